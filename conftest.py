@@ -44,7 +44,6 @@ GROUPS = {
     r"|wings/\w+/tests/test_on_ranks",
     "slurm": r"tests/slurm/",
     "faults": r"tests/(faults/|hybrid/training/test_auto_resume)",
-    "two hosts": r"tests/hybrid/ranks/test_two_hosts",
     "": r"tests/(hybrid/(training/test_(alone|trainer)|ranks/test_stopping)|test_settings_act)",
 }
 """What one worker does, and first of all: each group shares what is slow to start, as a cluster.

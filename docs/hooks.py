@@ -1,5 +1,5 @@
-"""What the site has beside the pages: README and other files of the root, the commands' help, the
-job scripts; and how the page of the API shows settings."""
+"""What the site has beside the pages: README and other files of the root, the commands'
+help; and how the page of the API shows settings."""
 
 from __future__ import annotations
 
@@ -50,14 +50,7 @@ def on_files(files: Files, config: Any) -> Files:
     for page, source in ROOTED.items():
         content = (ROOT / source).read_text().replace("](docs/", "](")
         files.append(File.generated(config, page, content=content))
-    for script in sorted((ROOT / "jobs").iterdir()):
-        files.append(File.generated(config, f"jobs/{script.name}", content=script.read_text()))
     return files
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to the job scripts lead to their copies."""
-    return markdown.replace("](../jobs/", "](jobs/")
 
 
 class PlainFields(Extension):

@@ -47,7 +47,7 @@ ROOMS = (
     *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
     *("hybrid.networks", "hybrid.links", "hybrid.data", "hybrid.networks.models"),
     "hybrid.settings",
-    *("hybrid.registries", "hybrid.errors", "hybrid.orphans", "hybrid.reading"),
+    *("hybrid.registries", "hybrid.errors", "hybrid.data.orphans", "hybrid.files"),
     "solvers",
     *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed", "solvers.sync"),
     "solvers.registry",
@@ -155,12 +155,11 @@ def test_a_method_is_named_in_its_own_file_and_the_registry_alone():
 
 READS = {"open", "fdopen", "read_text", "read_bytes", "fromfile", "load_file", "safe_open"}
 READERS = {
-    "hybrid.reading": "the one way",
+    "hybrid.files": "the one way",
     "hybrid.data.files": "the user's own images",
     "hybrid.bench.measure": "/proc",
     "hybrid.bench.report": "/proc",
     "hybrid.doctor.storage": "/proc",
-    "hybrid.folder.origin": "this package's own repository",
     "hybrid.ranks.launcher": "/proc",
     "hybrid.ranks.slurm": "a template of this package",
     "hybrid.ranks.stopping": "/proc",
@@ -173,15 +172,8 @@ OTHERWISE = {
     ("hybrid.data.generated", "digits"): "this package's images",
     ("hybrid.errors", "silence"): "writes to nowhere",
     ("hybrid.folder.board", "__init__"): "a new file",
-    ("hybrid.folder.files", "write_durably"): "a new file",
-    ("hybrid.folder.files", "sync"): "a folder",
-    ("hybrid.folder.files", "_copy"): "moves what it has found to be a regular file",
-    ("hybrid.folder.lock", "__init__"): "a new file",
-    ("hybrid.folder.lock", "_copy"): "a new file, of its own other one",
-    ("hybrid.folder.lock", "_touched_at"): "looks for a file's time, and reads nothing",
-    ("hybrid.folder.lock", "_without_waiting"): "looks for a file's time, and reads nothing",
-    ("hybrid.folder.lock", "_boot"): "/proc",
-    ("hybrid.folder.lock", "_started_at"): "/proc",
+    ("hybrid.folder.lock", "_locked_file"): "a regular file of its own, to write",
+    ("hybrid.folder.runfolder", "commit"): "this package's own repository",
     ("hybrid.folder.runfolder", "open"): "writes at the end of a file that was just made",
 }
 """Functions that open a file by other means, and why."""
@@ -206,4 +198,4 @@ def is_folder(method):
 def test_what_others_may_have_put_somewhere_is_read_in_one_way():
     """Else a pipe hangs a command, a hole takes the memory, and a link shows another's file."""
     found = {one for module in ALL if module not in READERS for one in opening(module)}
-    assert found == OTHERWISE.keys(), "read it by hybrid.reading"
+    assert found == OTHERWISE.keys(), "read it by hybrid.files"

@@ -59,7 +59,9 @@ def test_no_source_can_run_what_a_file_holds(path):
     # a user's data set goes to its own worker processes, through no file
     allowed += ["multiprocessing.get_context"] * (path.name == "fetching.py")
     # a worker asks which process it works for
-    allowed += ["multiprocessing.parent_process"] * (path == ROOT / "hybrid" / "orphans.py")
+    allowed += ["multiprocessing.parent_process"] * (
+        path == ROOT / "hybrid" / "data" / "orphans.py"
+    )
     assert faults(ast.parse(path.read_text())) == allowed
 
 

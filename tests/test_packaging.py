@@ -1,4 +1,4 @@
-"""The wheel has all that the command needs, away from the sources; job scripts come with it."""
+"""The wheel has all that the command needs, away from the sources; job scripts are made by it."""
 
 import os
 import re
@@ -10,9 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from answers import assert_one_line, output
 
-from hybrid.folder.origin import DISTRIBUTION
+from hybrid.folder.runfolder import DISTRIBUTION
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,14 +26,6 @@ def test_the_name_that_is_installed_is_the_one_that_is_advised():
     ]:
         for name in re.findall(r"pip install '([\w-]+)\[", path.read_text()):
             assert name == DISTRIBUTION, path
-
-
-def test_job_scripts_are_written_and_nothing_over_others(hybrid, tmp_path):
-    output(hybrid("jobs", tmp_path / "scripts"))
-    found = {path.name: path.read_bytes() for path in (tmp_path / "scripts").iterdir()}
-    assert found == {path.name: path.read_bytes() for path in (ROOT / "jobs").iterdir()}
-    assert os.access(tmp_path / "scripts" / "chain.sh", os.X_OK)
-    assert_one_line(hybrid("jobs", tmp_path / "scripts"), "already has chain.sh", "another folder")
 
 
 @pytest.fixture
@@ -103,5 +94,5 @@ def test_the_wheel_works_away_from_the_sources(wheel, tmp_path):
     run(command, "report", "run")
     assert (tmp_path / "run" / "report" / "index.html").exists()
     assert "augmented-lagrangian" in run(command, "list", "solvers")
-    run(command, "jobs", "scripts")
-    assert (tmp_path / "scripts" / "train.sbatch").exists()
+    submit = ("submit", "run/config.toml", "--nodes", "1", "--ranks-per-node", "1", "--dry-run")
+    assert "#SBATCH" in run(command, *submit)

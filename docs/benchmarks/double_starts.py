@@ -4,7 +4,7 @@
 
 By turns: both resume; one resumes, one starts anew; both resume, one with another learning rate;
 both with --auto-resume, as job scripts do; the same in containers of their own, whose processes the
-other cannot see, so that only heartbeats tell; submitted twice to a Slurm of this machine.
+other cannot see.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 os.environ["PYTHONPATH"] = str(ROOT)
 
 from hybrid.folder import checkpoint  # noqa: E402
-from tests.faults.cluster import slurm  # noqa: E402
 
 COMMON = (
     *("--data", "digits", "--batch-size", "32", "--set", "train.threads=1"),
@@ -41,7 +40,6 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "resume, resume --lr 0.3": (("--resume",), ("--resume", "--lr", "0.3")),
     "auto-resume, auto-resume": (("--auto-resume",), ("--auto-resume",)),
     "resume, resume, containers": (("--resume",), ("--resume",)),
-    "submit, submit": (("--auto-resume",), ("--auto-resume",)),
 }
 HIDDEN = ("unshare", "--pid", "--fork", "--mount-proc", "--uts")
 
@@ -88,27 +86,10 @@ def _last_word(lines: list[str]) -> str:
     return (told or ["went on"])[-1]
 
 
-def submitted(out: Path) -> list[tuple[int, str]]:
-    """Likewise, of two jobs of one script."""
-    cluster = slurm()
-    assert cluster is not None, "there is no Slurm here"
-    words = ("--ranks-per-node", 1, "--cpus-per-rank", 1, "--gpus-per-rank", 0, "--nodes", 2)
-    more = ("--set", f"train.epochs={EPOCHS}", "--out", out)
-    jobs = [
-        cluster("hybrid", "submit", out / "config.toml", *words, *more).strip() for _ in range(2)
-    ]
-    found = []
-    for job in jobs:
-        ended = cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", seconds=200)
-        log = out.with_name(f"{out.name}-{job}.out").read_text().splitlines()
-        found.append((int(ended["JobState"] != "COMPLETED"), _last_word(log)))
-    return found
-
-
 def one(kind: str, number: int, first: Path, wanted: Path, folder: Path) -> dict[str, Any]:
     out = folder / f"run-{number}"
     shutil.copytree(first, out)
-    ends = submitted(out) if "submit" in kind else started(kind, out, Random(number))
+    ends = started(kind, out, Random(number))
     went_on = sum(status == 0 and "stays as it is" not in said for status, said in ends)
     changed = "--lr" in kind and ends[1][0] == 0  # the one with another rate was first
     same = changed or (digests(out) == digests(wanted) and steps(out) == steps(wanted))

@@ -23,9 +23,9 @@ from time import monotonic, sleep
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.faults.__main__ import facts  # noqa: E402
 from tests.faults.kinds import lines_of  # noqa: E402
 from tests.faults.processes import Job  # noqa: E402
-from tests.faults.table import facts  # noqa: E402
 from tests.faults.training import Training  # noqa: E402
 
 Victim = Callable[[Job], int]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import struct
 from collections import ChainMap
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -18,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hybrid.bench.loops import TorchContender, on_cpu, prepared
 from hybrid.bench.measure import CPU
+from hybrid.networks.models import Chain
 from hybrid.networks.partition import split
-from hybrid.networks.units import BlockModule, Chain
-from hybrid.ranks.hosts import interfaces
+from hybrid.networks.segments import BlockModule
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Batch
 from hybrid.solvers.base import Shape
@@ -257,3 +260,14 @@ def _in_memory_order(operations: list[dist.P2POp], sends: bool) -> list[dist.P2P
         # what is received is not made contiguous: a copy would receive what nobody reads
         operation.tensor = tensor.contiguous() if sends else tensor
     return operations
+
+
+def interfaces() -> dict[str, str]:
+    """The IPv4 address of every network interface that has one, by the interface's name."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                answer = fcntl.ioctl(asked, 0x8915, struct.pack("256s", name.encode()))
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hybrid.bench.measure import Runs, Speed, fastest
-from hybrid.folder.files import write_atomically
+from hybrid.files import write_atomically
 
 
 def machine() -> dict[str, Any]:

@@ -1,21 +1,18 @@
-"""`hybrid doctor`, `submit` and `jobs`: is a machine ready, and jobs for Slurm."""
+"""`hybrid doctor` and `submit`: is a machine ready, and jobs for Slurm."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hybrid.cli.options import AnyOther, Model, first_says, flag, now, overrides
-from hybrid.errors import tell
+from hybrid.cli.options import AnyOther, Model, flag, now, overrides
 from hybrid.ranks import launch
 
 commands = typer.Typer()
-JOBS = Path(__file__).parents[1] / "jobs"
 
 
 @commands.command(epilog="Example: mpirun -n 2 hybrid doctor --out /scratch/me/runs")
@@ -38,9 +35,9 @@ def submit(
     config: Annotated[
         Path, typer.Argument(help="TOML file of settings; the job reads it when it starts.")
     ],
-    nodes: Annotated[int, typer.Option(help="Number of nodes.")],
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")],
     ranks_per_node: Annotated[
-        int, typer.Option(help="MPI ranks on each node; a rank has one block.")
+        int, typer.Option(min=1, help="MPI ranks on each node; a rank has one block.")
     ],
     model: Model = None,
     data: Annotated[str | None, flag("data")] = None,
@@ -48,9 +45,11 @@ def submit(
     replicas: Annotated[int | None, flag("replicas")] = None,
     gpus_per_rank: Annotated[
         int | None,
-        typer.Option(help="GPUs for each rank; 0: none.  [default: 1; 0 if train.device is cpu]"),
+        typer.Option(
+            min=0, help="GPUs for each rank; 0: none.  [default: 1; 0 if train.device is cpu]"
+        ),
     ] = None,
-    cpus_per_rank: Annotated[int, typer.Option(help="Cores and threads for each rank.")] = 8,
+    cpus_per_rank: Annotated[int, typer.Option(min=1, help="Cores and threads for each rank.")] = 8,
     time: Annotated[
         str, typer.Option(help="Time limit of a job: minutes, HH:MM:SS or D-HH:MM:SS.")
     ] = "04:00:00",
@@ -59,7 +58,7 @@ def submit(
         typer.Option(metavar="SEEDS", help="One job for each seed, as 0,1,2 or 0-4, in OUT-seedS."),
     ] = "",
     max_requeues: Annotated[
-        int, typer.Option(help="How often a job may continue after its time limit.")
+        int, typer.Option(min=0, help="How often a job may continue after its time limit.")
     ] = 20,
     partition: Annotated[str, typer.Option(help="Partition of the cluster.")] = "",
     account: Annotated[str, typer.Option(help="Account that is charged.")] = "",
@@ -101,33 +100,9 @@ def submit(
     own = [f"{dotted}={name}" for dotted, name in named.items() if name is not None]
     asked |= {"gpus_per_rank": gpus_per_rank, "settings": (*own, *(set_ or ()))}
     request = slurm.Request(**asked)  # type: ignore[arg-type]
-    notices = slurm.check_grid(resolved.split, request)
-    slurm.check_setup(setup)
-    for notice in notices:
-        tell(f"hybrid: {notice}")
+    slurm.check_grid(resolved.split, request)
     if dry_run:
         typer.echo(slurm.script(request), nl=False)
         return
     typer.echo(slurm.submit(request))
     typer.echo(f"script {request.file}", err=True)
-
-
-@commands.command(epilog="Example: hybrid jobs scripts")
-def jobs(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder for the scripts, which is made if it is missing.")
-    ],
-) -> None:
-    """Copy Slurm scripts into a folder, to be edited by hand; no file is overwritten."""
-
-    def written() -> str:
-        found = sorted(path for path in JOBS.iterdir() if path.suffix in (".sbatch", ".sh"))
-        there = [path.name for path in found if (folder / path.name).exists()]
-        if there:
-            raise ValueError(f"{folder} already has {', '.join(there)}: choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in found:
-            shutil.copy(path, folder)
-        return f"wrote {', '.join(path.name for path in found)} to {folder}"
-
-    first_says(written)

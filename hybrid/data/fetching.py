@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from hybrid.data.orphans import end_with_parent
 from hybrid.errors import format_error, one_line
-from hybrid.orphans import end_with_parent
 
 WorkerKind = Literal["thread", "forkserver"]
 Collate = Callable[[list[Any]], Any]

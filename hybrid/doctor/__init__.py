@@ -19,7 +19,7 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
     """
     named = data is not None or bool(os.environ.get("HYBRID_DATA"))
     data = data or Path(os.environ.get("HYBRID_DATA") or "~/.cache/hybrid").expanduser()
-    comm, here = launch.communicator(), launch.ranks()
+    comm = launch.communicator()
     mine = cores.here(), versions.installed(), storage.readable(data)
     everyone = [mine] if comm is None else comm.allgather(mine)
     places, installed, read = zip(*everyone, strict=True)
@@ -28,7 +28,6 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
         mpi.mpirun,
         mpi.library,
         mpi.killed,
-        lambda: mpi.hosts(here.heartbeat if here else None),
         mpi.shared_memory,
         cores.cores,
         cores.gpus,

@@ -22,7 +22,9 @@ def slurm(environment: Mapping[str, str]) -> list[Finding]:
     settings = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", configuration, re.MULTILINE))
     requeue, pmix = Finding("requeue", "allowed"), Finding("PMIx", "srun has none: use mpirun")
     if settings.get("JobRequeue", "1") != "1":
-        remedy = "if jobs with --requeue are not requeued either: jobs/chain.sh, --max-requeues 0"
+        remedy = (
+            "if jobs with --requeue are not requeued either: --max-requeues 0 and a chain of jobs"
+        )
         requeue = Finding("requeue", "not the default (JobRequeue=0); scripts ask for it", remedy)
     if kinds := re.findall(r"\bpmix(?:_v\d+)?\b", said("srun", "--mpi=list") or ""):
         listed = ", ".join(sorted(set(kinds) - {"pmix"})) or "pmix"
@@ -67,7 +69,7 @@ def job(environment: Mapping[str, str]) -> list[Finding]:
 def signal(script: str) -> Finding:
     """The signal that the batch script asks for."""
     asked = re.search(r"^#SBATCH\s+(?:--signal[= ]|-s\s*)(\S+)", script, re.MULTILINE)
-    remedy = f"#SBATCH --signal=B:USR1@{SIGNAL_SECONDS} and a trap, as in jobs/train.sbatch"
+    remedy = f"#SBATCH --signal=B:USR1@{SIGNAL_SECONDS} and a trap, as hybrid submit writes"
     if asked is None:
         return Finding(
             "signal", "none asked for: the last steps are lost at the time limit", remedy

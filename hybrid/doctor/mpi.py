@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hybrid.doctor.finding import Finding, said
 from hybrid.ranks import launch
-from hybrid.ranks.heartbeat import TIMEOUT_VARIABLE, Heartbeat
 
 LEAST_SHARED_BYTES = 256 << 20
 _FILES = "PRTE_MCA_prte_tmpdir_base"
@@ -86,20 +85,6 @@ def ranks_found(started: int, found: int) -> Finding:
     remedy = "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
     text = f"{started} started, {found} in MPI"
     return Finding("ranks", text, "" if started == found else remedy)
-
-
-def hosts(heartbeat: Heartbeat | None) -> list[Finding]:
-    """Whether the failure of another host would be noticed."""
-    if heartbeat is None or heartbeat.num_hosts == 1:
-        return []
-    if not heartbeat.timeout:
-        remedy = f"unset {TIMEOUT_VARIABLE} to notice a failure"
-        return [Finding("hosts", "none is watched", remedy)]
-    if names := ", ".join(heartbeat.unwatched):
-        remedy = "let the firewall pass TCP between nodes, or a job waits where one of them fails"
-        return [Finding("hosts", f"no connection between rank 0 and {names}", remedy)]
-    text = f"{heartbeat.num_hosts}, each given up after {heartbeat.timeout} s of silence"
-    return [Finding("hosts", text)]
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:

@@ -83,7 +83,7 @@ def homes(environment: Mapping[str, str], mounts: Path = MOUNTS) -> list[Finding
     scratch = environment.get("TMPDIR") or "/tmp"
     checks = [
         ("Python", next(iter(site.getsitepackages()), "/"), python),
-        # unset, a private folder in TMPDIR (hybrid.ranks.caches)
+        # unset, a private folder in TMPDIR (hybrid.ranks.launch)
         ("CuPy cache", environment.get("CUPY_CACHE_DIR", scratch), "unset CUPY_CACHE_DIR"),
         ("TMPDIR", scratch, f"{on_node} TMPDIR=/tmp"),
     ]

@@ -4,7 +4,7 @@ import platform
 from collections.abc import Sequence
 
 from hybrid.doctor.finding import Finding
-from hybrid.folder.origin import DISTRIBUTION, version_of
+from hybrid.folder.runfolder import DISTRIBUTION, version_of
 
 PACKAGES = ("hybrid", "torch", "numpy", "mpi4py", "cupy")
 """What a run needs or may have; some are installed under other names."""

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
-from tensorboardX.proto.tensor_pb2 import TensorProto
+from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 
 from hybrid.errors import one_line, silence
@@ -47,11 +46,6 @@ class Board:
         if self._records is not None:
             self.notice = self._guarded(self._add, line)
 
-    def text(self, tag: str, content: str) -> None:
-        """Write a text about the whole run, which is shown as it is."""
-        if self._records is not None:
-            self.notice = self._guarded(self._text, tag, content)
-
     def close(self) -> None:
         """Write what is left."""
         if self._records is not None:
@@ -83,16 +77,6 @@ class Board:
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self._records.flush()
             self._flushed = time.monotonic()
-
-    def _text(self, tag: str, content: str) -> None:
-        shown = "\n".join(f"    {line}" for line in content.splitlines())  # Markdown, for code
-        plugin = SummaryMetadata.PluginData(plugin_name="text")
-        value = Summary.Value(
-            tag=tag,
-            metadata=SummaryMetadata(plugin_data=plugin),
-            tensor=TensorProto(dtype="DT_STRING", string_val=[shown.encode()]),
-        )
-        self._write(Event(step=0, summary=Summary(value=[value])))
 
     def _write(self, event: Event) -> None:
         event.wall_time = time.time()

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,10 +17,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hybrid.folder.files import move, remove, write_durably
-from hybrid.folder.manifest import MOST_BYTES, Files, check
+from hybrid.files import read_whole, remove, write_durably
+from hybrid.folder.manifest import MOST_BYTES, Files, RunPosition, check
 from hybrid.networks.units import Unit
-from hybrid.reading import read_whole
 from hybrid.solvers.blocks.optimizer_state import from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.state import entries
 
@@ -62,17 +64,15 @@ def complete(root: Path) -> list[Path]:
 def recover(root: Path) -> list[str]:
     """Rename whole checkpoints whose last rename was interrupted; give a notice for each.
 
-    `.STEP.TOKEN.partial` is whole once it has its manifest, which is written last. A replaced one,
-    `.STEP.TOKEN.replaced`, is restored only if no other has taken its place.
+    `.STEP.TOKEN.partial` is whole once it has its manifest, which is written last.
     """
     notices = []
-    for kind in ("partial", "replaced"):
-        for found in sorted(root.glob(f".[0-9]*.{kind}")):
-            final = root / found.name.split(".")[1]
-            if _is_whole(found) and not (final / MANIFEST).is_file():
-                remove(final)  # what is left of one that was being removed
-                move(found, final, MANIFEST)
-                notices.append(f"{final} was whole under another name, {found.name}")
+    for partial in sorted(root.glob(".[0-9]*.partial")):
+        final = root / partial.name.split(".")[1]
+        if _is_whole(partial) and not (final / MANIFEST).is_file():
+            remove(final)  # what is left of one that was being removed
+            os.replace(partial, final)
+            notices.append(f"{final} was whole under another name, {partial.name}")
     return notices
 
 
@@ -87,11 +87,30 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def clear_partial(root: Path) -> None:
-    """Remove what interrupted writes have left below `root`."""
-    for kind in ("partial", "replaced", "dropped"):
-        for left in root.glob(f".[0-9]*.{kind}"):
-            remove(left)
+def best(folders: Iterable[Path]) -> Path | None:
+    """The checkpoint of a run with the best test metric; None without one.
+
+    `folders` are its checkpoints, oldest first. A checkpoint counts if its own weights were tested.
+    Of equal ones the first is the best.
+    """
+    scores: dict[Path, float] = {}
+    for folder in folders:
+        with suppress(ValueError, OSError):  # a damaged checkpoint does not count
+            body = read_manifest(folder)
+            check(RunPosition, body, folder / MANIFEST)
+            value = score(body["tested"]) if body["tested_step"] == body["step"] else None
+            if value is not None:
+                scores[folder] = value
+    return max(scores, key=scores.__getitem__) if scores else None
+
+
+def score(results: Mapping[str, Any]) -> float | None:
+    """A number that is larger for better test metrics: the accuracy, else minus the loss."""
+    for key, sign in (("accuracy", 1), ("loss", -1)):
+        value = results.get(key)
+        if isinstance(value, int | float):
+            return sign * value if isfinite(value) else None
+    return None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -2,28 +2,33 @@
 
 import json
 import os
+import platform
+import shlex
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, distribution, version
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from hybrid.folder import checkpoint, traces
-from hybrid.folder.board import Board
-from hybrid.folder.files import (
+from hybrid.files import (
+    MOST_OF_LINES,
     check_file,
     check_folder,
     check_link,
     free_name,
-    move,
     naming,
+    read_lines,
+    read_whole,
     remove,
     write_atomically,
 )
+from hybrid.folder import checkpoint, traces
+from hybrid.folder.board import Board
 from hybrid.folder.lock import Lock, check_owner
-from hybrid.folder.origin import origin
-from hybrid.reading import MOST_OF_LINES, read_lines, read_whole
 
 MOST_BYTES = 1 << 24
 """The largest summary, and the largest file of starts, that is read.
@@ -33,6 +38,10 @@ A summary of a thousand ranks has 0.3 MB, a start of 4,096 ranks 0.06.
 MOST_STARTS = 250
 """The starts that are kept, the newest ones."""
 _FILES = ("config.toml", "starts.jsonl", "metrics.jsonl", "summary.json", "trace.json")
+DISTRIBUTION = "hybrid-blocks"
+"""This package's name where packages are installed from."""
+PACKAGES = ("torch", "numpy", "safetensors", "mpi4py", "cupy-cuda12x", "cupy-cuda13x")
+"""The packages that the bits of a run may depend on."""
 
 
 class RunFolder:
@@ -91,17 +100,20 @@ class RunFolder:
         aside.mkdir()
         for name in (*_FILES, "checkpoints", "events", traces.FOLDER, "report"):
             if os.path.lexists(self.path / name):
-                move(self.path / name, aside / name)
+                os.replace(self.path / name, aside / name)
         return aside
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint."""
-        found = checkpoint.complete(self.checkpoints)
-        return found[-1] if found else None
+        return next(reversed(checkpoint.complete(self.checkpoints)), None)
 
     def summary(self) -> dict[str, Any] | None:
         """The content of summary.json, which a run that has ended leaves; None without it."""
-        return self._read("summary.json")
+        try:
+            content = json.loads(read_whole(self.path / "summary.json", MOST_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return content if isinstance(content, dict) else None
 
     def confirm(self) -> None:
         """Touch the summary of a run that had ended before, for programs that watch it."""
@@ -141,23 +153,17 @@ class RunFolder:
         `rollbacks` is the number of roll-backs before it, `hosts` are the hosts of the ranks.
         """
         self.check_owner()
-        checkpoint.clear_partial(self.checkpoints)
-        for folder in (self.path, self.path / traces.FOLDER):
-            for left in folder.glob(".*.partial"):
-                remove(left)
+        for folder in (self.path, self.path / traces.FOLDER, self.checkpoints):
+            for partial in folder.glob(".*.partial"):  # of a killed run
+                remove(partial)
         write_atomically(self.path / "config.toml", config)
-        starts = self.path / "starts.jsonl"
-        before = self._lines("starts.jsonl", MOST_BYTES) if from_step else ()
-        earlier = "".join(deque(before, MOST_STARTS - 1))
-        write_atomically(starts, f"{earlier}{json.dumps(origin(hosts, from_step))}\n")
+        starts = deque(self._lines("starts.jsonl", MOST_BYTES) if from_step else (), MOST_STARTS)
+        starts.append(json.dumps(origin(hosts, from_step)) + "\n")
+        write_atomically(self.path / "starts.jsonl", "".join(starts))
         (self.path / "summary.json").unlink(missing_ok=True)
-        metrics = self.path / "metrics.jsonl"
-        write_atomically(
-            metrics, "".join(_course(self._lines("metrics.jsonl"), from_step, rollbacks))
-        )
-        self._metrics = metrics.open("a", buffering=1)
+        self._write_course(from_step, rollbacks)
+        self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
         self._board = Board(self.events, from_step)
-        self._board.text("config.toml", config)
 
     def rewind(self, to_step: int) -> None:
         """Continue after step `to_step`, to which the run was rolled back.
@@ -180,8 +186,7 @@ class RunFolder:
     def notice(self) -> str:
         """A warning for the user about what cannot be written, given once; else empty."""
         notice = "" if self._board is None else self._board.notice
-        if notice:
-            self._board = None
+        self._board = None if notice else self._board
         return notice
 
     def close(self, summary: Mapping[str, Any] | None) -> None:
@@ -195,9 +200,7 @@ class RunFolder:
         if self._board is not None:
             self._board.close()
         if summary is not None:
-            write_atomically(
-                self.path / "metrics.jsonl", "".join(_course(self._lines("metrics.jsonl")))
-            )
+            self._write_course()
             write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
 
     def _check_before_writing(self) -> None:
@@ -209,13 +212,10 @@ class RunFolder:
                 self._board.discard()
             raise
 
-    def _read(self, name: str) -> dict[str, Any] | None:
-        """The object in a file; None where it cannot be read."""
-        try:
-            found = json.loads(read_whole(self.path / name, MOST_BYTES))
-        except (OSError, ValueError, RecursionError):
-            return None
-        return found if isinstance(found, dict) else None
+    def _write_course(self, last_step: float = inf, most_rollbacks: float = inf) -> None:
+        """Write the lines of metrics again that are of the run's present course."""
+        lines = _course(self._lines("metrics.jsonl"), last_step, most_rollbacks)
+        write_atomically(self.path / "metrics.jsonl", "".join(lines))
 
     def _lines(self, name: str, most: int = MOST_OF_LINES) -> Iterator[str]:
         """The whole lines of a file of at most so many bytes, if there is one."""
@@ -224,7 +224,7 @@ class RunFolder:
         return (line.decode(errors="replace") for line in whole if line.endswith(b"}\n"))
 
 
-def _course(lines: Iterable[str], last_step: float = inf, most_rollbacks: float = inf) -> list[str]:
+def _course(lines: Iterable[str], last_step: float, most_rollbacks: float) -> list[str]:
     """The lines that led to `last_step`, without those that roll-backs have discarded."""
     kept: list[tuple[int, str]] = []
     rollbacks = 0
@@ -243,3 +243,45 @@ def _course(lines: Iterable[str], last_step: float = inf, most_rollbacks: float 
             kept = [one for one in kept if one[0] <= step]
         kept.append((step, line))
     return [line for step, line in kept if step <= last_step]
+
+
+def origin(hosts: Sequence[str], step: int) -> dict[str, Any]:
+    """The origin, for JSON, of a run that starts at `step` on ranks of these hosts, in order."""
+    return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "step": step,
+        "command": shlex.join(sys.argv),
+        "hosts": list(hosts),
+        "version": version_of(DISTRIBUTION),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "packages": {name: known for name in PACKAGES if (known := version_of(name))},
+        "system": platform.platform(),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+    }
+
+
+def commit() -> str | None:
+    """The commit of this package's sources, if they are in a repository or pip knows it."""
+    with suppress(PackageNotFoundError, OSError, ValueError, AttributeError):
+        installed = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+        if found := installed.get("vcs_info", {}).get("commit_id"):
+            return str(found)
+    git = Path(__file__).parents[2] / ".git"
+    # read by hand: MPI libraries may not survive a fork
+    with suppress(OSError, ValueError):
+        head = (git / "HEAD").read_text().strip()
+        ref = head.partition("ref: ")[2]
+        if not ref or (git / ref).is_file():
+            return (git / ref).read_text().strip() if ref else head
+        packed = (git / "packed-refs").read_text().split()
+        return packed[packed.index(ref) - 1]
+    return None
+
+
+def version_of(name: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

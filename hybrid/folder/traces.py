@@ -20,9 +20,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hybrid.folder.files import check_folder, write_atomically
+from hybrid.files import check_folder, read_lines, write_atomically
 from hybrid.folder.manifest import Count, Part
-from hybrid.reading import read_lines
 
 FOLDER = "traces"
 MOST_BYTES = 1 << 26

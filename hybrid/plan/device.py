@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 
-from hybrid.folder.files import write_atomically
+from hybrid.files import write_atomically
 from hybrid.links import Network
 from hybrid.networks.costs import Moved, Passes, count_moved, survival_rate
 from hybrid.networks.units import Unit

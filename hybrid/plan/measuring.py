@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hybrid.errors import one_line
-from hybrid.folder.files import check_place
+from hybrid.files import check_place
 from hybrid.method.blocks import make_optimizer, placed
 from hybrid.networks.costs import count_moved
 from hybrid.networks.units import Unit

@@ -5,15 +5,18 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import stat
 import sys
+import tempfile
 from contextlib import nullcontext
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid.errors import one_line
 from hybrid.links.communicator import Communicator, MpiCommunicator
-from hybrid.ranks import pmix, stopping
-from hybrid.ranks.heartbeat import Heartbeat
+from hybrid.ranks import stopping
+from hybrid.ranks.launcher import end_with_launcher
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +98,6 @@ class Ranks(NamedTuple):
     local_size: int
     sharing: int
     """Ranks of its host that may use exactly the same cores; a launcher that binds leaves 1."""
-    heartbeat: Heartbeat | None = None
     joined_by: str = "mpi"
     """The links that joined them, whose kind is what links.kind=auto means."""
 
@@ -122,18 +124,18 @@ def ranks() -> Ranks | None:
     with stopping.meeting() if by_mpi is None else nullcontext():
         comm = by_mpi or _of_torch(size)
         mates = comm.host_ranks()
-        heartbeat = Heartbeat(comm, mates)
+    end_with_launcher(speaks=comm.rank == mates[0])
     _abort_on_exceptions(comm)
     cores = comm.allgather(sorted(os.sched_getaffinity(0)))
     sharing = [cores[mate] for mate in mates].count(cores[comm.rank])
-    atexit.register(_leave, heartbeat, comm)
+    atexit.register(_leave, comm)
     joined_by = "mpi" if by_mpi else "torch"
-    return Ranks(comm, mates.index(comm.rank), len(mates), sharing, heartbeat, joined_by)
+    return Ranks(comm, mates.index(comm.rank), len(mates), sharing, joined_by)
 
 
-def _leave(heartbeat: Heartbeat, comm: Communicator) -> None:
+def _leave(comm: Communicator) -> None:
     """All ranks end together, so that none takes the end of another for a loss."""
-    heartbeat.stop()
+    comm.barrier()
     comm.close()
 
 
@@ -163,8 +165,33 @@ def _of_mpi(size: int) -> Communicator | None:
             f"the launcher started {size} ranks but MPI sees {MPI.COMM_WORLD.size}: use mpirun of "
             "the MPI library that mpi4py is built for, srun or torchrun"
         )
-    pmix.wait_for_all()
+    wait_for_all()
     return MpiCommunicator(MPI.COMM_WORLD.Dup())
+
+
+_PMIX = "libpmix.so.2"
+_COLLECT, _BOOL = b"pmix.collect", ctypes.c_uint16(1)
+_INFO_BYTES = 1024
+"""More than a pmix_info_t has: a key of 512 bytes, flags and a value."""
+
+
+def wait_for_all() -> None:
+    """Return once every rank of the job has called this; at once where MPI does without PMIx.
+
+    Called between MPI_Init and the first message. Open MPI 5 takes messages while it waits in
+    MPI_Init's last fence, and one that meets a rank there ends it with a segmentation fault
+    (open-mpi/ompi, issue 12495). Ranks leave that fence one after another, and under srun it does
+    not hold them at all: a fence that collects no data passes Slurm's plug-in at once, whatever
+    its PMIxFenceBarrier says (22.05). This one collects.
+    """
+    try:
+        library = ctypes.CDLL(_PMIX, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        load, fence = library.PMIx_Info_load, library.PMIx_Fence
+    except (OSError, AttributeError):  # another MPI, or a PMIx without these
+        return
+    info, yes = ctypes.create_string_buffer(_INFO_BYTES), ctypes.c_bool(True)
+    load(info, _COLLECT, ctypes.byref(yes), _BOOL)
+    fence(None, ctypes.c_size_t(0), info, ctypes.c_size_t(1))
 
 
 def _of_torch(size: int) -> Communicator:
@@ -249,6 +276,33 @@ def keep_memory() -> None:
         libc.mallopt(m_mmap_threshold, 1 << 30)
         libc.mallopt(m_trim_threshold, (1 << 31) - 1)
         libc.mallopt(m_top_pad, 1 << 26)
+
+
+_CACHES = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "CUPY_CACHE_DIR": "cupy",
+}
+"""The caches of compilers, whose content is executed when it is found again."""
+
+
+def keep_caches_private() -> None:
+    """Let torch.compile and CuPy store code in folders that only this user can write to.
+
+    The folders are in `hybrid-UID` of TMPDIR: on the node, not in the home. Variables that are set
+    already stay. Raises ValueError if that folder belongs to, or can be written by, another user.
+    """
+    folder = Path(tempfile.gettempdir(), f"hybrid-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not own or status.st_mode & 0o077:
+        raise ValueError(
+            f"{folder} is not a folder that you alone can write to, and compiled code would be run "
+            "from it: remove it, or set TMPDIR to a folder of your own"
+        )
+    for variable, name in _CACHES.items():
+        os.environ.setdefault(variable, str(folder / name))
 
 
 def _abort_on_exceptions(comm: Communicator) -> None:

@@ -6,10 +6,9 @@ import hashlib
 import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from threading import Timer
 from time import monotonic, sleep
@@ -18,7 +17,6 @@ from typing import Any
 from hybrid.errors import one_line, tell
 from hybrid.links.communicator import TorchCommunicator
 from hybrid.ranks import stopping
-from hybrid.ranks.launcher import outside_the_rank
 
 MEETING_SECONDS = 300.0
 """Within which all ranks must have started: their imports may take minutes on a busy disk."""
@@ -63,10 +61,12 @@ def of_torchrun(rank: int, size: int) -> TorchCommunicator:
 def of_slurm(rank: int, size: int) -> TorchCommunicator:
     """The ranks of srun, which meet on the step's first host, at a port made of its number.
 
-    MeetingError if they do not.
+    MASTER_ADDR names that host where its name in Slurm is none of the network's. MeetingError if
+    they do not meet.
     """
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
-    return _met(address_of(first_host(nodes)), _slurm_port(), rank == 0, rank, size)
+    host = os.environ.get("MASTER_ADDR") or first_host(nodes)
+    return _met(host, _slurm_port(), rank == 0, rank, size)
 
 
 def _met(host: str, port: int, serves: bool, rank: int, size: int) -> TorchCommunicator:
@@ -89,12 +89,11 @@ def _met(host: str, port: int, serves: bool, rank: int, size: int) -> TorchCommu
     except (RuntimeError, ValueError) as error:
         raise unreachable(_cause(error)) from None
     try:
-        # what an earlier start of the same ranks has left there is of another prefix
+        # ranks of another job, and of an earlier start of this one, are behind other prefixes
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = c10d.PrefixStore(f"hybrid {restart}", shared)
+        store = c10d.PrefixStore(f"hybrid {identity()} {restart}", shared)
         _register(store, where, rank, size)
         _wait_for_all(store, where, rank, size)
-        _check_job(store, where, rank, size)
         return TorchCommunicator(store, rank, size)
     except RuntimeError as error:
         raise MeetingError(
@@ -123,13 +122,13 @@ def _ends_after(seconds: float, error: MeetingError) -> Iterator[None]:
 
 
 def _register(store: Any, where: str, rank: int, size: int) -> None:
-    """Show who this rank is."""
-    shown = f"{identity()} {_agent()} process {os.getpid()} on {socket.gethostname()}"
-    met = store.compare_set(f"rank {rank}", "", shown).decode()
-    if met != shown:
+    """Show that this rank is there."""
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    first = store.compare_set(f"rank {rank}", "", process).decode()
+    if first != process:
         raise MeetingError(
-            f"two processes are rank {rank} of {size} at {where}, {_process(met)} and "
-            f"{_process(shown)}: {_ANOTHER_JOB}",
+            f"two processes are rank {rank} of {size} at {where}, {first} and {process}: give "
+            "every job a MASTER_PORT of its own, or use torchrun --standalone",
             True,
         )
 
@@ -146,7 +145,7 @@ def _wait_for_all(store: Any, where: str, rank: int, size: int) -> None:
             f"come to {where}"
         )
         if waited > MEETING_SECONDS:
-            hint = "start as many as WORLD_SIZE says, or unset the launcher's variables"
+            hint = "start as many, with the same words, or unset the launcher's variables"
             raise MeetingError(f"{said} within {MEETING_SECONDS:g} s: {hint}", rank == first)
         if waited > PATIENCE_SECONDS and not told:
             told = True
@@ -155,31 +154,7 @@ def _wait_for_all(store: Any, where: str, rank: int, size: int) -> None:
         sleep(min(0.1, 0.002 + waited / 10))
 
 
-def _check_job(store: Any, where: str, rank: int, size: int) -> None:
-    """MeetingError unless all ranks are of one job: nothing is unpickled from one that is not."""
-    shown = [store.get(f"rank {r}").decode() for r in range(size)]
-    agents: dict[str, str] = {}
-    jobs = []
-    for each in shown:
-        job, agent, _ = each.split(" ", 2)
-        group, _, process = agent.partition("=")
-        jobs.append((job, agents.setdefault(group, process) == process))
-    other = next((r for r, job in enumerate(jobs) if job != jobs[0]), None)
-    if other is not None:
-        sleep(rank == 0)  # it may have the store, in which the others still read
-        raise MeetingError(
-            f"ranks 0 and {other} of {size} at {where} are of two jobs, {_process(shown[0])} and "
-            f"{_process(shown[other])}: {_ANOTHER_JOB}",
-            rank in (0, other),
-        )
-
-
 _LAUNCHERS = "use torchrun, mpirun or srun --mpi=pmix"
-_ANOTHER_JOB = "give every job a MASTER_PORT of its own, or use torchrun --standalone"
-
-
-def _process(shown: str) -> str:
-    return shown.split(" ", 2)[2]
 
 
 def _ranks(numbers: list[int]) -> str:
@@ -190,10 +165,10 @@ def _ranks(numbers: list[int]) -> str:
 def _cause(error: Exception) -> str:
     """The system's reason in an error of torch's, without its frames."""
     text = one_line(error)
-    found = re.search(r"errno: \d+ - ([^)]*)\)|message: ([^)]*)\)", text)
-    if found is not None:
-        return found[1] or found[2]
-    return "no answer" if "timed out" in text else text.partition(" Exception raised from")[0][:200]
+    if "timed out" in text:
+        return "no answer"
+    reason = re.search(r"errno: \d+ - ([^)]*)\)|message: ([^)]*)\)", text)
+    return (reason[1] or reason[2]) if reason else text.partition(" Exception raised")[0][:200]
 
 
 def _has_launcher() -> bool:
@@ -211,14 +186,6 @@ def identity() -> str:
     return hashlib.sha256("\0".join(facts).encode(errors="replace")).hexdigest()[:16]
 
 
-def _agent() -> str:
-    """GROUP=PROCESS of torchrun's agent, of which there is one for each group; else GROUP=."""
-    group = os.environ.get("GROUP_RANK", "0")
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return f"{group}="
-    return f"{group}={socket.gethostname()}/{outside_the_rank()}".replace(" ", "")
-
-
 def first_host(nodes: str) -> str:
     """The first name of one of Slurm's lists of hosts: of "gpu[07-09,12],x1" it is gpu07."""
     name, _, rest = nodes.partition("[")
@@ -226,20 +193,6 @@ def first_host(nodes: str) -> str:
         return nodes.partition(",")[0]
     numbers, _, suffix = rest.partition("]")
     return name + re.split("[-,]", numbers)[0] + suffix.partition(",")[0]
-
-
-def address_of(host: str) -> str:
-    """What to reach a host of Slurm's by: its name or, where that is Slurm's alone, its address."""
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        with suppress(OSError, subprocess.SubprocessError):
-            asked = ("scontrol", "show", "node", host)
-            told = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
-            if found := re.search(r"NodeAddr=(\S+)", told.stdout):
-                return found[1]
-        raise ValueError(f"no address is known of {host!r}, the first host of the step") from None
-    return host
 
 
 def _slurm_port() -> int:

@@ -1,19 +1,19 @@
 """A training as a Slurm batch script, which is requeued when its time limit has stopped it."""
 
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
 
-from hybrid.folder.files import write_atomically
+from hybrid.files import write_atomically
 from hybrid.links.grid import Grid
 from hybrid.settings.config import SplitSettings
 
 SIGNAL_SECONDS = 120
 """Seconds before its time limit at which a job is signaled; Slurm may be a minute early."""
 
+TEMPLATE = Path(__file__).parents[1] / "jobs" / "train.sbatch"
 LAUNCHERS = {
     # pe: the cores of a rank; the hosts come from Slurm
     "mpirun": "mpirun --map-by ppr:{ranks}:node:pe={cpus} --bind-to core",
@@ -52,12 +52,6 @@ class Request:
     """Chains of blocks; None: as the settings have it."""
 
     def __post_init__(self) -> None:
-        least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1, "replicas": 1}
-        for name in (*least, "gpus_per_rank", "max_requeues"):
-            value = getattr(self, name)
-            if value is not None and value < least.get(name, 0):
-                at_least = f"it must be at least {least.get(name, 0)}"
-                raise ValueError(f"--{name.replace('_', '-')} is {value}; {at_least}")
         for field in fields(self):
             value = getattr(self, field.name)
             for text in value if isinstance(value, tuple) else [str(value)]:
@@ -67,15 +61,8 @@ class Request:
             raise ValueError(f"--out is {str(self.out)!r}; Slurm's log needs a name, without \\")
         if self.launcher not in LAUNCHERS:
             raise ValueError(f"--launcher is {self.launcher!r}; choose {' or '.join(LAUNCHERS)}")
-        if seconds(self.time) <= SIGNAL_SECONDS:
-            raise ValueError(
-                f"--time is {self.time}, but a job is signaled {SIGNAL_SECONDS} seconds before its "
-                "end: ask for more"
-            )
-        _check_seeds(self.seeds)
-        if self.seeds and "train.seed" in (
-            text.partition("=")[0].strip() for text in self.settings
-        ):
+        names = [text.partition("=")[0].strip() for text in self.settings]
+        if self.seeds and "train.seed" in names:
             raise ValueError("--array gives the seeds, and so does --set train.seed: choose one")
         if self.setup.endswith("\\"):
             raise ValueError(f"--setup is {self.setup!r}; it ends in the middle, at \\")
@@ -101,8 +88,7 @@ def script(request: Request) -> str:
         "job": _job(request),
         "max_requeues": str(request.max_requeues),
     }
-    template = Path(__file__).with_name("job.sbatch").read_text()
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda part: parts[part[1]], TEMPLATE.read_text())
 
 
 def submit(request: Request) -> str:
@@ -124,52 +110,10 @@ def submit(request: Request) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def check_grid(split: SplitSettings, request: Request) -> list[str]:
-    """ValueError unless the settings' blocks times replicas can be the ranks asked for.
-
-    It gives what to say of a grid with replicas, and of its chains that do not fit the nodes.
-    """
+def check_grid(split: SplitSettings, request: Request) -> None:
+    """ValueError unless the settings' blocks times replicas can be the ranks asked for."""
     blocks = split.blocks or (len(split.cuts) + 1 if split.cuts else 0)
-    asked, most = Grid(blocks, split.replicas), request.ranks_per_node
-    grid = asked.on(request.ranks, "--nodes times --ranks-per-node =")
-    if grid.replicas == 1:
-        return []
-    said = [f"{grid.blocks} blocks x {grid.replicas} replicas"]
-    near, what = grid.blocks, "blocks of a chain"
-    if split.side_by_side == "peers":
-        near, what = grid.replicas, "peers"
-    if most % near and near % most:
-        said.append(
-            f"{near} {what} follow each other and a node has {most} ranks, so some are cut off "
-            f"from the rest: a multiple or a divisor of {near} as --ranks-per-node would not do so"
-        )
-    return said
-
-
-def check_setup(setup: str) -> None:
-    """ValueError if bash, where there is one, cannot read the commands."""
-    bash = shutil.which("bash")
-    if bash is None:
-        return
-    done = subprocess.run([bash, "-n", "-c", setup], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"--setup is {setup!r}, which bash cannot read: {done.stderr.strip()}")
-
-
-def seconds(time: str) -> int:
-    """A time limit as Slurm writes it: MM, HH:MM:SS or D-HH:MM:SS."""
-    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)|(\d+))", time, re.ASCII)
-    if found is None or (found[1] and int(found[2]) > 23):
-        raise ValueError(f"--time is {time!r}; write minutes, HH:MM:SS or D-HH:MM:SS")
-    days, hours, minutes, rest, alone = (int(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes + alone) * 60 + rest
-
-
-def _check_seeds(seeds: str) -> None:
-    for part in seeds.split(",") if seeds else []:
-        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
-        if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise ValueError(f"--array is {seeds!r}; write seeds such as 0,1,2 or 0-4")
+    Grid(blocks, split.replicas).on(request.ranks, "--nodes times --ranks-per-node =")
 
 
 def _directives(request: Request) -> str:

@@ -10,10 +10,10 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hybrid import reading
+from hybrid import files
+from hybrid.files import read_whole
 from hybrid.folder.manifest import Rollback
 from hybrid.folder.runfolder import MOST_BYTES, MOST_STARTS
-from hybrid.reading import read_whole
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import MOST_BYTES as TOML_BYTES
 from hybrid.settings.resolve import load
@@ -151,7 +151,7 @@ def read_lines(path: Path, cls: type[M]) -> list[M]:
 def _read(cls: type[M], path: Path, most: int, most_bytes: int) -> list[M]:
     """The lines of a file that may be missing, without a last line that is cut off."""
     found: list[M] = []
-    lines = reading.read_lines(path, most_bytes) if os.path.lexists(path) else ()
+    lines = files.read_lines(path, most_bytes) if os.path.lexists(path) else ()
     for n, text in enumerate(lines, 1):
         if n > most:
             raise ValueError(

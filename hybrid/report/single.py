@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from hybrid.errors import format_error, one_line, tell
+from hybrid.files import check_folder, write_atomically
 from hybrid.folder import traces
-from hybrid.folder.files import check_folder, write_atomically
 from hybrid.registries import LINKS
 from hybrid.report import tables
 from hybrid.report.comparison import compared

@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from hybrid.reading import read_whole
+from hybrid.files import read_whole
 from hybrid.settings import methods
 from hybrid.settings.config import Config, Section, declared_settings
 from hybrid.settings.methods import NAMED

@@ -13,9 +13,9 @@ from torch import nn
 
 from hybrid import data
 from hybrid.data import Data
+from hybrid.files import write_atomically
 from hybrid.folder import checkpoint
-from hybrid.folder.best import best as best_of
-from hybrid.folder.files import write_atomically
+from hybrid.folder.checkpoint import best as best_of
 from hybrid.folder.runfolder import RunFolder
 from hybrid.method.blocks import placed
 from hybrid.method.objectives import Objectives

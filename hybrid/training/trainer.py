@@ -20,7 +20,7 @@ from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.own_units import let_go
-from hybrid.ranks import caches, launch
+from hybrid.ranks import launch
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import RoundSettings
@@ -182,7 +182,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         self.blocks = problem.blocks
         method = settle(problem, self)
         if self.train.compile or method.device.type == "cuda":
-            caches.keep_private()
+            launch.keep_caches_private()
         return method
 
     def _check_ranks(self, ranks: int) -> None:

@@ -13,16 +13,14 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 
-from tests.faults import cluster, kinds, sharing, storage
+from tests.faults import kinds, sharing, storage
 from tests.faults.kinds import PATIENCE, Fault, Scene
 from tests.faults.processes import Job
 from tests.faults.training import GRIDS, WAYS, References, Training, result, whole
 
 LIMIT = 10.0
 """Seconds from a fault to the end of every process, on a machine that has its cores to itself."""
-ON_A_GRID: tuple[Fault, ...] = (*kinds.KINDS, *storage.KINDS, *sharing.KINDS)
-"""Kinds that replicas make a difference to."""
-KINDS = (*ON_A_GRID, *cluster.KINDS)
+KINDS: tuple[Fault, ...] = (*kinds.KINDS, *storage.KINDS, *sharing.KINDS)
 CRASHES = [sign for n in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS) for sign in (-n, 128 + n)]
 _NOTICE = "hybrid: SIGTERM: "
 _LAUNCHER_SAYS = re.compile(
@@ -75,8 +73,7 @@ def outcomes(
     `only` kinds with this word in their names, and those that all these launchers may meet.
     """
     references = References(root)
-    found = KINDS if replicas == 1 else ON_A_GRID
-    chosen = [k for k in found if only in k.name and set(launchers) <= set(k.launchers)]
+    chosen = [k for k in KINDS if only in k.name and set(launchers) <= set(k.launchers)]
     for number in range(seed, seed + runs):
         folder = root / f"fault-{number}"
         folder.mkdir()
@@ -136,7 +133,7 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     waited = monotonic() - scene.struck
     if fault.timed:
         outcome.seconds = round(waited, 2)
-        if outcome.seconds > LIMIT + fault.late:
+        if outcome.seconds > LIMIT:
             outcome.problems.append(f"late: {outcome.seconds} s, at {outcome.load} times the cores")
     outcome.detail, outcome.status = scene.detail, job.status()
     if outcome.status is None:

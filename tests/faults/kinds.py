@@ -83,8 +83,6 @@ class Fault:
     """Whether nobody is left to say a word."""
     resumes: bool = False
     """Whether the run that is struck is itself a resumed one."""
-    late: float = 0.0
-    """Seconds more that it may take."""
     same_metrics: bool = True
     """Whether metrics.jsonl must be that of an undisturbed run in the end."""
     workers: int = 0

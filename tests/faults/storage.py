@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
@@ -13,8 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.faults.kinds import ANY, Acts, Fault, Scene, moment
-from tests.faults.processes import send
-from tests.support.layered import mounted
 
 
 @cache
@@ -160,30 +157,6 @@ def cut_metrics(scene: Scene) -> Acts:
     yield {}
 
 
-def overlay(scene: Scene) -> Acts:
-    """The run lies in the lower layer of an overlay when it is resumed: no folder can be renamed.
-
-    Its newest checkpoint may have another name, and half of the runs are killed once more.
-    """
-    found, image = scene.stopped(2), scene.out.parent / "image"
-    scene.damaged = {folder.name for folder in found[:-1]}  # it is not to keep them
-    scene.resumed_with += ["--set", "checkpoint.keep_last=1"]
-    hidden = scene.random.choice(("", ".{}.beef.replaced", ".{}.beef.partial"))
-    if hidden:
-        found[-1].rename(found[-1].with_name(hidden.format(found[-1].name)))
-    image.mkdir()
-    scene.out.rename(image / "run")
-    with suppress(OSError):  # where none can be mounted it is a run like others
-        image = scene.clean.enter_context(mounted(image))
-    scene.out = image / "run"
-    scene.now(hidden)
-    job = yield {}
-    if scene.random.random() < 0.5:
-        when = moment(scene, job, ("train", "write"))
-        scene.now(f"{hidden} SIGKILL {when}")
-        send(job.pid, signal.SIGKILL)
-
-
 def close(folder: Path) -> None:
     run_quietly("mount", "--bind", str(folder), str(folder))
     run_quietly("mount", "-o", "remount,ro,bind", str(folder))
@@ -202,6 +175,5 @@ KINDS = (
     Fault("a file where a folder belongs", file_for_folder, timed=False),
     Fault("a damaged checkpoint", damage, ANY, **_RESUMED),
     Fault("another run's checkpoint", foreign, (1,), **_RESUMED),
-    Fault("overlay file system", overlay, (0, -9), silent=True, **_RESUMED),
     Fault("metrics cut off", cut_metrics, (0,), same_metrics=False, **_RESUMED),
 )

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.faults.campaign import KINDS, LIMIT, ON_A_GRID, Outcome, load, one, reasons
+from tests.faults.campaign import KINDS, LIMIT, Outcome, load, one, reasons
 from tests.faults.kinds import Fault
 from tests.faults.processes import Job, send
 from tests.faults.training import References, Training, whole
@@ -55,7 +55,7 @@ IN_A_ROUND = 16
 
 
 @pytest.mark.slow  # four ranks import torch
-@pytest.mark.parametrize("fault", ON_A_GRID, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", KINDS, ids=lambda fault: fault.name)
 def test_a_grid_ends_with_a_reason_and_resumes_to_the_same_bits(
     fault: Fault, references, tmp_path
 ) -> None:

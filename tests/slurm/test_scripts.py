@@ -15,7 +15,6 @@ from slurm_cluster import Slurm
 from hybrid.errors import STOPPED
 from hybrid.ranks.slurm import Request, script
 
-ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("mpirun", "srun")
 STAND_IN = """\
 #!/bin/bash
@@ -162,24 +161,3 @@ def test_a_job_that_stops_while_the_controller_is_away_is_requeued(
         time.sleep(seconds)
     stand_in.with_name("end").touch()
     assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
-
-
-def test_a_chain_goes_on_after_a_stop_and_finds_nothing_to_do_after_the_end(
-    slurm: Slurm, jobs, stand_in, tmp_path
-) -> None:
-    edited = (ROOT / "jobs" / "train.sbatch").read_text()
-    for site in ("--ntasks-per-node=2", "--cpus-per-task=8"):
-        edited = edited.replace(site, site[:-1] + "1")
-    edited = edited.replace(" hybrid train ", f" {stand_in} train ")
-    (tmp_path / "train.sbatch").write_text(edited.replace("source .venv/bin/activate", ":"))
-    environment = f"RUN={tmp_path / 'run'}"
-    chain = ("env", "-C", tmp_path, environment, ROOT / "jobs" / "chain.sh", 3, "train.sbatch")
-    first, second, third = slurm(*chain).split()
-    jobs += [first, second, third]
-    wait_for_ranks(tmp_path / "run", 2)
-    assert slurm.job(second)["JobState"] == "PENDING"
-    slurm("scancel", "--signal=USR1", "--batch", first)
-    assert slurm.wait_for(first, "FAILED")["ExitCode"] == f"{STOPPED}:0"
-    stand_in.with_name("end").touch()
-    slurm.wait_for(second, "COMPLETED")
-    slurm.wait_for(third, "COMPLETED")

@@ -76,17 +76,13 @@ class Cluster:
     def calls(self) -> list[list[str]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
-    def start(
-        self, job: Request | Path, ranks: str, *words: str, cwd: Path | None = None, **given: str
-    ) -> subprocess.Popen[str]:
-        if isinstance(job, Request):
-            job.file.parent.mkdir(parents=True, exist_ok=True)
-            job.file.write_text(script(job))
+    def start(self, request: Request, ranks: str, **given: str) -> subprocess.Popen[str]:
+        request.file.parent.mkdir(parents=True, exist_ok=True)
+        request.file.write_text(script(request))
         slurm = {"SLURM_JOB_ID": "17", "RANKS": ranks, "PATH": f"{self.bin}:{os.environ['PATH']}"}
         return subprocess.Popen(
-            [str(BASH), str(job.file if isinstance(job, Request) else job), *words],
+            [str(BASH), str(request.file)],
             env=os.environ | slurm | given,
-            cwd=cwd,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -96,11 +92,9 @@ class Cluster:
         _, err = job.communicate(timeout=60)
         return job.returncode, err
 
-    def signaled(
-        self, job: Request | Path, *words: str, cwd: Path | None = None, **given: str
-    ) -> int:
+    def signaled(self, request: Request, **given: str) -> int:
         """Exit status of a job that is told its end when its ranks are at work."""
-        process = self.start(job, "wait", *words, cwd=cwd, **given)
+        process = self.start(request, "wait", **given)
         limit = time.monotonic() + 60
         while not self.ready.exists() and time.monotonic() < limit:
             time.sleep(0.02)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -60,7 +59,7 @@ def test_a_cluster_without_requeueing_or_pmix_is_met_with_the_way_round(commands
     no = "echo 'PluginDir =\nJobRequeue = 0'"
     commands(sbatch="echo slurm 22.05.8", scontrol=no, srun="echo none; echo pmi2")
     found = look()
-    assert "jobs/chain.sh" in found["requeue"].remedy
+    assert "a chain of jobs" in found["requeue"].remedy
     assert "mpirun" in found["PMIx"].value
 
 
@@ -106,10 +105,8 @@ def test_inside_a_job_its_time_signal_and_requeueing_are_told(
 
 
 def test_the_scripts_of_hybrid_submit_pass(tmp_path):
-    jobs = (Path(__file__).parents[3] / "jobs").glob("*.sbatch")
-    ours = script(Request(tmp_path / "a.toml", tmp_path / "run", 2, 2))
-    for text in (ours, *(job.read_text() for job in jobs)):
-        assert not batch.signal(text).remedy
+    text = script(Request(tmp_path / "a.toml", tmp_path / "run", 2, 2))
+    assert not batch.signal(text).remedy
 
 
 def test_programs_that_are_not_there_or_cannot_start_say_nothing(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from callback_program import STEPS, few, short
 
 from hybrid.folder import checkpoint
-from hybrid.folder.best import best, score
+from hybrid.folder.checkpoint import best, score
 from hybrid.settings.config import CheckpointSettings
 
 BEST = CheckpointSettings(keep_last=1, best=True)
@@ -77,20 +77,6 @@ def test_a_checkpoint_whose_own_weights_were_not_tested_does_not_count(run):
     for epoch in (1, 2, 3):
         tell(run, epoch, tested_step=None)
     assert best_epoch(run) is None
-
-
-def test_a_checkpoint_that_a_roll_back_has_left_does_not_count(run):
-    tell(run, 2, tested={"accuracy": 1.0})
-    tell(run, 1, tested={"accuracy": 0.9})
-    assert best_epoch(run) == 2
-    left = {"step": 7, "reason": "", "to": STEPS, "rates": {}}
-    tell(run, 3, rollbacks=[left])
-    assert best_epoch(run) == 1
-    tell(run, 2, rollbacks=[left])
-    assert best_epoch(run) == 2
-    folder = run / "checkpoints" / f"{2 * STEPS:08d}"
-    folder.rename(folder.with_name(f"{folder.name}.left-1"))
-    assert best_epoch(run) == 1
 
 
 def test_a_damaged_checkpoint_does_not_count(run):

@@ -26,23 +26,14 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
 def test_tensorboard_reads_what_was_written(tmp_path) -> None:
     made = Board(tmp_path, 0)
     for step in (1, 2, 3):
-        made.add(line(step, loss=step / 2, residual=[0.5, 0.25], notices=["so"], reason="words"))
+        made.add(
+            line(step, loss=step / 2, residual=[0.5, 0.25], notices=["so"], samples=64, seconds=0.5)
+        )
     made.close()
     assert made.notice == ""
     assert scalars(tmp_path, "serial/loss") == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert scalars(tmp_path, "serial/images_per_second")[0] == (1, 128.0)
     assert scalars(tmp_path, "serial/residual/2") == [(1, 0.25), (2, 0.25), (3, 0.25)]
-
-
-def test_a_phase_has_its_rate_and_a_run_its_settings(tmp_path) -> None:
-    made = Board(tmp_path, 0)
-    made.text("config.toml", "[model]\nname = 1")
-    made.add(line(3, samples=64, seconds=0.5))
-    made.close()
-    assert made.notice == ""
-    assert scalars(tmp_path, "serial/images_per_second") == [(3, 128.0)]
-    found = EventAccumulator(str(tmp_path)).Reload()
-    (text,) = found.Tensors("config.toml")
-    assert text.tensor_proto.string_val[0] == b"    [model]\n    name = 1"
 
 
 def test_what_was_written_of_later_steps_is_purged_by_a_resume(tmp_path) -> None:

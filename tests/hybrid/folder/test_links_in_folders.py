@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hybrid.folder.files import write_atomically, write_durably
-
 QUICK = (
     *("train", "--epochs", "1", "--batch-size", "64", "--blocks", "1", "--solver", "backprop"),
     *("--set", "data.limit=64", "--set", "train.threads=1"),
@@ -141,14 +139,4 @@ def test_a_slurm_script_is_not_written_through_a_link(hybrid, tmp_path) -> None:
     (tmp_path / "run.sbatch").symlink_to(theirs / "precious")
     words = ("submit", settings, "--nodes", 1, "--ranks-per-node", 2, "--out", tmp_path / "run")
     assert_refused(hybrid(*words), tmp_path / "run.sbatch")
-    assert untouched(theirs)
-
-
-@pytest.mark.parametrize("write", [write_atomically, write_durably])
-def test_a_link_put_where_a_file_is_being_made_is_not_followed(tmp_path, write) -> None:
-    theirs = outside(tmp_path)
-    place = tmp_path / ("file" if write is write_atomically else ".file.partial")
-    (tmp_path / ".file.partial").symlink_to(theirs / "precious")
-    write(place, "mine")
-    assert place.read_text() == "mine"
     assert untouched(theirs)

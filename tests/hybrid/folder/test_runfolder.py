@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from answers import output
+from trainings import interrupted
 
-from hybrid.folder import traces
+import hybrid
+from hybrid.folder import runfolder, traces
 from hybrid.folder.runfolder import RunFolder
 
 
@@ -96,3 +102,36 @@ def test_lines_of_a_way_that_was_left_are_dropped_but_not_for_who_resumes_on_it(
         path.write_text("".join(told))
         RunFolder(tmp_path).open("", from_step=2, rollbacks=rollbacks)
         assert path.read_text() == "".join(expected)
+
+
+def starts(run):
+    return [json.loads(line) for line in (run / "starts.jsonl").read_text().splitlines()]
+
+
+def test_every_start_is_told_of(run_folder, hybrid, monkeypatch):
+    (first,) = starts(run_folder)
+    assert first["step"] == 0
+    assert len(first["hosts"]) == 2
+    assert first["packages"]["torch"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", first["time"])
+    interrupted(run_folder, 0)
+    with (run_folder / "starts.jsonl").open("a") as file:
+        file.write('{"step": 3, "ti')  # as a full disk leaves it
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setattr(sys, "argv", ["hybrid", "train", "--out", "a folder"])
+    output(hybrid("train", "--resume", "--out", run_folder))
+    before, second = starts(run_folder)
+    assert before == first
+    assert second["step"] == 5
+    assert second["slurm_job"] == "17"
+    assert second["command"] == "hybrid train --out 'a folder'"
+    page = output(hybrid("report", run_folder)).split()[-1]
+    assert "--out &#39;a folder&#39;" in Path(page).read_text()
+
+
+def test_the_commit_is_that_of_the_sources():
+    root = Path(hybrid.__file__).parents[1]
+    found = subprocess.run(
+        ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    assert runfolder.commit() == (found.stdout.strip() if (root / ".git").is_dir() else None)

@@ -1,8 +1,11 @@
 """How a process learns that it was started by mpirun or srun, and what it may use."""
 
 import os
+import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -254,3 +257,49 @@ def test_large_buffers_are_not_handed_back_to_the_system(kept):
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True
     )
     assert done.stdout.strip() == str(not kept)
+
+
+def test_ranks_of_mpirun_wait_for_the_last(mpirun, tmp_path):
+    program = Path(__file__).parents[2] / "support" / "late_rank.py"
+    done = mpirun(2, sys.executable, program, tmp_path / "begun")
+    assert done.returncode == 0, done.stderr
+    waited = dict(line.split() for line in done.stdout.splitlines())
+    assert float(waited["1"]) > 0.4
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for variable in launch._CACHES:
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+    return tmp_path / f"hybrid-{os.getuid()}"
+
+
+def test_the_caches_lie_in_a_folder_of_mode_700(folder, monkeypatch):
+    monkeypatch.setenv("CUPY_CACHE_DIR", "/elsewhere")
+    for _ in range(2):
+        launch.keep_caches_private()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder / "inductor")
+    assert os.environ["CUPY_CACHE_DIR"] == "/elsewhere"
+
+
+@pytest.mark.parametrize("made", ["open to the group", "another's", "a link", "a file"])
+def test_a_folder_that_another_may_have_made_is_refused(made, folder, tmp_path):
+    if made == "a link":
+        (tmp_path / "mine").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "mine")
+    elif made == "a file":
+        folder.touch()
+    else:
+        folder.mkdir(mode=0o700)
+    if made == "open to the group":
+        folder.chmod(0o770)
+    elif made == "another's":
+        if os.geteuid():
+            pytest.skip("only root can give a folder away")
+        os.chown(folder, 65534, 65534)
+    with pytest.raises(OSError if made == "a file" else ValueError, match=str(folder)):
+        launch.keep_caches_private()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,9 @@ from pathlib import Path
 import pytest
 from slurm_stand_ins import BASH, RANKS, Cluster
 
-from hybrid.ranks.slurm import Request, script, seconds
+from hybrid.ranks.slurm import Request, script
 
 RECORDED = Path(__file__).with_name("recorded")
-JOBS = Path(__file__).parents[3] / "jobs"
 PLAIN = Request(Path("/home/ada/first.toml"), Path("/scratch/runs/first"), 2, 4)
 REQUESTS = {
     "mpirun": replace(
@@ -47,9 +45,7 @@ def test_the_script_is_the_recorded_one(name) -> None:
 
 
 @needs_bash
-@pytest.mark.parametrize(
-    "file", [*RECORDED.glob("*.sbatch"), *JOBS.glob("*")], ids=lambda file: file.name
-)
+@pytest.mark.parametrize("file", [*RECORDED.glob("*.sbatch")], ids=lambda file: file.name)
 def test_bash_can_read_the_script(file) -> None:
     subprocess.run([str(BASH), "-n", str(file)], check=True, timeout=60)
 
@@ -196,46 +192,3 @@ def test_a_seed_of_an_array_has_its_own_folder_and_requeues_itself_alone(
     out = f"{request_here.out}-seed3"
     assert words[-5:] == ["--set", "train.seed=3", "--auto-resume", "--out", out]
     assert requeue == ["scontrol", "requeue", "16_3"]
-
-
-@needs_bash
-def test_a_chain_of_jobs_waits_for_one_after_another(cluster) -> None:
-    search = f"{cluster.bin}:{os.environ['PATH']}"
-    done = subprocess.run(
-        [str(BASH), str(JOBS / "chain.sh"), "2", str(JOBS / "train.sbatch"), "--epochs", "3"],
-        env=os.environ | {"PATH": search},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    words = [str(JOBS / "train.sbatch"), "--epochs", "3"]
-    assert done.stdout == "17\n17\n"
-    assert cluster.calls() == [
-        ["sbatch", "--parsable", *words],
-        ["sbatch", "--parsable", "--dependency=afterany:17", *words],
-    ]
-
-
-@needs_bash
-@pytest.mark.parametrize("name", ["train", "train-srun", "sweep"])
-def test_the_scripts_to_edit_forward_the_signal_and_requeue(cluster, tmp_path, name) -> None:
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").touch()
-    array = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "3"} if name == "sweep" else {}
-    given = {"SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "8", "RUN": "a run"}
-    file = JOBS / f"{name}.sbatch"
-    assert cluster.signaled(file, "--epochs", "3", cwd=tmp_path, **given, **array) == 0
-    words, *rest = cluster.calls()
-    run = "a run-seed3" if array else "a run"
-    assert words[0] == ("srun" if name == "train-srun" else "mpirun")
-    assert words[-4:] == ["--out", run, "--epochs", "3"]
-    assert rest == [["USR1"], ["scontrol", "requeue", "16_3" if array else "17"]]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("5", 300), ("04:00:00", 14400), ("100:00:01", 360001), ("2-01:00:00", 176400)],
-)
-def test_time_limits_are_read_as_slurm_reads_them(text, expected) -> None:
-    assert seconds(text) == expected

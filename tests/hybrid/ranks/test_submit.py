@@ -62,32 +62,10 @@ def test_code_of_ones_own_is_named_by_who_submits_and_reaches_the_job(submit, tm
 
 
 @pytest.mark.parametrize("by", [("--replicas", "2"), ("--set", "split.replicas=2")])
-def test_replicas_reach_the_job_and_the_grid_is_told(submit, by) -> None:
+def test_replicas_reach_the_job(submit, by) -> None:
     status, out, err = submit("--dry-run", "--ranks-per-node", "4", *by)
-    assert (status, err) == (0, "hybrid: 4 blocks x 2 replicas\n")
+    assert (status, err) == (0, "")
     assert f"{by[0]} {by[1]}" in out
-
-
-@pytest.mark.parametrize(
-    ("nodes", "ranks", "more", "what"),
-    [
-        (2, 6, (), "4 blocks of a chain"),
-        (3, 4, ("--set", "split.side_by_side=peers"), "3 peers"),
-        (2, 4, ("--set", "split.side_by_side=peers"), ""),
-        (3, 4, ("--set", "split.blocks=2", "--set", "split.side_by_side=peers"), "6 peers"),
-        (4, 2, (), ""),
-        (1, 8, (), ""),
-    ],
-)
-def test_chains_that_do_not_fit_the_nodes_are_told_in_one_line(
-    submit, nodes, ranks, more, what
-) -> None:
-    words = ("--nodes", str(nodes), "--ranks-per-node", str(ranks), *more)
-    status, _, err = submit("--dry-run", *words)
-    assert status == 0
-    assert err.count("\n") == (2 if what else 1)
-    if what:
-        assert f"{what} follow each other and a node has {ranks} ranks" in err
 
 
 def test_sbatch_gets_the_script_and_the_number_is_printed(
@@ -102,18 +80,17 @@ def test_sbatch_gets_the_script_and_the_number_is_printed(
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_what_sbatch_says_against_it_is_one_line(submit, cluster, monkeypatch) -> None:
-    cluster.program("sbatch", "sys.exit('sbatch: error:\\nInvalid account')")
+@pytest.mark.parametrize(
+    ("said", "parts"),
+    [
+        ("sbatch: error:\\nInvalid account", ("refused", "sbatch: error: Invalid account")),
+        ("Invalid generic resource (gres)", ("(gres)", "--gpus-per-rank 0")),
+    ],
+)
+def test_what_sbatch_says_against_it_is_one_line(submit, cluster, monkeypatch, said, parts) -> None:
+    cluster.program("sbatch", f"sys.exit('{said}')")
     monkeypatch.setenv("PATH", str(cluster.bin), prepend=os.pathsep)
-    assert_one_line(submit(), "refused", "sbatch: error: Invalid account")
-
-
-def test_a_cluster_without_gpus_is_met_with_the_flag_to_ask_for_none(
-    submit, cluster, monkeypatch
-) -> None:
-    cluster.program("sbatch", "sys.exit('Invalid generic resource (gres) specification')")
-    monkeypatch.setenv("PATH", str(cluster.bin), prepend=os.pathsep)
-    assert_one_line(submit(), "(gres)", "--gpus-per-rank 0")
+    assert_one_line(submit(), *parts)
 
 
 def test_a_machine_without_sbatch_is_told_so(submit, tmp_path, monkeypatch) -> None:
@@ -124,8 +101,6 @@ def test_a_machine_without_sbatch_is_told_so(submit, tmp_path, monkeypatch) -> N
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (("--nodes", "0"), ("--nodes is 0", "at least 1")),
-        (("--ranks-per-node", "-1"), ("--ranks-per-node is -1", "at least 1")),
         (("--ranks-per-node", "3"), ("6 ranks", "grid of 4 blocks", "= 4 or", "or 6 blocks")),
         (
             ("--set", "split.cuts=['a', 'b']", "--set", "split.blocks=0"),
@@ -138,18 +113,12 @@ def test_a_machine_without_sbatch_is_told_so(submit, tmp_path, monkeypatch) -> N
             ("16 ranks", "= 12, or 4 replicas"),
         ),
         (("--replicas", "3", "--set", "split.blocks=0"), ("3 replicas", "= 3 or a multiple of it")),
-        (("--replicas", "0"), ("--replicas is 0", "at least 1")),
-        (("--time", "4h"), ("'4h'", "HH:MM:SS")),
-        (("--time", "1-24:00:00"), ("D-HH:MM:SS",)),
-        (("--time", "2"), ("120 seconds", "more")),
-        (("--array", "4-0"), ("'4-0'", "0-4")),
-        (("--array", "1,x"), ("'1,x'",)),
         (("--array", "0-4", "--set", "train.seed=1"), ("--array", "train.seed")),
-        (("--max-requeues", "-1"), ("--max-requeues is -1", "at least 0")),
+        (("--nodes", "0"), ("--nodes", "equal to 1")),
+        (("--max-requeues", "-1"), ("--max-requeues", "equal to 0")),
         (("--launcher", "prun"), ("'prun'", "mpirun or srun")),
         (("--out", "a\nb"), ("line break",)),
         (("--set", "data.dir=a\nb"), ("line break",)),
-        (("--setup", "module load 'mpi"), ("--setup", "bash cannot read")),
         (("--setup", "module load \\"), ("--setup", "in the middle")),
         (("--set", "optimizer.rl=1"), ("optimizer.rl", "optimizer.lr")),
     ],
@@ -162,7 +131,7 @@ def test_a_wrong_request_is_one_line_with_a_remedy(submit, tmp_path, flags, part
 
 def assert_one_line(answer: tuple[int, str, str], *parts: str) -> None:
     status, out, err = answer
-    assert (status, out) == (1, "")
+    assert (status in (1, 2), out) == (True, "")
     assert err.startswith("hybrid: error: ")
     assert err.count("\n") == 1
     for part in parts:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
+from hybrid.files import read_whole
 from hybrid.folder.runfolder import MOST_BYTES
-from hybrid.reading import read_whole
 from hybrid.report.chart import BLUE, GREY, ORANGE, Chart
 from hybrid.report.page import Html, drawing, heading, note, page, row, table
 from hybrid.report.records import checked, read_lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tracemalloc
@@ -12,19 +13,18 @@ from typing import Any
 import pytest
 from answers import refusal
 
-from hybrid import reading
+from hybrid import files
+from hybrid.errors import one_line
 from hybrid.folder import traces
 from hybrid.folder.runfolder import MOST_BYTES, MOST_STARTS
 from hybrid.report import records
 
-READ = {
-    "report": ("config.toml", "metrics.jsonl", "summary.json"),
-    "evaluate": ("config.toml",),
-    "export": ("config.toml",),
-    "train": ("config.toml", "metrics.jsonl"),
-}
+HUGE = 40 * 2**30
+READ = (
+    *(("report", name) for name in ("config.toml", "metrics.jsonl", "summary.json")),
+    *(("evaluate", "config.toml"), ("export", "config.toml"), ("train", "metrics.jsonl")),
+)
 """By which command, what must be read."""
-CASES = [(command, name) for command, names in READ.items() for name in names]
 
 
 def answer(hybrid, command: str, run: Path) -> tuple[int, str]:
@@ -38,46 +38,40 @@ def answer(hybrid, command: str, run: Path) -> tuple[int, str]:
     return status, err
 
 
-@pytest.mark.parametrize(("command", "name"), CASES)
-@pytest.mark.parametrize("kind", ["pipe", "device", "link", "folder"])
-def test_what_is_no_file_of_the_run_is_refused(
-    command: str, name: str, kind: str, run_folder, hybrid, tmp_path
-) -> None:
-    file, theirs = run_folder / name, tmp_path / "theirs"
+def spoil(file: Path, kind: str) -> None:
+    """Put something else in a file's place."""
+    theirs = file.with_name("theirs")
     theirs.write_text("[train]\nsecret = 7\n")
+    if kind == "huge":
+        os.truncate(file, HUGE)  # it takes no room
+        return
     file.unlink()
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "folder":
-        file.mkdir()
+    if kind in ("pipe", "folder"):
+        (os.mkfifo if kind == "pipe" else os.mkdir)(file)
     else:
         file.symlink_to("/dev/zero" if kind == "device" else theirs)
-    status, err = answer(hybrid, command, run_folder)
-    assert status == 1
-    assert err.count("\n") == 1
-    assert "secret" not in err
-    assert name in err
 
 
-@pytest.mark.parametrize(("command", "name"), CASES)
-def test_a_file_of_forty_gigabytes_that_takes_no_room_is_refused(
-    command: str, name: str, run_folder, hybrid
-) -> None:
-    os.truncate(run_folder / name, 40 * 2**30)
+@pytest.mark.parametrize("kind", ["pipe", "device", "link", "folder", "huge"])
+def test_what_is_no_file_of_the_run_is_refused(kind: str, run_folder) -> None:
+    file = run_folder / "summary.json"
+    spoil(file, kind)
+    said = refusal(files.read_whole, file, 1000)
+    assert said.startswith(f"{file} ")
+    assert (f"has {HUGE} bytes, more than the 1000" in said) == (kind == "huge")
+
+
+@pytest.mark.parametrize(("command", "name"), READ)
+@pytest.mark.parametrize("kind", ["pipe", "link", "huge"])
+def test_a_command_names_what_it_cannot_read(command, name, kind, run_folder, hybrid) -> None:
+    spoil(run_folder / name, kind)
     status, err = answer(hybrid, command, run_folder)
-    assert status == 1
-    assert f"{run_folder / name} has {40 * 2**30} bytes, more than the " in err
-    assert err.count("\n") == 1
+    assert (status, err.count("\n"), name in err, "secret" in err) == (1, 1, True, False)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "huge"])
 def test_a_report_does_without_starts_that_cannot_be_read(kind: str, run_folder, hybrid) -> None:
-    file = run_folder / "starts.jsonl"
-    if kind == "huge":
-        os.truncate(file, 40 * 2**30)
-    else:
-        target = file.rename(file.with_name(f"{file.name}.theirs"))
-        os.mkfifo(file) if kind == "pipe" else file.symlink_to(target)
+    spoil(run_folder / "starts.jsonl", kind)
     assert answer(hybrid, "report", run_folder) == (0, "")
 
 
@@ -85,14 +79,14 @@ def test_a_report_does_without_starts_that_cannot_be_read(kind: str, run_folder,
 def read(monkeypatch) -> list[int]:
     """The bytes of every line that is read."""
     sizes: list[int] = []
-    original = reading.read_lines
+    original = files.read_lines
 
     def counted(*arguments: Any) -> Iterator[bytes]:
         for line in original(*arguments):
             sizes.append(len(line))
             yield line
 
-    for module in (reading, traces):
+    for module in (files, traces):
         monkeypatch.setattr(module, "read_lines", counted)
     return sizes
 
@@ -146,17 +140,17 @@ def test_a_report_names_metrics_of_too_many_lines(run_folder, monkeypatch) -> No
 def test_a_line_that_is_a_hole_in_a_file_ends_the_reading(tmp_path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"first\n")
-    os.truncate(file, 2 * reading.MOST_OF_A_LINE)
-    lines = reading.read_lines(file)
+    os.truncate(file, 2 * files.MOST_OF_A_LINE)
+    lines = files.read_lines(file)
     assert next(lines) == b"first\n"
-    with pytest.raises(ValueError, match=f"{file} line 2 has more than {reading.MOST_OF_A_LINE}"):
+    with pytest.raises(ValueError, match=f"{file} line 2 has more than {files.MOST_OF_A_LINE}"):
         next(lines)
 
 
 def test_lines_are_whole_ones(tmp_path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"first\n\nlast\nbroken o")
-    assert [*reading.read_lines(file)] == [b"first\n", b"\n", b"last\n"]
+    assert [*files.read_lines(file)] == [b"first\n", b"\n", b"last\n"]
 
 
 def test_a_users_own_settings_may_be_a_link_but_no_pipe(tmp_path, hybrid) -> None:
@@ -168,3 +162,32 @@ def test_a_users_own_settings_may_be_a_link_but_no_pipe(tmp_path, hybrid) -> Non
     os.mkfifo(tmp_path / "pipe")
     status, _, err = hybrid("train", tmp_path / "pipe", "--print-config")
     assert (status, f"{tmp_path / 'pipe'} is not a regular file" in err) == (1, True)
+
+
+def failing(*_: object) -> None:
+    """What a disk says that takes no byte more."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("content", ["after", b"after"])
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch, call, content) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+    monkeypatch.setattr(f"hybrid.files.os.{call}", failing)
+    with pytest.raises(OSError, match="No space left") as caught:
+        files.write_atomically(path, content)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+    if call == "fsync":
+        assert one_line(caught.value).endswith(".partial: No space left on device")
+
+
+@pytest.mark.parametrize("write", [files.write_atomically, files.write_durably])
+def test_a_link_put_where_a_file_is_being_made_is_not_followed(tmp_path, write) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("theirs")
+    place = tmp_path / ("file" if write is files.write_atomically else ".file.partial")
+    (tmp_path / ".file.partial").symlink_to(theirs)
+    write(place, "mine")
+    assert (place.read_text(), theirs.read_text()) == ("mine", "theirs")

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 import marked
 import pytest
 
-PROGRAM = Path(__file__).parents[1] / "support" / "orphans_program.py"
+PROGRAM = Path(__file__).parents[2] / "support" / "orphans_program.py"
 SERVERS = 2
 """The fork server and multiprocessing's resource tracker."""
 
@@ -21,7 +21,7 @@ SERVERS = 2
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     """`started(kind)` is the program, its two workers at what they do; they end with the test."""
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     environment = os.environ | {marked.VARIABLE: str(tmp_path), "PYTHONPATH": root}
 
     def start(kind: str) -> subprocess.Popen[bytes]:

@@ -1,6 +1,6 @@
 """Faults of ranks that torch.distributed joins, each tried several times.
 
-    python -m tests.faults.meeting [--times 10] [--only WORD] [--out FILE.json]
+    python docs/benchmarks/meeting.py [--times 10] [--only WORD] [--out FILE.json]
 
 A row tells how often a promise was broken. Exit status 1 if any was.
 """
@@ -175,12 +175,6 @@ class Attack:
         return str(file)
 
 
-def two_jobs(attack: Attack) -> list[str]:
-    """A rank of another job comes first."""
-    jobs = [attack.by_hand(0, 2, "--seed", "1"), attack.by_hand(1, 2, "--seed", "2")]
-    return [problem for job in jobs for problem in job.end().problems(1, 1, 30)]
-
-
 def two_torchruns(attack: Attack) -> list[str]:
     """Two torchruns at one port: one of them cannot, and the other trains on."""
     jobs = [attack.train("2"), attack.train("2")]
@@ -292,7 +286,6 @@ def busy_port(attack: Attack) -> list[str]:
 
 
 ATTACKS: tuple[Callable[[Attack], list[str]], ...] = (
-    two_jobs,
     two_torchruns,
     stopped,
     diverged,
@@ -319,7 +312,7 @@ def tried(attack: Callable[[Attack], list[str]]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.meeting")
+    parser = argparse.ArgumentParser(prog="python docs/benchmarks/meeting.py")
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path)

@@ -1,0 +1,170 @@
+"""Files that others may have made are read in one way; files are written whole or not at all.
+
+A folder may hold a pipe, which would block a reader for ever, a link to another user's file, or a
+file of any size that takes no room on the disk. Nothing is written through a link either.
+"""
+
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_OF_LINES = 1 << 30
+"""The largest file of lines; an hour of a small run has half a million bytes."""
+MOST_OF_A_LINE = 1 << 24
+
+
+def opened(path: Path, most: int, links: bool = False) -> BinaryIO:
+    """A regular file of at most `most` bytes; ValueError for anything else, by any of `links`."""
+    if path.is_symlink() and not links:
+        raise ValueError(f"{path} is a link, which is not followed: put the file itself there")
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    status = os.fstat(descriptor)
+    fault = ""
+    if not stat.S_ISREG(status.st_mode):
+        fault = "is not a regular file, which it must be"
+    elif status.st_size > most:
+        fault = (
+            f"has {status.st_size} bytes, more than the {most} it may have: it is damaged, or not "
+            "what its name says"
+        )
+    elif status.st_size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
+        fault = (
+            f"has {status.st_size} bytes, more than this machine's memory has room for: it is "
+            "damaged, or of a larger machine"
+        )
+    if fault:
+        os.close(descriptor)
+        raise ValueError(f"{path} {fault}")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_whole(path: Path, most: int, links: bool = False) -> bytes:
+    """The content of such a file."""
+    with opened(path, most, links) as file:
+        return file.read(most + 1)[:most]
+
+
+def read_lines(
+    path: Path, most: int = MOST_OF_LINES, longest: int = MOST_OF_A_LINE
+) -> Iterator[bytes]:
+    """The complete lines of such a file, with their breaks; a killed run may leave half a line.
+
+    One at a time, so that who wants a bounded number of them reads no more. ValueError for a line
+    of more than `longest` bytes, as a hole in a file is.
+    """
+    with opened(path, most) as file:
+        number = 0
+        while line := file.readline(longest + 1):
+            number += 1
+            if len(line) > longest:
+                raise ValueError(
+                    f"{path} line {number} has more than {longest} bytes: it is damaged, so "
+                    "remove the line"
+                )
+            if line.endswith(b"\n"):
+                yield line
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Replace `path` by `content`; a failure leaves what was there.
+
+    Raises ValueError if `path` is a link, a folder or a device.
+    """
+    check_file(path)
+    # a name of its own: another process may be writing the same file
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        write_durably(partial, content)
+        os.replace(partial, path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_durably(path: Path, content: bytes | str) -> None:
+    """Write a new file in place of any old one, and wait until the disk has it."""
+    path.unlink(missing_ok=True)
+    # exclusive: a link that somebody puts there meanwhile is not followed
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with naming(path), os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Wait until the disk has the folder's entries."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path, first: str = "") -> None:
+    """Remove a file, a link, a pipe, or a folder with all that is in it, its file `first` first."""
+    if path.is_dir() and not path.is_symlink():
+        if first:
+            (path / first).unlink(missing_ok=True)
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def free_name(path: Path) -> Path:
+    """The first of PATH-1, PATH-2, ... that does not exist."""
+    names = (path.with_name(f"{path.name}-{number}") for number in count(1))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def check_file(path: Path) -> None:
+    """ValueError unless a file can be written at `path` itself."""
+    check_link(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(
+            f"{path} is not a regular file and is not replaced: remove it, or choose another name"
+        )
+
+
+def check_place(path: Path) -> None:
+    """As `check_file`; OSError, naming the folder, unless a file can be made there."""
+    check_file(path)
+    with naming(path.parent):
+        tempfile.TemporaryFile(dir=path.parent).close()
+
+
+def check_folder(path: Path) -> None:
+    """ValueError unless `path` itself is a folder, or can become one."""
+    check_link(path)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file where a folder must be: remove it, or choose another")
+
+
+def check_link(path: Path) -> None:
+    """ValueError if `path` is a link."""
+    if path.is_symlink():
+        raise ValueError(
+            f"{path} is a link to {os.readlink(path)}, and nothing is written through a link: "
+            "remove it, or name the place itself"
+        )
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors of writing name this path, as those of opening it do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename == str(path):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
