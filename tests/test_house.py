@@ -154,7 +154,6 @@ READERS = {
     "hybrid.data.files.pickled": "the user's own images",
     "hybrid.bench.measure": "/proc",
     "hybrid.bench.report": "/proc",
-    "hybrid.doctor.storage": "/proc",
     "hybrid.folder.origin": "this package's own repository",
     "hybrid.ranks.launcher": "/proc",
     "hybrid.ranks.slurm": "a template of this package",

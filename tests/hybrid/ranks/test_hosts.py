@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hybrid.doctor import mpi
+from hybrid.doctor import ranks
 from hybrid.ranks import hosts
 
 LEADS = {0: "hosta", 2: "hostb"}
@@ -122,16 +122,8 @@ def test_one_host_opens_no_socket(monkeypatch) -> None:
     assert hosts.connect(alone, True, 10)[0] == {}
 
 
-@pytest.mark.parametrize(
-    ("timeout", "unwatched", "said"),
-    [
-        (10, [], "2, each given up after 10 s of silence"),
-        (10, ["hostb"], "no connection between rank 0 and hostb"),
-        (0, ["hostb"], "none is watched"),
-    ],
-)
-def test_doctor_tells_of_hosts_that_would_fail_unnoticed(timeout, unwatched, said) -> None:
-    beat = SimpleNamespace(num_hosts=2, timeout=timeout, unwatched=unwatched)
-    (finding,) = mpi.hosts(beat)
-    assert said in finding.value
-    assert bool(finding.remedy) == bool(unwatched)
+@pytest.mark.parametrize(("timeout", "unwatched"), [(10, []), (10, ["hostb"]), (0, ["hostb"])])
+def test_doctor_tells_of_hosts_that_would_fail_unnoticed(timeout, unwatched) -> None:
+    found = ranks.hosts(SimpleNamespace(num_hosts=2, timeout=timeout, unwatched=unwatched))
+    told = [finding.value for finding in found]
+    assert told == ["no connection between rank 0 and hostb"] * bool(timeout and unwatched)
