@@ -74,7 +74,6 @@ def export(
 @commands.command(epilog="Example: hybrid report runs/first runs/second runs/third --out compared")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    data_dir: DataDir = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder of the page about several runs.  [default: comparison]"),
@@ -85,7 +84,7 @@ def report(
 
     def written() -> str:
         if len(runs) == 1 and out is None:
-            return f"wrote {reports.write(runs[0], data_dir)}"
+            return f"wrote {reports.write(runs[0])}"
         _check_classifies(*runs)
         return f"wrote {reports.compare(runs, out or Path('comparison'))}"
 

@@ -109,7 +109,6 @@ def test_a_flipped_byte_in_a_checkpoint_names_the_file_and_the_one_before(hybrid
     for words in (
         ("train", "--resume", "--out", run_folder),
         ("evaluate", run_folder),
-        ("report", run_folder),
     ):
         assert_one_line(hybrid(*words), str(file), "wrong checksum", "resume from 00000005")
 
