@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from answers import assert_one_line, output
 
 from hybrid.folder.origin import DISTRIBUTION
 
@@ -29,14 +28,6 @@ def test_the_name_that_is_installed_is_the_one_that_is_advised():
             assert name == DISTRIBUTION, path
 
 
-def test_job_scripts_are_written_and_nothing_over_others(hybrid, tmp_path):
-    output(hybrid("jobs", tmp_path / "scripts"))
-    found = {path.name: path.read_bytes() for path in (tmp_path / "scripts").iterdir()}
-    assert found == {path.name: path.read_bytes() for path in (ROOT / "jobs").iterdir()}
-    assert os.access(tmp_path / "scripts" / "chain.sh", os.X_OK)
-    assert_one_line(hybrid("jobs", tmp_path / "scripts"), "already has chain.sh", "another folder")
-
-
 @pytest.fixture
 def wheel(tmp_path):
     """Made from the source distribution, which is made from a copy of the sources."""
@@ -44,7 +35,7 @@ def wheel(tmp_path):
     sources.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
-    for name in ("hybrid", "solvers", "jobs"):
+    for name in ("hybrid", "solvers"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=ignored)
     pip = [sys.executable, "-m", "pip"]
@@ -67,8 +58,6 @@ def test_the_wheel_works_away_from_the_sources(wheel, tmp_path):
     """In an environment that has the other packages from this one, by a path file."""
     names = zipfile.ZipFile(wheel).namelist()
     for needed in (
-        "hybrid/jobs/train.sbatch",
-        "hybrid/report/page.css",
         "hybrid/report/page.html",
         "hybrid/data/NOTICE",
         "hybrid/data/digits.safetensors",
@@ -103,5 +92,3 @@ def test_the_wheel_works_away_from_the_sources(wheel, tmp_path):
     run(command, "report", "run")
     assert (tmp_path / "run" / "report" / "index.html").exists()
     assert "augmented-lagrangian" in run(command, "list", "solvers")
-    run(command, "jobs", "scripts")
-    assert (tmp_path / "scripts" / "train.sbatch").exists()

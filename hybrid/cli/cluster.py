@@ -1,9 +1,8 @@
-"""`hybrid doctor`, `submit` and `jobs`: is a machine ready, and jobs for Slurm."""
+"""`hybrid doctor` and `submit`: is a machine ready, and jobs for Slurm."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +10,11 @@ from typing import Annotated
 import typer
 
 from hybrid.cli import options
-from hybrid.cli.options import AnyOther, Model, first_says, flag, now, overrides
+from hybrid.cli.options import AnyOther, Model, flag, now, overrides
 from hybrid.errors import tell
 from hybrid.ranks import launch
 
 commands = typer.Typer()
-JOBS = Path(__file__).parents[1] / "jobs"
 
 
 @commands.command(epilog="Example: mpirun -n 2 hybrid doctor --out /scratch/me/runs")
@@ -112,24 +110,3 @@ def submit(
         return
     typer.echo(slurm.submit(request))
     typer.echo(f"script {request.file}", err=True)
-
-
-@commands.command(epilog="Example: hybrid jobs scripts")
-def jobs(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder for the scripts, which is made if it is missing.")
-    ],
-) -> None:
-    """Copy Slurm scripts into a folder, to be edited by hand; no file is overwritten."""
-
-    def written() -> str:
-        found = sorted(path for path in JOBS.iterdir() if path.suffix in (".sbatch", ".sh"))
-        there = [path.name for path in found if (folder / path.name).exists()]
-        if there:
-            raise ValueError(f"{folder} already has {', '.join(there)}: choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in found:
-            shutil.copy(path, folder)
-        return f"wrote {', '.join(path.name for path in found)} to {folder}"
-
-    first_says(written)

@@ -95,7 +95,6 @@ RUN = (
         "waited, %",
         lambda x: _each("rank", [100 * share for share in x.idle], 0),
     ),
-    Panel("Window", "mini-batches", _one(lambda x: float(x.window) or None)),
     Panel(
         "Candidates that the sampler accepted",
         "accepted, %",
@@ -127,7 +126,6 @@ COMPARED = (
         _one(lambda x: mean(x.residual or [0.0]) or None),  # 0: nothing is left open
         log=True,
     ),
-    Panel("Window", "mini-batches", _one(lambda x: float(x.window) or None)),
 )
 """Of several."""
 

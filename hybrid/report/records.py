@@ -46,7 +46,6 @@ class Line(BaseModel):
     """Share of the report's time in which each rank waited, on a report's first line."""
     residual: Numbers = []
     """For each cut, ||lam - x|| / ||x||."""
-    window: int = Field(default=0, ge=0, lt=2**53)
     accepted: float | None = Field(default=None, ge=0, le=1)
     """Share of an epoch's candidates that the sampler accepted."""
 
@@ -77,7 +76,6 @@ class Summary(BaseModel):
     bytes_sent: Sizes = []
     peak_memory_bytes: Sizes = []
     residual: list[float] = []
-    returns_to_serial: int | None = None
     stopped_early: str | None = None
     rollbacks: list[Rollback] = []
     checkpoint_seconds: list[float] = []

@@ -81,7 +81,6 @@ def _facts(summary: Summary, ended: bool) -> Html:
         ("of it, serial phases", summary.serial_seconds or None, f"{{:.1f}} {seconds}"),
         ("of it, parallel phases", summary.parallel_seconds or None, f"{{:.1f}} {seconds}"),
         ("images per second", summary.images_per_second, "{:,.1f}"),
-        ("returns to serial training", summary.returns_to_serial, "{}"),
         ("waited for checkpoints", max(summary.checkpoint_seconds, default=None), "{:.2f} s"),
         ("returns to a checkpoint", returns or None, "{}"),
     ]
