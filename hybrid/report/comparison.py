@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Any
 
 from hybrid.report.curves import COMPARED, Group, curves
@@ -112,7 +112,7 @@ def _spread(group: Group, name: str, form: str, unit: str = "", scale: float = 1
     if not values:
         return UNKNOWN
     several = len(values) > 1 and all(abs(value) < 1e100 for value in values)
-    told = [fmean(values), *([stdev(values)] if several else [])]
+    told = [sum(values) / len(values), *([stdev(values)] if several else [])]
     # no break within a cell
     return f"{' ± '.join(format(x, form) for x in told)} {unit}".strip().replace(" ", "\u00a0")
 

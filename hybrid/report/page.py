@@ -31,7 +31,7 @@ COLORS = (BLUE, ORANGE, GREEN, "#b5433f", PURPLE, "#8a6a4f", "#cc6fa8", "#777777
 """Colors of curves; after the last, the first is used again."""
 _MARKED, _MOST = 60, 500
 """The most points that get a mark each, and the most that are drawn, evenly chosen."""
-_LARGEST = 1e100
+_LARGEST = 1e18
 """Of the values that are drawn: a distance of two must be finite, too."""
 _STYLE = {
     "svg.fonttype": "none",

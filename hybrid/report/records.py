@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -168,7 +167,7 @@ def _so_far(settings: Config | None, lines: list[Line]) -> Summary:
         test_accuracy=tested.accuracy,
         test_loss=tested.loss,
         train_seconds=sum(x.seconds for x in lines if x.phase in ("serial", "parallel")),
-        idle_share=[fmean(shares) for shares in idle],
+        idle_share=[sum(shares) / len(shares) for shares in idle],
         residual=next((line.residual for line in reversed(lines) if line.residual), []),
     )
     if settings is not None:
