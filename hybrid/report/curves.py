@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import isfinite, nan
 from statistics import mean, median
 
-from hybrid.report.page import COLORS, Chart, thinned
+from hybrid.report.page import COLORS, LARGEST, Chart, thinned
 from hybrid.report.records import Line, Record
 
 _SEVERAL = 8
@@ -46,7 +46,7 @@ class Panel:
         for line in record.lines:
             if not self.phases or line.phase == phase:
                 for label, value in self.values(line).items():
-                    if value is not None and isfinite(value):
+                    if value is not None and abs(value) < LARGEST:
                         found.setdefault(label, {})[line.step] = value
         return found
 

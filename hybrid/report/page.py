@@ -31,8 +31,8 @@ COLORS = (BLUE, ORANGE, GREEN, "#b5433f", PURPLE, "#8a6a4f", "#cc6fa8", "#777777
 """Colors of curves; after the last, the first is used again."""
 _MARKED, _MOST = 60, 500
 """The most points that get a mark each, and the most that are drawn, evenly chosen."""
-_LARGEST = 1e18
-"""Of the values that are drawn: a distance of two must be finite, too."""
+LARGEST = 1e18
+"""Of the values that are drawn: what lies between two must be finite, too."""
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "hybrid",
@@ -85,7 +85,7 @@ class Chart:
         Without a label the legend has no entry.
         """
         self.axes.plot(
-            *([x if abs(x) < _LARGEST else nan for x in thinned(values)] for values in (xs, ys)),
+            *([x if abs(x) < LARGEST else nan for x in thinned(values)] for values in (xs, ys)),
             color=color,
             linestyle="solid" if lines else "none",
             marker="o" if not lines or len(xs) <= _MARKED else "",
