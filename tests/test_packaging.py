@@ -59,7 +59,6 @@ def test_the_wheel_works_away_from_the_sources(wheel, tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     for needed in (
         "hybrid/jobs/train.sbatch",
-        "hybrid/report/page.css",
         "hybrid/report/page.html",
         "hybrid/data/NOTICE",
         "hybrid/data/digits.safetensors",

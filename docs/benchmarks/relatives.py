@@ -30,7 +30,7 @@ DDG, FR, FDG, LOCAL = (
     f"--model resnet20 --blocks 4 --solver {name}"
     for name in (f"ddg {WHOLE}", f"features-replay {WHOLE}", f"fdg {WHOLE}", "local-updates")
 )
-CORRECTED = "--window 25 --correct-every 2"
+CORRECTED = "--window 25 --set rounds.correct_every=2"
 ROWS = {
     "serial, batch 128": f"{SERIAL} {LARGE}",
     "ddg, K = 4, batch 128": f"{DDG} {LARGE}",
@@ -42,7 +42,7 @@ ROWS = {
         f"{FDG} {LARGE} --set optimizer.name=adamw --set optimizer.lr=0.004"
     ),
     "fdg, K = 4, batch 128, every 2nd window of 26 serial": (
-        f"{FDG} {LARGE} --window 26 --correct-every 2"
+        f"{FDG} {LARGE} --window 26 --set rounds.correct_every=2"
     ),
     "fdg, K = 2, batch 128": f"--model resnet20 --blocks 2 --solver fdg {WHOLE} {LARGE}",
     "local-updates, greedy, K = 4, batch 128": f"{LOCAL} {LARGE}",

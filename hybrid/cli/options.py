@@ -27,13 +27,11 @@ FLAGS = {
     "lr": "optimizer.lr",
     "window": "rounds.window",
     "sweeps": "rounds.sweeps",
-    "correct_every": "rounds.correct_every",
     "blocks": "split.blocks",
     "replicas": "split.replicas",
     "seed": "train.seed",
     "precision": "train.precision",
     "loss": "train.loss",
-    "kernels": "train.kernels",
     "gigabits": "links.gigabits_per_second",
     "latency": "links.latency_microseconds",
 }

@@ -31,13 +31,11 @@ def train(
     lr: options.LearningRate = None,
     window: Annotated[str | None, options.flag("window")] = None,
     sweeps: Annotated[int | None, options.flag("sweeps")] = None,
-    correct_every: Annotated[int | None, options.flag("correct_every")] = None,
     blocks: Annotated[int | None, options.flag("blocks")] = None,
     replicas: Annotated[int | None, options.flag("replicas")] = None,
     seed: Annotated[int | None, options.flag("seed")] = None,
     loss: Annotated[str | None, options.flag("loss")] = None,
     precision: Annotated[str | None, options.flag("precision")] = None,
-    kernels: Annotated[str | None, options.flag("kernels")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.  [default: runs/TIME-MODEL-DATA-SOLVER]")
     ] = None,

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hybrid.doctor import batch, cores, mpi, storage, versions
-from hybrid.doctor.finding import Finding
+from hybrid.doctor import machine, ranks
+from hybrid.doctor.machine import Finding
 from hybrid.errors import one_line
 from hybrid.ranks import launch
 
@@ -20,39 +20,32 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
     named = data is not None or bool(os.environ.get("HYBRID_DATA"))
     data = data or Path(os.environ.get("HYBRID_DATA") or "~/.cache/hybrid").expanduser()
     comm = launch.communicator()
-    mine = cores.here(), versions.installed(), storage.readable(data)
-    everyone = [mine] if comm is None else comm.allgather(mine)
-    places, installed, read = zip(*everyone, strict=True)
+    answer = ranks.hardware(), ranks.installed(), machine.unreadable(data)
+    answers = [answer] if comm is None else comm.allgather(answer)
+    places, versions, reasons = zip(*answers, strict=True)
     checks: list[Callable[[], list[Finding]]] = [
-        lambda: versions.versions(installed[0]),
-        mpi.mpirun,
-        mpi.library,
-        mpi.killed,
-        mpi.shared_memory,
-        cores.cores,
-        cores.gpus,
-        lambda: storage.run_folder(out, len({place.host for place in places})),
-        lambda: storage.data_folder(data, named, read),
-        lambda: storage.homes(os.environ),
-        lambda: batch.slurm(os.environ),
+        lambda: ranks.same_versions(versions),
+        ranks.mpirun,
+        ranks.library,
+        machine.shared_memory,
+        lambda: ranks.binding(places),
+        ranks.gpus,
+        lambda: ranks.gpu_sharing(places),
+        lambda: machine.run_folder(out),
+        lambda: machine.data_folder(data, named, reasons),
+        machine.slurm,
     ]
     if comm is not None:
-        seen = storage.same_folder(out, lambda name: str(comm.bcast(name)), comm.allgather)
-        checks += [
-            lambda: seen,
-            lambda: versions.same_versions(installed),
-            lambda: cores.binding(places),
-            lambda: cores.gpu_sharing(places),
-            lambda: [Finding("rank", f"{rank} on {place}") for rank, place in enumerate(places)],
-        ]
+        seen = machine.same_folder(out, comm)
+        checks.append(lambda: seen)
     if comm is None or comm.rank == 0:
         for check in checks:
             try:
-                found = check()
+                findings = check()
             except Exception as error:
                 why = f"{type(error).__name__}: {one_line(error)}"
-                found = [Finding("doctor", f"cannot look: {why}")]
-            for subject, value, remedy in found:
+                findings = [Finding("doctor", f"cannot look: {why}")]
+            for subject, value, remedy in findings:
                 say(f"{'!' if remedy else ' '} {subject:<12} {value}")
                 if remedy:
                     say(f"    -> {remedy}")

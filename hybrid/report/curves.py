@@ -1,132 +1,183 @@
-"""The lines of metrics.jsonl as curves."""
+"""Curves of one run, or of several: quantities of metrics.jsonl over epochs and over time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import zip_longest
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from math import isfinite, nan
+from statistics import mean, median
 
-from hybrid.report.chart import BLUE, GREY, ORANGE, Chart, Key, in_order
-from hybrid.report.records import Line
+from hybrid.report.page import COLORS, LARGEST, Chart, thinned
+from hybrid.report.records import Line, Record
 
-Draw = Callable[[Chart, Sequence[Line]], object]
-_CURVES = 64
-"""The most ranks, or cuts, that have a curve, beside the last one."""
-_PHASES = {"serial": BLUE, "parallel": ORANGE, "test": GREY}
-
-
-def curves(lines: Sequence[Line]) -> dict[str, Chart]:
-    """Charts by title, without those for which the lines have no values."""
-    made: dict[str, Chart] = {}
-    for title, (quantity, draw) in PANELS.items():
-        chart = Chart("step", quantity)
-        draw(chart, lines)
-        if not chart.empty:
-            made[title] = chart
-    return made
+_SEVERAL = 8
+"""Of more ranks or cuts there are three curves: the least, the median and the greatest value."""
+_SHORT = 300
+"""Seconds of training up to which it is not told in minutes."""
 
 
-def _by_phase(of: Callable[[Line], float | None], chart: Chart, lines: Sequence[Line]) -> None:
-    """A curve for each phase that has values."""
-    for phase, color in _PHASES.items():
-        found = [(x.step, of(x)) for x in lines if x.phase == phase]
-        points = [(step, value) for step, value in found if value is not None and isfinite(value)]
-        if points:
-            steps, values = zip(*points, strict=True)
-            chart.curve(steps, values, color, phase)
+@dataclass
+class Group:
+    """Runs that differ only in their seed, which share a curve, and its name."""
+
+    label: str
+    records: list[Record]
 
 
-def _by_rank(chart: Chart, lines: Sequence[Line]) -> None:
-    own = [(line.step, [100 * share for share in line.idle]) for line in lines if line.idle]
-    _by_number("rank", own, chart)
+@dataclass(frozen=True)
+class Panel:
+    """A quantity of the lines of metrics.jsonl: what a chart shows, and the unit of its y axis."""
+
+    title: str
+    unit: str
+    values: Callable[[Line], Mapping[str, float | None]]
+    """Of a line: the value of each curve by its label; None is a line without the quantity."""
+    phases: tuple[str, ...] = ()
+    """The lines that count are those of the first of these phases that a run has; empty: all."""
+    log: bool = False
+    by_time: bool = False
+
+    def points(self, record: Record) -> dict[str, dict[int, float]]:
+        """Label of a curve -> step -> value."""
+        phases = {line.phase for line in record.lines}
+        phase = next((phase for phase in self.phases if phase in phases), None)
+        found: dict[str, dict[int, float]] = {}
+        for line in record.lines:
+            if not self.phases or line.phase == phase:
+                for label, value in self.values(line).items():
+                    if value is not None and abs(value) < LARGEST:
+                        found.setdefault(label, {})[line.step] = value
+        return found
 
 
-def _by_cut(
-    name: str, chart: Chart, lines: Sequence[Line], legend: bool = True, dash: str = "solid"
-) -> bool:
-    """A curve for each cut, as far as the field is positive; whether there are any."""
-    own = [(x.step, getattr(x, name)) for x in lines if x.phase == "parallel"]
-    shown = [(step, [v if isfinite(v) and v > 0 else nan for v in vs]) for step, vs in own]
-    if not any(isfinite(value) for _, values in shown for value in values):
-        return False
-    chart.logarithmic()
-    _by_number("cut", shown, chart, first=1, legend=legend, dash=dash)
-    return True
+def _by_phase(of: Callable[[Line], float | None]) -> Callable[[Line], dict[str, float | None]]:
+    """A curve for each phase that trains, and for the test."""
+    known = ("serial", "parallel", "test")  # of a damaged line it may be anything
+    return lambda line: {line.phase: of(line)} if line.phase in known else {}
 
 
-def _by_number(
-    kind: str,
-    found: Sequence[tuple[int, Sequence[float]]],
-    chart: Chart,
-    first: int = 0,
-    legend: bool = True,
-    dash: str = "solid",
-) -> None:
-    """A curve for each place in the lists of values; of very many for some, evenly chosen."""
-    number = max((len(values) for _, values in found), default=0)
-    each = -(-number // _CURVES) or 1
-    most = max(60, 4000 // max(1, number))
-    for place, (color, label, few) in enumerate(in_order(kind, number, first)):
-        if place % each and place != number - 1:
-            continue
-        points = [(step, values[place]) for step, values in found if place < len(values)]
-        steps, ys = zip(*points, strict=True)
-        chart.curve(steps, ys, color, label if legend and few else "", dash=dash, most=most)
+def _one(of: Callable[[Line], float | None]) -> Callable[[Line], dict[str, float | None]]:
+    """One curve."""
+    return lambda line: {"": of(line)}
 
 
-def _norms(chart: Chart, lines: Sequence[Line]) -> None:
-    primal = _by_cut("primal", chart, lines)
-    dual = _by_cut("dual", chart, lines, legend=not primal, dash="dashed")
-    for dash, name in [("solid", "primal")] * primal + [("dashed", "dual")] * dual:
-        chart.keys.append(Key(GREY, dash, name))
+def _each(name: str, values: Sequence[float], first: int) -> dict[str, float]:
+    """A curve for each rank or cut, unless they are many."""
+    if len(values) <= _SEVERAL:
+        return {f"{name} {number}": value for number, value in enumerate(values, first)}
+    known = [value for value in values if isfinite(value)] or [nan]
+    return {"least": min(known), "median": median(known), "greatest": max(known)}
 
 
-def _staleness(chart: Chart, lines: Sequence[Line]) -> None:
-    """A histogram for each block, side by side."""
-    own = [line.staleness for line in lines if line.staleness]
-    number = max(map(len, own), default=0)
-    for block, (color, label, legend) in enumerate(in_order("block", number)):
-        found = [each[block] for each in own if block < len(each)]
-        sums = [sum(n) for n in zip_longest(*found, fillvalue=0)]
-        shares = [100 * n / max(1, sum(sums)) for n in sums]
-        part = 0.8 / number
-        places = [x - 0.4 + block * part for x in range(len(sums))]
-        chart.bars(places, shares, color, label if legend else "", part)
-    chart.axes.set_xlabel("updates")
+def _accuracy(line: Line) -> float | None:
+    return None if line.accuracy is None else 100 * line.accuracy
 
 
-def _accepted(chart: Chart, lines: Sequence[Line]) -> None:
-    """Of all candidates of an epoch."""
-    own = [line for line in lines if line.phase == "sampler" and line.accepted is not None]
-    steps = [line.step for line in own]
-    if own:
-        chart.curve(steps, [100 * (line.accepted or 0.0) for line in own], BLUE, "all", width=2)
+def _throughput(line: Line) -> float | None:
+    trained = line.phase != "test" and line.seconds > 0 and line.samples
+    return line.samples / line.seconds if trained else None
 
 
-def _test_accuracy(line: Line) -> float | None:
-    return 100 * line.accuracy if line.phase == "test" and line.accuracy is not None else None
-
-
-def _images(line: Line) -> float | None:
-    return None if line.phase == "test" else line.images_per_second()
-
-
-PANELS: dict[str, tuple[str, Draw]] = {
-    "Loss of each phase, on training images": ("loss", partial(_by_phase, lambda x: x.loss)),
-    "Test accuracy": ("test accuracy, %", partial(_by_phase, _test_accuracy)),
-    "Relative primal residual ‖λ - x‖ / ‖x‖ at each cut": (
+RUN = (
+    Panel("Loss", "loss", _by_phase(lambda x: x.loss), log=True, by_time=True),
+    Panel("Accuracy", "accuracy, %", _by_phase(_accuracy), by_time=True),
+    Panel(
+        "Relative primal residual ‖λ - x‖ / ‖x‖ at each cut",
         "relative residual",
-        partial(_by_cut, "residual"),
+        lambda x: _each("cut", [value if value > 0 else nan for value in x.residual], 1),
+        log=True,
     ),
-    "Primal and dual residual norms at each cut": ("norm", _norms),
-    "Learning rate": ("learning rate", partial(_by_phase, lambda x: x.learning_rate)),
-    "Throughput": ("images/s", partial(_by_phase, _images)),
-    "Idle share of each rank": ("waited, %", _by_rank),
-    "Staleness: updates of a unit between an instance's forward and backward pass": (
-        "share of a block's gradients, %",
-        _staleness,
+    Panel("Learning rate", "learning rate", _one(lambda x: x.learning_rate)),
+    Panel("Throughput", "images/s", _by_phase(_throughput)),
+    Panel(
+        "Idle share of each rank",
+        "waited, %",
+        lambda x: _each("rank", [100 * share for share in x.idle], 0),
     ),
-    "Candidates that the sampler accepted": ("accepted, %", _accepted),
-}
-"""Title -> the quantity upwards, and what draws it."""
+    Panel(
+        "Candidates that the sampler accepted",
+        "accepted, %",
+        _one(lambda x: None if x.accepted is None else 100 * x.accepted),
+    ),
+)
+"""Of one run."""
+COMPARED = (
+    Panel("Test accuracy", "accuracy, %", _one(_accuracy), ("test",), by_time=True),
+    Panel("Test loss", "loss", _one(lambda x: x.loss), ("test",), by_time=True),
+    Panel(
+        "Training loss",
+        "loss",
+        _one(lambda x: x.loss),
+        ("serial", "parallel"),
+        log=True,
+        by_time=True,
+    ),
+    Panel("Learning rate", "learning rate", _one(lambda x: x.learning_rate)),
+    Panel("Throughput", "images/s", _one(_throughput), ("serial", "parallel")),
+    Panel(
+        "Idle share of the rank that waits most",
+        "waited, %",
+        _one(lambda x: 100 * max(x.idle) if x.idle else None),
+    ),
+    Panel(
+        "Relative residual, mean over the cuts",
+        "relative residual",
+        _one(lambda x: mean(x.residual or [0.0]) or None),  # 0: nothing is left open
+        log=True,
+    ),
+)
+"""Of several."""
+
+
+def curves(panels: Sequence[Panel], groups: Sequence[Group]) -> Iterator[tuple[str, Chart]]:
+    """Title and chart of each quantity that the runs have, by epochs and perhaps by time."""
+    records = [record for group in groups for record in group.records]
+    epochs = "epochs" if all(map(_epochs_a_step, records)) else "steps"
+    lengths = [sum(line.seconds for line in record.lines) for record in records]
+    unit = "seconds" if max(lengths) <= _SHORT else "minutes"
+    simulated = ", simulated" if any("simulated" in x.summary.seconds for x in records) else ""
+    for panel in panels:
+        for axis in (epochs, f"{unit} of training{simulated}")[: 1 + panel.by_time]:
+            chart = Chart(axis, panel.unit, log=panel.log)
+            _draw(chart, panel, groups, axis)
+            if not chart.empty:
+                by = f"{panel.title}, by {axis}" if panel.by_time else panel.title
+                yield by, chart
+
+
+def _draw(chart: Chart, panel: Panel, groups: Sequence[Group], axis: str) -> None:
+    """The mean of the runs of each group, and a band from the least to the greatest."""
+    for number, group in enumerate(groups):
+        runs = [(_places(record, axis), panel.points(record)) for record in group.records]
+        labels = dict.fromkeys(label for _, points in runs for label in points)
+        for place, label in enumerate(labels, number):
+            having = [(places, points[label]) for places, points in runs if label in points]
+            common = sorted(set.intersection(*(set(points) for _, points in having)))
+            if not common:
+                continue
+            steps = thinned(common)
+            xs = [mean(places[step] for places, _ in having) for step in steps]
+            ys = [[points[step] for _, points in having] for step in steps]
+            color = COLORS[place % len(COLORS)]
+            if len(having) > 1:
+                chart.band(xs, [min(y) for y in ys], [max(y) for y in ys], color)
+            chart.curve(xs, [mean(y) for y in ys], color, group.label or label)
+
+
+def _places(record: Record, axis: str) -> dict[int, float]:
+    """Step -> its place on the axis."""
+    lines = record.lines
+    if axis == "steps":
+        return {line.step: line.step for line in lines}
+    if axis == "epochs":
+        epochs_a_step = _epochs_a_step(record)
+        return {line.step: line.step * epochs_a_step for line in lines}
+    unit = 1 if axis.startswith("seconds") else 60
+    times = accumulate(line.seconds / unit for line in lines)
+    return {line.step: time for line, time in zip(lines, times, strict=True)}
+
+
+def _epochs_a_step(record: Record) -> float:
+    """Its lines have whole epochs, so the end of an epoch tells; 0 before the first one."""
+    return max((line.epoch / line.step for line in record.lines if line.step), default=0.0)

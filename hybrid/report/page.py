@@ -1,42 +1,171 @@
-"""A self-contained HTML page: nothing is fetched, no script runs, and every text is escaped.
+"""A self-contained HTML page of tables and charts: nothing is fetched, and no script runs.
 
-The markup is in the macros of page.html. Charts are SVG within the page.
+The markup is in the macros of page.html, which escape every text. Charts are drawn by matplotlib,
+as SVG within the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from io import StringIO
+from math import nan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from hybrid.report.chart import Chart
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
+N = TypeVar("N", int, float)
 Html = Markup
 """A plain string is text and gets escaped on its way here."""
+UNKNOWN = "-"
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#2b6ca3", "#d9822b", "#3a9d6e", "#7a4fa3", "#555555"
+COLORS = (BLUE, ORANGE, GREEN, "#b5433f", PURPLE, "#8a6a4f", "#cc6fa8", "#777777")
+"""Colors of curves; after the last, the first is used again."""
+_MARKED, _MOST = 60, 500
+"""The most points that get a mark each, and the most that are drawn, evenly chosen."""
+LARGEST = 1e18
+"""Of the values that are drawn: what lies between two must be finite, too."""
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hybrid",
+    "text.parse_math": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+}
 
-_HERE = Path(__file__).parent
+
+class Chart:
+    """Axes with their names, and what is drawn on them; ValueError where matplotlib is missing.
+
+    A logarithmic y axis is one where all values are positive.
+    """
+
+    def __init__(
+        self, across: str, up: str, *, log: bool = False, width: float = 6.4, height: float = 2.9
+    ) -> None:
+        with _style():
+            from matplotlib.figure import Figure
+
+            self.figure = Figure((width, height), layout="constrained")
+            self.axes: Axes = self.figure.subplots()
+        self.axes.set_xlabel(across)
+        self.axes.set_ylabel(up)
+        self.keys: list[tuple[str, str]] = []
+        """Color and label of each entry of the legend, which the page shows above the chart."""
+        self.log = log
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is drawn."""
+        return not self.axes.has_data()
+
+    def curve(
+        self,
+        xs: Sequence[float],
+        ys: Sequence[float],
+        color: str,
+        label: str = "",
+        *,
+        lines: bool = True,
+    ) -> None:
+        """A line, with a mark for each point where they are few, as a single point has no line.
+
+        A value that is huge or not finite is a gap; without `lines` there are marks alone.
+        Without a label the legend has no entry.
+        """
+        self.axes.plot(
+            *([x if abs(x) < LARGEST else nan for x in thinned(values)] for values in (xs, ys)),
+            color=color,
+            linestyle="solid" if lines else "none",
+            marker="o" if not lines or len(xs) <= _MARKED else "",
+            markersize=3,
+        )
+        if label:
+            self.keys.append((color, label))
+
+    def band(
+        self, xs: Sequence[float], low: Sequence[float], high: Sequence[float], color: str
+    ) -> None:
+        """The area between two curves, in a lighter shade."""
+        low, high = thinned(low), thinned(high)
+        self.axes.fill_between(thinned(xs), low, high, color=color, alpha=0.18, linewidth=0)
+
+    def svg(self) -> str:
+        """The chart as an element of a page, without ids and digits that nobody sees."""
+        buffer = StringIO()
+        with _style(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of limits that are equal, of letters without a form
+            self._set_ticks()
+            self.figure.savefig(buffer, format="svg", metadata={"Date": None})
+        text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+        text = re.sub(r'<g id="[^"]*">', "<g>", text[text.index("<svg") :])
+        return re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), text)
+
+    def _set_ticks(self) -> None:
+        """Few ticks, each of which tells its value."""
+        from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
+
+        x, y = self.axes.xaxis, self.axes.yaxis
+        for axis in (x, y):
+            if not isinstance(axis.get_major_locator(), FixedLocator):  # which has names
+                low, high = axis.get_view_interval()
+                whole = axis is x and high - low > 2
+                axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))
+                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        if self.log and 0 < self.axes.dataLim.ymin <= self.axes.dataLim.ymax:
+            formatter = y.get_major_formatter()
+            self.axes.set_yscale("log")
+            low, high = self.axes.get_ylim()
+            several = LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,))
+            y.set_major_locator(several if high > 10 * low else MaxNLocator(4))
+            y.set_major_formatter(formatter)
+            y.set_minor_locator(FixedLocator([]))
+
+
+def thinned(values: Sequence[N]) -> Sequence[N]:
+    """At most as many as are drawn, evenly chosen."""
+    return values[:: -(-len(values) // _MOST) or 1]
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    """This style, whatever a user's own configuration of matplotlib is."""
+    try:
+        from matplotlib import style
+    except ImportError:
+        raise ValueError(
+            "a report's charts need matplotlib: pip install 'hybrid-blocks[report]'"
+        ) from None
+    wanted: list[Any] = ["default", _STYLE]
+    with style.context(wanted):
+        yield
 
 
 @cache
 def _macros() -> Any:
     environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("page.html").module
 
 
-def heading(level: int, title: str) -> Html:
-    """A heading, level 1 to 6."""
-    return Html(_macros().heading(level, title))
-
-
-def paragraph(sentence: str) -> Html:
-    """A paragraph of running text."""
-    return Html(_macros().paragraph(sentence))
+def heading(title: str) -> Html:
+    """A heading within the page."""
+    return Html(_macros().heading(title))
 
 
 def note(sentence: str) -> Html:
@@ -49,9 +178,9 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) ->
     return Html(_macros().table(caption, header, [(first, rest) for first, *rest in rows]))
 
 
-def drawing(chart: Chart, alt: str, title: str = "") -> Html:
-    """A chart within the page, with a title above it if there is one; `alt` says what it shows."""
-    return Html(_macros().figure(_macros().drawing(Html(chart.svg()), chart.keys, alt), title))
+def drawing(chart: Chart, title: str) -> Html:
+    """A chart within the page, with its title above it."""
+    return Html(_macros().drawing(Html(chart.svg()), chart.keys, title))
 
 
 def details(summary: str, text: str) -> Html:
@@ -66,7 +195,17 @@ def row(parts: Iterable[Html]) -> Html:
 
 def page(title: str, parts: Iterable[Html]) -> bytes:
     """The whole document."""
-    style = Html(_HERE.joinpath("page.css").read_text())
-    document = _macros().page(title, [*parts], style).strip() + "\n"
+    document = _macros().page(title, [*parts]).strip() + "\n"
     # a JSON file may hold half a surrogate pair, which no UTF-8 can
     return str(document).encode(errors="xmlcharrefreplace")
+
+
+def amount(size: float | None) -> str:
+    """A number of bytes with three digits and a unit."""
+    if size is None:
+        return UNKNOWN
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"

@@ -3,8 +3,8 @@
 import json
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -13,17 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hybrid import files
 from hybrid.files import read_whole
 from hybrid.folder.manifest import Rollback
-from hybrid.folder.runfolder import MOST_BYTES, MOST_STARTS
+from hybrid.folder.runfolder import MOST_BYTES
+from hybrid.registries import LINKS
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import MOST_BYTES as TOML_BYTES
 from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import first_fault
 
-PerCut = Annotated[list[float], Field(max_length=4096)]
+Numbers = Annotated[list[float], Field(max_length=4096)]
 Sizes = list[Annotated[int, Field(ge=0, lt=2**63)]]
-PerRank = Annotated[list[float], Field(max_length=4096)]
-Histogram = Annotated[list[Annotated[int, Field(ge=0, lt=2**53)]], Field(max_length=4096)]
-PerBlock = Annotated[list[Histogram], Field(max_length=4096)]
 MOST_LINES, MOST_OF_METRICS = 1 << 18, 1 << 28
 """The most lines of metrics that a report takes, and their most bytes."""
 
@@ -31,10 +29,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Line(BaseModel):
-    """A line of metrics.jsonl; lists are per cut unless stated otherwise.
-
-    A line of a test also has its metrics.
-    """
+    """What the report shows of a line of metrics.jsonl; a line of a test also has its metrics."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -46,19 +41,12 @@ class Line(BaseModel):
     accuracy: float | None = None
     seconds: float = 0.0
     learning_rate: float | None = None
-    idle: PerRank = []
+    idle: Numbers = []
     """Share of the report's time in which each rank waited, on a report's first line."""
-    residual: PerCut = []
-    primal: PerCut = []
-    dual: PerCut = []
-    staleness: PerBlock = []
-    """For each block: the number of gradients by their weights' updates since the forward pass."""
+    residual: Numbers = []
+    """For each cut, ||lam - x|| / ||x||."""
     accepted: float | None = Field(default=None, ge=0, le=1)
     """Share of an epoch's candidates that the sampler accepted."""
-
-    def images_per_second(self) -> float | None:
-        """Throughput of the phase; None where the line counts no samples."""
-        return self.samples / self.seconds if self.seconds > 0 and self.samples else None
 
 
 class Summary(BaseModel):
@@ -87,22 +75,15 @@ class Summary(BaseModel):
     bytes_sent: Sizes = []
     peak_memory_bytes: Sizes = []
     residual: list[float] = []
-    returns_to_serial: int | None = None
     stopped_early: str | None = None
     rollbacks: list[Rollback] = []
     checkpoint_seconds: list[float] = []
 
-
-class Start(BaseModel):
-    """A line of starts.jsonl: by what a run was started or resumed."""
-
-    time: str = ""
-    step: int = 0
-    command: str = ""
-    hosts: list[str] = []
-    version: str | None = None
-    commit: str | None = None
-    packages: dict[str, str] = {}
+    @property
+    def seconds(self) -> str:
+        """The unit of all times of the run."""
+        clocked = self.links is not None and self.links in LINKS and LINKS[self.links].clocked
+        return "s, simulated" if clocked else "s"
 
 
 @dataclass
@@ -115,7 +96,6 @@ class Record:
     summary: Summary
     ended: bool
     lines: list[Line]
-    starts: list[Start]
 
 
 def read(run: Path) -> Record:
@@ -131,35 +111,25 @@ def read(run: Path) -> Record:
     summary = (
         checked(Summary, read_whole(path, MOST_BYTES), path) if ended else _so_far(settings, lines)
     )
-    starts: list[Start] = []
-    with suppress(ValueError):  # the report does without the origin of the run
-        starts = _read(Start, run / "starts.jsonl", MOST_STARTS, MOST_BYTES)
-    return Record(run, settings, summary, ended, lines, starts)
+    return Record(run, settings, summary, ended, lines)
 
 
 def read_lines(path: Path, cls: type[M]) -> list[M]:
-    """The lines of metrics.jsonl; ValueError if there is none yet."""
-    found = _read(cls, path, MOST_LINES, MOST_OF_METRICS)
+    """The whole lines of metrics.jsonl; ValueError if there is none yet."""
+    found: list[M] = []
+    for n, text in enumerate(files.read_lines(path, MOST_OF_METRICS), 1):
+        if n > MOST_LINES:
+            raise ValueError(
+                f"{path} has more than {MOST_LINES} lines, the most that a report takes: make it "
+                "of a copy of the run with fewer of them"
+            )
+        if text.strip():
+            found.append(checked(cls, text, f"{path} line {n}"))
     if not found:
         raise ValueError(
             f"{path} has 0 whole lines, and a report needs at least 1: "
             "wait for the run's first line, or start the run again"
         )
-    return found
-
-
-def _read(cls: type[M], path: Path, most: int, most_bytes: int) -> list[M]:
-    """The lines of a file that may be missing, without a last line that is cut off."""
-    found: list[M] = []
-    lines = files.read_lines(path, most_bytes) if os.path.lexists(path) else ()
-    for n, text in enumerate(lines, 1):
-        if n > most:
-            raise ValueError(
-                f"{path} has more than {most} lines, the most that a report takes: make it of a "
-                "copy of the run with fewer of them"
-            )
-        if text.strip():
-            found.append(checked(cls, text, f"{path} line {n}"))
     return found
 
 
@@ -188,23 +158,16 @@ def checked(cls: type[M], content: bytes, place: object) -> M:
 
 
 def _so_far(settings: Config | None, lines: list[Line]) -> Summary:
-    """The summary of a run that has not ended, from its lines so far."""
-    serial, parallel = ([x for x in lines if x.phase == kind] for kind in ("serial", "parallel"))
-    serial_seconds, parallel_seconds = (sum(x.seconds for x in own) for own in (serial, parallel))
-    total = serial_seconds + parallel_seconds
-    # both phases of a step train on the same images
-    images = sum({x.step: x.samples for x in parallel + serial}.values())
-    none = Line(step=0, epoch=0, phase="test")
-    tested = next((x for x in reversed(lines) if x.phase == "test"), none)
-    known = {"accuracy": tested.accuracy, **(tested.model_extra or {})}
+    """The summary of a run that has not ended, as far as its lines and settings tell."""
+    tested = next(
+        (x for x in reversed(lines) if x.phase == "test"), Line(step=0, epoch=0, phase="")
+    )
+    idle = zip_longest(*(line.idle for line in lines if line.idle), fillvalue=0.0)
     so_far = Summary(
         test_accuracy=tested.accuracy,
         test_loss=tested.loss,
-        test_metrics={k: v for k, v in known.items() if isinstance(v, float)},
-        train_seconds=total,
-        serial_seconds=serial_seconds,
-        parallel_seconds=parallel_seconds,
-        images_per_second=images / total if total else None,
+        train_seconds=sum(x.seconds for x in lines if x.phase in ("serial", "parallel")),
+        idle_share=[sum(shares) / len(shares) for shares in idle],
         residual=next((line.residual for line in reversed(lines) if line.residual), []),
     )
     if settings is not None:

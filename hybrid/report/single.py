@@ -1,105 +1,47 @@
-"""The page about one run folder."""
+"""The page about one run: its facts, what each rank did when, curves, and its settings."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from itertools import zip_longest
 from typing import Any
 
-from hybrid.errors import format_error, one_line, tell
-from hybrid.files import check_folder, write_atomically
-from hybrid.folder import traces
-from hybrid.registries import LINKS
-from hybrid.report import tables
-from hybrid.report.comparison import compared
-from hybrid.report.curves import curves
-from hybrid.report.diagnosis import diagnosis
-from hybrid.report.page import Html, drawing, heading, note, page, paragraph, row
-from hybrid.report.records import Record, read
-from hybrid.report.timeline import Span, spans, timeline
-from hybrid.solvers.named import Added
+from hybrid.report.curves import RUN, Group, curves
+from hybrid.report.page import (
+    UNKNOWN,
+    Html,
+    amount,
+    details,
+    drawing,
+    heading,
+    note,
+    page,
+    row,
+    table,
+)
+from hybrid.report.records import Record, Summary
+from hybrid.report.timeline import spans, timeline
+from hybrid.settings.config import Config
+from hybrid.settings.methods import NAMED
+from hybrid.settings.resolve import resolve, to_toml
 
-GROUP = "hybrid.reports"
-"""The entry points by which another package reports runs of its own: COMMAND = "its.module".
-
-The module has `is_run(folder) -> bool` and `content(run) -> bytes`, the page.
-"""
-REPORTS = Added("report", GROUP)
-
-
-def command_of(*runs: Path) -> tuple[Path, str, Any] | None:
-    """The first run that a command of another package made, this command, and its report's module.
-
-    A package that cannot be imported, or fails to tell, is left out and named on stderr.
-    """
-    modules: dict[str, Any] = REPORTS.usable(_say)
-    for name, module in modules.items():
-        for run in runs:
-            try:
-                if module.is_run(run):
-                    return run, name, module
-            except (Exception, SystemExit) as error:  # whatever the code of another package raises
-                _say(f"report {name!r} fails at {run}: {format_error(error)} (it is left out)")
-    return None
+_METHODS = ("solver", *NAMED)
+"""Sections whose other settings follow from a name."""
 
 
-def _say(text: str) -> None:
-    tell(f"hybrid: {text}")
-
-
-def write(run: Path) -> Path:
-    """Write RUN/report/index.html, whole or not at all; give its path.
-
-    Raises ValueError or FileNotFoundError for a folder that holds no run, and for a file in it that
-    cannot be read.
-    """
-    other, events = command_of(run), traces.join(run)
-    content = other[2].content(run) if other else _content(read(run), events)
-    return _written(content, run / "report" / "index.html")
-
-
-def compare(runs: Sequence[Path], out: Path) -> Path:
-    """Write OUT/index.html about several runs, whole or not at all; give its path."""
-    return _written(compared(runs), out / "index.html")
-
-
-def _written(content: bytes, file: Path) -> Path:
-    check_folder(file.parent)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, content)
-    except OSError as error:
-        raise ValueError(
-            f"{one_line(error)}: a report of {tables.amount(len(content))} goes to {file}: make "
-            "room there, or correct the permissions"
-        ) from None
-    return file
-
-
-def _content(record: Record, events: Sequence[Mapping[str, Any]]) -> bytes:
-    summary, lines = record.summary, record.lines
+def content(record: Record, events: Sequence[Mapping[str, Any]]) -> bytes:
+    """The page; `events` are the spans of all ranks."""
+    summary = record.summary
     known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
     title = f"{record.run.resolve().name}: {', '.join(filter(None, known))}"
-    found = spans(events)
-    parts = [] if record.ended else [note(_how_far(record))]
-    parts += map(paragraph, diagnosis(record, found))
-    facts = [tables.facts(summary, record.ended), tables.ranks(summary), tables.cuts(summary)]
-    parts += [
-        row(filter(None, [*facts, tables.rollbacks(summary)])),
-        *_timeline(found, summary.links),
+    drawn = [drawing(chart, name) for name, chart in curves(RUN, [Group("", [record])])]
+    parts = [
+        *([] if record.ended else [note(_how_far(record))]),
+        row([_facts(summary, record.ended), *_ranks(summary), *_cuts(summary)]),
+        *_timeline(events, summary),
+        heading("Curves"),
+        row(drawn),
+        *([] if record.settings is None else _settings(record.settings)),
     ]
-    drawn = [drawing(chart, name, name) for name, chart in curves(lines).items()]
-    parts += [heading(2, "Curves"), row(drawn)]
-    origin = [*([] if record.settings is None else tables.settings(record.settings))]
-    origin += filter(None, [tables.starts(record.starts)])
-    return page(title, [*parts, *([heading(2, "How it was made")] if origin else []), *origin])
-
-
-def _timeline(found: Sequence[Span], links: str | None) -> list[Html]:
-    clocked = links is not None and links in LINKS and LINKS[links].clocked
-    if (chart := timeline(found, "ms, simulated" if clocked else "ms")) is None:
-        return []
-    said = "Steps of usual length; all spans are in trace.json, for ui.perfetto.dev or Chrome."
-    what = "what each rank did when"
-    return [heading(2, "What each rank did when"), drawing(chart, what), paragraph(said)]
+    return page(title, parts)
 
 
 def _how_far(record: Record) -> str:
@@ -109,3 +51,84 @@ def _how_far(record: Record) -> str:
         "This run has not ended (there is no summary.json). The report is about its part up to "
         f"step {last.step}, after {last.epoch}{asked} epochs."
     )
+
+
+def _timeline(events: Sequence[Mapping[str, Any]], summary: Summary) -> list[Html]:
+    chart = timeline(spans(events), f"m{summary.seconds}", summary.idle_share)
+    title = "What each rank did in steps of usual length (trace.json has all, for ui.perfetto.dev)"
+    return [drawing(chart, title)] if chart else []
+
+
+def _facts(summary: Summary, ended: bool) -> Html:
+    """What was run and how it went, without rows of which nothing is known."""
+    seconds = summary.seconds
+    returns = "; ".join(f"from step {x.step} to {x.to}: {x.reason}" for x in summary.rollbacks)
+    rows = [
+        ("solver", summary.solver, "{}"),
+        ("model", summary.model, "{}"),
+        ("data", summary.data, "{}"),
+        ("blocks", summary.blocks, "{}"),
+        ("replicas", summary.replicas, "{}"),
+        ("joined by", summary.links, "{}"),
+        ("epochs" if ended else "epochs asked for", summary.epochs, "{}"),
+        ("stopped early", summary.stopped_early, "{}"),
+        ("seed", summary.seed, "{}"),
+        ("test accuracy", summary.test_accuracy, "{:.2%}"),
+        ("test loss", summary.test_loss, "{:.4g}"),
+        *((f"test {k}", v, "{:.4g}") for k, v in summary.test_metrics.items() if k != "accuracy"),
+        ("training", summary.train_seconds, f"{{:.1f}} {seconds}"),
+        ("of it, serial phases", summary.serial_seconds or None, f"{{:.1f}} {seconds}"),
+        ("of it, parallel phases", summary.parallel_seconds or None, f"{{:.1f}} {seconds}"),
+        ("images per second", summary.images_per_second, "{:,.1f}"),
+        ("waited for checkpoints", max(summary.checkpoint_seconds, default=None), "{:.2f} s"),
+        ("returns to a checkpoint", returns or None, "{}"),
+    ]
+    shown = [(name, form.format(value)) for name, value, form in rows if value is not None]
+    return table("Run" if ended else "Run so far", (), shown)
+
+
+def _ranks(summary: Summary) -> list[Html]:
+    """A row for each rank, if the summary has anything about ranks."""
+    columns: list[tuple[str, list[str]]] = [
+        ("idle share", [f"{idle:.1%}" for idle in summary.idle_share]),
+        ("sent", [*map(amount, summary.bytes_sent)]),
+        ("peak memory", [*map(amount, summary.peak_memory_bytes)]),
+    ]
+    if any(summary.gap_steps):
+        columns.append(("local steps in gaps", [f"{steps:,}" for steps in summary.gap_steps]))
+        times = [f"{spent:.1f} {summary.seconds}" for spent in summary.gap_seconds]
+        columns.append(("their time", times))
+    if any(summary.delay):
+        columns.append(("delay", [f"{delay:g} steps" for delay in summary.delay]))
+    rows = zip_longest(*(cells for _, cells in columns), fillvalue=UNKNOWN)
+    numbered = [(str(rank), *row) for rank, row in enumerate(rows)]
+    header = ("rank", *(name for name, _ in columns))
+    return [table("Ranks", header, numbered)] if numbered else []
+
+
+def _cuts(summary: Summary) -> list[Html]:
+    """A row for each cut."""
+    residuals = [f"{residual:.3g}" for residual in summary.residual]
+    cells = zip_longest(summary.cuts, residuals, fillvalue=UNKNOWN)
+    rows = [(str(number), *row) for number, row in enumerate(cells, 1)]
+    header = ("cut", "before unit", "residual ‖λ - x‖ / ‖x‖")
+    return [table("Cuts", header, rows)] if rows else []
+
+
+def _settings(config: Config) -> list[Html]:
+    """The settings that are not the defaults of their method, and below them all of them."""
+    methods = {section: {"name": getattr(config, section)["name"]} for section in _METHODS}
+    plain = resolve(methods).model_dump()
+    rows = [
+        (f"{section}.{key}", _value(value), _value(plain[section].get(key)))
+        for section, settings in config.model_dump().items()
+        for key, value in settings.items()
+        if value != plain[section].get(key)
+    ]
+    shown = table("Settings other than the defaults", ("", "this run", "default"), rows)
+    all_settings = details("All settings: config.toml", to_toml(config))
+    return [heading("How it was made"), *([shown] if rows else []), all_settings]
+
+
+def _value(value: object) -> str:
+    return UNKNOWN if value is None or value == "" else str(value)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hybrid.report.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, Chart, Key
+from hybrid.report.page import BLUE, GREEN, GREY, ORANGE, PURPLE, Chart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,8 +47,11 @@ def spans(events: Iterable[Mapping[str, Any]]) -> list[Span]:
     return sorted(found, key=lambda span: (span.rank, span.thread, span.start, -span.end))
 
 
-def timeline(found: Sequence[Span], unit: str = "ms") -> Chart | None:
-    """Some steps of a training, fewer where they have many bars; None without any."""
+def timeline(found: Sequence[Span], unit: str, idle: Sequence[float]) -> Chart | None:
+    """Some steps of a training, fewer where they have many bars; None without any.
+
+    `idle` is the share of the whole training that each rank waited, as far as it is known.
+    """
     ranks = sorted({span.rank for span in found})[:MOST_RANKS]
     several = [span for span in found if span.rank in ranks]
     periods = (usual_period(several, steps) for steps in (STEPS, STEPS // 2, STEPS // 4, 1))
@@ -58,8 +60,10 @@ def timeline(found: Sequence[Span], unit: str = "ms") -> Chart | None:
         return None
     bars, period = next((one for one in shown if len(one[0]) <= MOST_BARS), shown[-1])
     chart = Chart(unit, "", width=13.0, height=0.7 + 0.26 * len(ranks))
-    kinds = draw(chart.axes, bars, period)
-    chart.keys += [Key(COLORS[kind], "solid", kind) for kind in kinds]
+    chart.keys += [(COLORS[kind], kind) for kind in draw(chart.axes, bars, period)]
+    shares = {rank: f", idle {share:.0%}" for rank, share in enumerate(idle)}
+    names = [f"rank {rank}{shares.get(rank, '')}" for rank in sorted({x.rank for x in bars})]
+    chart.axes.set_yticks(range(len(names)), names)
     return chart
 
 
@@ -105,32 +109,6 @@ def draw(axes: Axes, shown: Sequence[Span], period: tuple[float, float]) -> list
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     axes.grid(visible=False)
     return kinds
-
-
-def shares(found: Sequence[Span]) -> dict[str, float]:
-    """The share of each name in the time of all ranks.
-
-    A moment counts for the span that a timeline shows: the latest kind of `COLORS` around it.
-    """
-    seconds: defaultdict[str, float] = defaultdict(float)
-    around: list[tuple[Span, str]] = []
-    for span in found:
-        while around and (around[-1][0][:2] != span[:2] or around[-1][0].end <= span.start):
-            around.pop()
-        name = span.name
-        if around:
-            outer, outer_name = around[-1]
-            seconds[outer_name] -= min(span.end, outer.end) - span.start
-            name = max(outer_name, name, key=_height)
-        seconds[name] += span.end - span.start
-        around.append((span, name))
-    total = sum(seconds.values())
-    return {name: spent / total for name, spent in seconds.items()} if total > 0 else {}
-
-
-def _height(name: str) -> int:
-    """Over how many kinds of spans one with this name lies."""
-    return next((i for i, kind in enumerate(COLORS) if name.startswith(kind)), -1)
 
 
 def _bars(found: Sequence[Span], ranks: Sequence[int], start: float) -> Any:

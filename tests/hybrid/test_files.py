@@ -16,7 +16,6 @@ from answers import refusal
 from hybrid import files
 from hybrid.errors import one_line
 from hybrid.folder import traces
-from hybrid.folder.runfolder import MOST_BYTES, MOST_STARTS
 from hybrid.report import records
 
 HUGE = 40 * 2**30
@@ -121,14 +120,6 @@ def test_traces_are_read_in_bounds_however_many_files_name_them(
     assert peak_bytes(lambda: found.extend(traces.spans(tmp_path))) < 2**20
     assert found == [json.loads(SPAN)] * (1000 if SPAN[:-1] in row else 0)
     assert len(read) <= 1010
-
-
-def test_a_report_reads_no_more_starts_than_a_run_keeps(read, run_folder) -> None:
-    (run_folder / "starts.jsonl").write_text("{}\n" * 500_000)
-    assert records.read(run_folder).starts == []
-    assert len(read) < MOST_STARTS + 100
-    os.truncate(run_folder / "starts.jsonl", MOST_BYTES + 1)
-    assert records.read(run_folder).starts == []
 
 
 def test_a_report_names_metrics_of_too_many_lines(run_folder, monkeypatch) -> None:

@@ -14,11 +14,6 @@ def test_under_mpirun_wrong_use_is_answered_once(mpirun, hybrid_cli) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_help_is_printed_once(world) -> None:
-    status, out, err = world.hybrid(2, "train", "--help")
-    assert (status, out.count("Usage:"), err) == (0, 1, "")
-
-
 def test_blocks_that_are_not_as_many_as_the_ranks_are_refused_once(world, tmp_path) -> None:
     status, _, err = world.hybrid(2, "train", "--blocks", 3, "--out", tmp_path / "run")
     assert status == 1

@@ -36,9 +36,7 @@ def seconds_and_said(words):
     ("words", "said"),
     [
         (("--help",), "Commands:"),
-        (("--version",), "hybrid 0.1.0"),
         (("train", "--help"), "Example:"),
-        (("bench", "--help"), "Example:"),
         (("train", "--modle", "x"), "No such option: --modle"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),

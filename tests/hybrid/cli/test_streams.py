@@ -32,16 +32,6 @@ def broken() -> int:
 STREAMS = {"a reader that left": broken, "a full disk": lambda: os.open("/dev/full", os.O_WRONLY)}
 
 
-@pytest.mark.slow  # a process of its own, which loads torch: what Python does at its end counts
-@pytest.mark.parametrize("stream", STREAMS)
-def test_a_run_ends_well_when_nobody_takes_its_output(stream: str, tmp_path) -> None:
-    job = start(tmp_path / "run", "--epochs", "2", stdout=STREAMS[stream](), stderr=subprocess.PIPE)
-    _, errors = job.communicate(timeout=100)
-    assert (job.returncode, errors.count("\n")) == (0, 1)
-    assert "nobody reads the output any more; the run goes on" in errors
-    assert (tmp_path / "run" / "summary.json").exists()
-
-
 def test_a_reader_that_takes_one_line_ends_no_run(tmp_path) -> None:
     """A process of its own, which loads torch: what Python does at its end counts."""
     command: Sequence[str] = (sys.executable, "-m", "hybrid", "train", *QUICK, "--epochs", "2")
@@ -54,6 +44,7 @@ def test_a_reader_that_takes_one_line_ends_no_run(tmp_path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout.count("\n")) == (0, 1)
+    assert "nobody reads the output any more; the run goes on" in done.stderr
     assert (tmp_path / "run" / "summary.json").exists()
 
 

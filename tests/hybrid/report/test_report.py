@@ -126,7 +126,7 @@ def test_what_an_unfinished_run_says_so_far_is_what_its_summary_would_say(run_fo
     measured = {"idle_share", "delay", "bytes_sent", "peak_memory_bytes", "checkpoint_seconds"}
     measured |= {"gap_steps", "gap_seconds", "serial_seconds", "parallel_seconds"}
     measured |= {"images_per_second", "test_metrics"}
-    unknown = measured | {"replicas", "returns_to_serial", "links"}
+    unknown = measured | {"replicas", "links"}
     assert so_far.model_dump(exclude=unknown) == ended.model_dump(exclude=unknown)
 
 
@@ -183,12 +183,11 @@ def test_curves_are_drawn_of_what_the_lines_hold():
     tested = Line(step=8, epoch=2, phase="test", accuracy=0.5)
     zeros = parallel.model_copy(update={"residual": [0.0, float("nan")]})
     assert list(drawn_of(serial, zeros)) == ["Loss"]
-    timed = {"samples": 10, "seconds": 2.0, "learning_rate": 0.1, "idle": [0.5, 0.25], "window": 4}
+    timed = {"samples": 10, "seconds": 2.0, "learning_rate": 0.1, "idle": [0.5, 0.25]}
     chosen = Line(step=8, epoch=2, phase="sampler", accepted=0.5)
     drawn = drawn_of(serial.model_copy(update=timed), parallel, tested, chosen)
     assert [title.split()[0] for title in drawn] == [
-        *("Loss", "Accuracy", "Relative", "Learning", "Throughput", "Idle", "Window"),
-        "Candidates",
+        *("Loss", "Accuracy", "Relative", "Learning", "Throughput", "Idle", "Candidates"),
     ]
     assert heights(drawn["Throughput"]) == [[5.0]]
     assert heights(drawn["Idle share of each rank"]) == [[50.0], [25.0]]
@@ -208,7 +207,7 @@ def test_numbers_of_any_size_are_drawn():
         for log in (False, True):
             chart = Chart("step", "loss", log=log)
             chart.curve([0, 2**53], values, "#000000", "a")
-            assert chart.svg().endswith("</svg> ")
+            assert chart.svg().endswith("</svg>\n")
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,19 @@ from pydantic import BaseModel, Field
 
 from hybrid.files import read_whole
 from hybrid.folder.runfolder import MOST_BYTES
-from hybrid.report.chart import BLUE, GREY, ORANGE, Chart
-from hybrid.report.page import Html, drawing, heading, note, page, row, table
+from hybrid.report.page import (
+    BLUE,
+    GREY,
+    ORANGE,
+    Chart,
+    Html,
+    drawing,
+    heading,
+    note,
+    page,
+    row,
+    table,
+)
 from hybrid.report.records import checked, read_lines
 from hybrid_rl.resolve import is_run, load
 
@@ -71,10 +82,10 @@ def content(run: Path) -> bytes:
         facts |= _outcome(checked(Summary, read_whole(path, MOST_BYTES), path))
         parts = []
     drawn = [
-        drawing(_returns(lines), "returns against environment steps", "Return"),
+        drawing(_returns(lines), "Return"),
         *(_losses(lines, name, title) for name, title in QUANTITIES.items()),
     ]
-    parts += [row([table("Run", (), list(facts.items()))]), heading(2, "Curves")]
+    parts += [row([table("Run", (), list(facts.items()))]), heading("Curves")]
     title = f"{run.resolve().name}: {rl.env}, width {rl.width}"
     return page(title, [*parts, row([one for one in drawn if one is not None])])
 
@@ -116,4 +127,4 @@ def _losses(lines: Sequence[Line], name: str, title: str) -> Html | None:
     chart = Chart("environment steps", title, log=name in LOGARITHMIC)
     steps, values = zip(*shown, strict=True)
     chart.curve(steps, values, ORANGE)
-    return drawing(chart, title, title)
+    return drawing(chart, title)
