@@ -41,7 +41,7 @@ ALL = FILES | {module: path for own in WINGS.values() for module, path in own.it
 # `hybrid` is the package's face, hybrid/__init__.py; `solvers` is the methods, a file each.
 ROOMS = (
     *("hybrid.__main__", "hybrid.cli"),
-    *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
+    *("hybrid.report", "hybrid.bench", "hybrid.doctor"),
     *("hybrid", "hybrid.runs", "hybrid.training"),
     *("hybrid.method", "hybrid.rounds", "hybrid.optimizers"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
@@ -152,7 +152,6 @@ READERS = {
     "hybrid.data.files.download": "what it has fetched itself, by a checksum",
     "hybrid.data.files.formats": "the user's own images",
     "hybrid.data.files.pickled": "the user's own images",
-    "hybrid.bench.measure": "/proc",
     "hybrid.bench.report": "/proc",
     "hybrid.doctor.storage": "/proc",
     "hybrid.folder.origin": "this package's own repository",

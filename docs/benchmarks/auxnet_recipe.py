@@ -31,7 +31,7 @@ import torch
 
 from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
-from hybrid.plan.memory import saved_bytes
+from hybrid.bench.plan.memory import saved_bytes
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from hybrid.solvers import AugmentedLagrangian, AuxNet, Backprop, Setup, Solver
 from hybrid.solvers.layers.auxiliary import auxiliary_network

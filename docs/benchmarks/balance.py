@@ -19,7 +19,7 @@ from hybrid.cuts.blocks import default_sample
 from hybrid.cuts.costs import measure_costs
 from hybrid.cuts.partition import split
 from hybrid.links import Network
-from hybrid.plan.planner import Planner
+from hybrid.bench.plan.planner import Planner
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import Backprop

@@ -19,7 +19,7 @@ from typing import Any
 
 from hybrid.bench.recipes import BASE, Recipe, recipes
 from hybrid.links import Network
-from hybrid.plan.planner import Planner
+from hybrid.bench.plan.planner import Planner
 from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings import methods

@@ -31,7 +31,7 @@ from hybrid.links import Network
 from hybrid.links.base import Start
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.links.mpi.links import MpiLinks
-from hybrid.plan.planner import Planner
+from hybrid.bench.plan.planner import Planner
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid
 from hybrid.settings.config import Config, RoundSettings

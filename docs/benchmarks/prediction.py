@@ -24,7 +24,7 @@ from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.links.base import Start
 from hybrid.links.mpi.links import MpiLinks
-from hybrid.plan.planner import Planner
+from hybrid.bench.plan.planner import Planner
 from hybrid.ranks import launch
 from hybrid.runs import build
 from hybrid.settings.resolve import load

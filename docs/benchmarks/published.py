@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hybrid.cuts.balance import balance_starts
 from hybrid.cuts.partition import split
-from hybrid.plan.device import Device, Roofline
+from hybrid.bench.plan.device import Device, Roofline
 from hybrid.solvers.exact.pipeline import Cost, pass_times
 
 PEAK_FLOPS, PEAK_BYTES, COMPUTES, MOVES = 11.76e12, 346e9, 0.6, 0.8

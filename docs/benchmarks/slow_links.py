@@ -25,8 +25,8 @@ import torch
 
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.links import Network
-from hybrid.plan.advice import data_parallel
-from hybrid.plan.planner import Planner
+from hybrid.bench.plan.advice import data_parallel
+from hybrid.bench.plan.planner import Planner
 from hybrid.runs import build
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop

@@ -18,8 +18,8 @@ import torch
 from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
 from hybrid.models import units
-from hybrid.plan import standin
-from hybrid.plan.planner import Planner
+from hybrid.bench.plan import standin
+from hybrid.bench.plan.planner import Planner
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, FDG, Backprop

@@ -1,22 +1,21 @@
 """The bench: every way to train the same network on these ranks, interleaved in one run."""
 
+import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hybrid.bench import report
-from hybrid.bench.loops import PlainLoop, host_cores
-from hybrid.bench.measure import Contender, Runs, Speed, still_batches, throughput, timed
+from hybrid.bench.loops import PlainLoop
+from hybrid.bench.measure import Contender, still_batches, throughput
 from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
 from hybrid.cuts.partition import split
 from hybrid.links import AgreedError
@@ -25,21 +24,15 @@ from hybrid.links.communicator import Communicator
 from hybrid.links.registry import LINKS
 from hybrid.method.problem import Problem, check_size
 from hybrid.models import Chain, units
-from hybrid.optimizers import schedule as schedules
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid, factorizations, share_size
-from hybrid.rounds.report import DivergedError
-from hybrid.rounds.windows import Windows
 from hybrid.runs import build
-from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds
-from hybrid.solvers import Batch, registry
-from hybrid.solvers.blocks.block import Block
+from hybrid.solvers import registry
 from hybrid.solvers.kernels import choose
-from hybrid.training.evaluation import measure_one_block
 
 NO_OTHERS: Mapping[str, Callable[[Chain], Contender]] = {}
 
@@ -114,8 +107,8 @@ class Bench:
 
     def connect(self) -> None:
         """Settle the rows; all ranks call it. AgreedError if `only` names no row."""
-        self.cores = self.comm.bcast(len(host_cores()))
-        there = [*self._loops(self.model(0)), *self.others, *self.own]
+        self.cores = self.comm.bcast(len(os.sched_getaffinity(0)))
+        there = [*self._loops(self.model()), *self.others, *self.own]
         words = [word.casefold() for word in self.only]
         chosen = [n for n in there if any(word in n.casefold() for word in words or [""])]
         if not chosen:
@@ -124,10 +117,9 @@ class Bench:
             )
         self.chosen = list(dict.fromkeys([*self.bases, *chosen]))
 
-    def model(self, seed: int) -> Chain:
-        """The network with the weights of a seed."""
-        chosen = self.settings.train.model_copy(update={"seed": seed})
-        return build.build_model(self.settings.model_copy(update={"train": chosen}), self.train)
+    def model(self) -> Chain:
+        """The network with the weights of the seed."""
+        return build.build_model(self.settings, self.train)
 
     def problem(self, model: Chain, count: int) -> Problem:
         """What our own rows of so many blocks train."""
@@ -137,9 +129,9 @@ class Bench:
         blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
         return Problem.of(build.build_options(self.settings), blocks, self.train, self.test)
 
-    def contenders(self, seed: int, out: Container[str] = ()) -> dict[str, Contender]:
-        """The chosen rows that can be and are not in `out`, the base case first."""
-        model = self.model(seed)
+    def contenders(self) -> dict[str, Contender]:
+        """The chosen rows that can be, the base case first."""
+        model = self.model()
         # measured cuts differ from one time to the next
         problem = cache(partial(self.problem, model))
         makers = self._loops(model)
@@ -150,8 +142,6 @@ class Bench:
         }
         made: dict[str, Contender] = {}
         for name in self.chosen:
-            if name in out:
-                continue
             try:
                 made[name] = makers[name]()
             except ValueError as error:
@@ -169,9 +159,10 @@ class Bench:
 
     def _loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
         """What makes the hand-written loops, which train on the first rank."""
-        here, every = self.comm.rank == 0, f"plain loop, {self.cores} threads"
+        here = self.comm.rank == 0
         loops = {name: (self.threads, m) for name, m in self.bases.items()}
-        loops[every] = self.cores, 1
+        if self.cores > self.threads:
+            loops[f"plain loop, {self.cores} threads"] = self.cores, 1
         return {
             name: partial(PlainLoop, model, self.settings.optimizer, *loop, self.device, here)
             for name, loop in loops.items()
@@ -182,91 +173,20 @@ class Bench:
         if self.comm.rank == 0:
             print(text, flush=True)
 
-    def to_accuracy(self, target: float, lengths: Sequence[int], seeds: int) -> list[Runs]:
-        """Train every row for each number of epochs until its mean final accuracy reaches `target`.
-
-        The learning rate falls to zero at the end of each run, so a run's accuracy before its end
-        is no measure; a row's time to accuracy is that of its shortest run that gets there. All
-        rows begin with the weights of a seed. A row that diverges is left out from then on.
-        """
-        done: list[Runs] = []
-        reached: set[str] = set()
-        for epochs in sorted(lengths):
-            runs: dict[str, Runs] = {}
-            for seed in range(self.settings.train.seed, self.settings.train.seed + seeds):
-                out = reached | self.left_out.keys()
-                rows = self.contenders(seed, out)
-                seconds = self._train(rows, epochs, seed)
-                for name, row in rows.items():
-                    if name not in seconds:
-                        runs.pop(name, None)
-                        row.close()
-                        continue
-                    state = row.state_dict()
-                    found = 0.0 if state is None else self._tested(seed, state)
-                    self.comm.barrier()
-                    run = runs.setdefault(name, Runs(name, epochs))
-                    run.test_accuracy.append(self.comm.bcast(found))
-                    run.seconds.append(seconds[name])
-                    row.close()
-            for run in runs.values():
-                reached |= {run.name} if run.spread()[0] >= target else set()
-                told = f"{run.spread()[0]:.2%} in {mean(run.seconds):.1f} s"
-                self.say(f"{run.name}, {epochs} epochs: {told}")
-            done += runs.values()
-        return done
-
-    def _train(self, rows: Mapping[str, Contender], epochs: int, seed: int) -> dict[str, float]:
-        """Seconds of each row, epoch by epoch in turn; rows that diverge are left out."""
-        settings, size = self.settings, self.settings.train.batch_size
-        every = len(self.train) // size
-        schedule = schedules.make_schedule(settings.schedule, settings.optimizer.lr, every, epochs)
-        chosen = BatchSampler(SAMPLERS[SAMPLERS.default](), self.train, seed, size)
-        windows = Windows(self.train, chosen, every, False, 1, seed, schedule, self.device)
-        totals = dict.fromkeys(rows, 0.0)
-        for epoch in range(epochs):
-            trained, _ = next(windows.of_epoch(epoch, epoch * every))
-            for name in list(totals):
-                try:
-                    totals[name] += timed(self.comm, partial(_epoch, rows[name], trained.batches))
-                except DivergedError:  # on all ranks
-                    where = f"epoch {epoch + 1} of {epochs}, seed {seed}"
-                    self.left_out[name] = f"its loss is not finite in {where}: try a lower --lr"
-                    self.say(f"{name} is left out: {self.left_out[name]}")
-                    del totals[name]
-        return totals
-
-    def _tested(self, seed: int, state: dict[str, Tensor]) -> float:
-        model = self.model(seed)
-        model.load_state_dict(state)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        block = Block(model, 0, 1, {})
-        return measure_one_block(block, self.test, block.objective, self.threads)["accuracy"]
-
-    def run(
-        self, turns: int, steps: int, target: float | None, lengths: Sequence[int], seeds: int
-    ) -> str | None:
-        """Measure, and write the report on rank 0; its Markdown there.
-
-        The throughputs are written before the trainings to accuracy begin, which may fail.
-        """
-        size = self.settings.train.batch_size
-        batches = still_batches(self.train, size, steps, self.device)
-        rows = self.contenders(self.settings.train.seed)
+    def run(self, turns: int, steps: int) -> str | None:
+        """Measure, and write the report on rank 0; its Markdown there."""
+        batches = still_batches(self.train, self.settings.train.batch_size, steps, self.device)
+        rows = self.contenders()
         speeds = throughput(self.comm, rows, batches, turns, self.say)
         while rows:
             rows.popitem()[1].close()
-        facts = self._facts() | {"turns": turns, "steps": steps, "target": None}
-        runs: list[Runs] = []
-        if target is not None:
-            self._write(facts, speeds, runs)
-            runs = self.to_accuracy(target, lengths, seeds)
-        return self._write(facts | {"target": target}, speeds, runs)
+        facts = self._facts() | {"turns": turns, "steps": steps, "left_out": self.left_out}
+        return report.write(self.out, facts, speeds) if self.comm.rank == 0 else None
 
     def _facts(self) -> dict[str, Any]:
         """What the figures depend on; all ranks call it."""
         settings, size = self.settings, self.settings.train.batch_size
-        model = self.model(settings.train.seed)
+        model = self.model()
         return {
             "machine": report.machine(),
             "command": " ".join(["hybrid", *sys.argv[1:]]),
@@ -283,14 +203,6 @@ class Bench:
             "epoch_images": len(self.train) // size * size,
         }
 
-    def _write(
-        self, facts: dict[str, Any], speeds: Sequence[Speed], runs: Sequence[Runs]
-    ) -> str | None:
-        if self.comm.rank != 0:
-            return None
-        title = f"{facts['model']} on {facts['data']}, {facts['ranks']} ranks"
-        return report.write(self.out, title, facts | {"left_out": self.left_out}, speeds, runs)
-
 
 def _refuse(settings: Config) -> None:
     """ValueError for a setting that has no effect on any row."""
@@ -301,8 +213,3 @@ def _refuse(settings: Config) -> None:
             f"sampler.name is {name!r}, but the bench's rows all choose samples by "
             f"{SAMPLERS.default!r}: leave it out"
         )
-
-
-def _epoch(row: Contender, batches: Sequence[Batch]) -> None:
-    row.train(batches)
-    row.end_epoch()

@@ -21,13 +21,10 @@ from hybrid.settings.round_options import WINDOW
 from hybrid.settings.rounds import settled
 from hybrid.solvers import Backprop, Batch, Solver, Window, registry
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.exact.wire import WireFormat
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.messages import MessageFormat
 from hybrid.solvers.sync.registry import STRATEGIES
 
 MEMORY_GB = RoundSettings().memory_gb
-_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8}
 
 
 @dataclass(frozen=True)
@@ -73,30 +70,6 @@ class Recipe:
             own.train = own.train.model_copy(update={"sync_batchnorm": False})
         return settle(problem, self.solver, self.correction, self.rounds, own)
 
-    def narrowed(self, messages: WireFormat) -> Recipe | None:
-        """The same with messages of fewer bits; None if they have as few, or cannot be chosen."""
-        carrier = self.correction if self.solver.alternates else self.solver
-        before = getattr(carrier, "messages", None)
-        if before is None or _BITS[before] <= _BITS[messages]:
-            return None
-        name = self.name.removesuffix(f", {before} messages")
-        changed = replace(carrier, messages=messages)  # type: ignore[type-var]
-        own = {"correction": changed} if self.solver.alternates else {"solver": changed}
-        return replace(self, name=f"{name}, {messages} messages", **own)  # type: ignore[arg-type]
-
-    def narrowed_between(self, messages: MessageFormat) -> Recipe | None:
-        """The same with messages of fewer bits between replicas; None likewise."""
-        before = getattr(self.sync, "messages", None)
-        if before is None or _BITS[before] <= _BITS[messages]:
-            return None
-        name = self.name.removesuffix(f", {before} between replicas")
-        sync = replace(self.sync, messages=messages)  # type: ignore[call-arg]
-        return replace(self, name=f"{name}, {messages} between replicas", sync=sync)
-
-    def kept_by(self, sync: Strategy) -> Recipe:
-        """The same, its replicas kept together by another strategy."""
-        return replace(self, name=f"{self.name}, {sync.name}", sync=sync)
-
     def settings(self) -> dict[str, Any]:
         """What gives this recipe to a run: "section.key" -> value."""
         made = {"solver.name": self.solver.name, **_changed("solver", self.solver)}
@@ -111,8 +84,6 @@ class Recipe:
                 made["rounds.fill"] = True
                 # a run with gaps filled has several unless it is given their number
                 made["correction.micro_batches"] = self.correction.micro_batches
-            if self.rounds.gaps:
-                made["rounds.gaps"] = [list(pair) for pair in self.rounds.gaps]
         return made
 
     def flags(self) -> str:
@@ -211,10 +182,6 @@ class MethodContender(Contender):
         starts = range(0, len(mine), length)
         windows = [Window(mine[start : start + length], sweeps) for start in starts]
         self.rounds.run([(window, window) for window in windows], 0, 0)
-
-    def end_epoch(self) -> None:
-        self.rounds.drain()
-        self.rounds.end_epoch()
 
     def state_dict(self) -> dict[str, Tensor] | None:
         self.rounds.drain()

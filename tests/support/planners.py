@@ -1,8 +1,8 @@
 """A planner that knows the times of its units, so that it measures nothing."""
 
+from hybrid.bench.plan import planner as plan
 from hybrid.links import Network
 from hybrid.models import units
-from hybrid.plan import planner as plan
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers.exact.pipeline import Cost

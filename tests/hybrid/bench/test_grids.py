@@ -57,7 +57,6 @@ def trained(recipe, K, R):
     def program(links):
         row = MethodContender(method, links)
         row.train(batches())
-        row.end_epoch()
         return row.state_dict()
 
     whole, *others = run_threads(K, program, replicas=R)
@@ -74,5 +73,5 @@ def test_a_row_of_replicas_has_the_weights_of_a_row_that_accumulates(K, R):
 
 
 def test_rows_of_delays_and_of_replicas_that_drift_train_too():
-    for recipe in (Recipe("ddg", DDG(4)), Recipe("drifting", Backprop()).kept_by(LocalSGD())):
+    for recipe in (Recipe("ddg", DDG(4)), Recipe("drifting", Backprop(), sync=LocalSGD())):
         assert all(torch.isfinite(w).all() for w in trained(recipe, 2, 2).values())

@@ -17,8 +17,8 @@ from trainings import digits, interrupted, lines, trained_weights, trainer, weig
 from unit_steps import trained as by_units
 
 from hybrid import models, split
+from hybrid.bench.plan.memory import saved_bytes
 from hybrid.links import run_virtual
-from hybrid.plan.memory import saved_bytes
 from hybrid.report.single import write
 from hybrid.settings.config import CheckpointSettings
 from hybrid.solvers import PDASGD, AMPNet, Backprop

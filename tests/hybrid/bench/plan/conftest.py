@@ -2,9 +2,9 @@
 
 import pytest
 
+from hybrid.bench.plan import subject
+from hybrid.bench.plan.planner import Planner
 from hybrid.cuts.costs import Passes
-from hybrid.plan import subject
-from hybrid.plan.planner import Planner
 from hybrid.settings import methods
 from hybrid.solvers import DDG
 from hybrid.solvers.exact.pipeline import Cost

@@ -1,36 +1,19 @@
-"""Plans on the ranks of MPI, and what two ranks then do."""
+"""A plan, and what two ranks of MPI then do."""
 
 import json
 
-import tomllib
 from answers import output
 from small_networks import SECONDS, sleeping
 
+from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import split
 from hybrid.data import load as load_data
 from hybrid.links import Network
-from hybrid.plan.planner import Planner
 from hybrid.settings.resolve import load
-from hybrid.solvers import Backprop, registry
+from hybrid.solvers import Backprop
 
 TINY = "--epochs 1 --batch-size 32 --set data.limit=128 --set train.threads=1"
-
-
-def test_ranks_of_mpi_measure_their_network_and_agree(world, tmp_path):
-    said = output(world.hybrid(2, *f"train --solver auto {TINY} --out".split(), tmp_path / "run"))
-    assert said.count("run folder") == 1
-    chosen = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
-    assert chosen["solver"]["name"] in registry.OWN
-
-
-def test_what_only_rank_0_finds_out_ends_all_ranks_with_one_line(world):
-    """It alone reads data to plan with, and the others wait for its plan."""
-    words = "train --solver auto --epochs 1 --set data.limit=100000"
-    status, _, err = world.hybrid(3, *words.split(), limit=60)
-    assert status != 0
-    assert err.count("hybrid: error:") == 1
-    assert "limit is 100000" in err
 
 
 def test_the_prediction_is_near_what_two_ranks_do(world, tmp_path):

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from hybrid.bench.measure import CPU
+from hybrid.bench.plan.device import Device
+from hybrid.bench.plan.standin import stand_in
 from hybrid.cuts.balance import balance_starts
 from hybrid.cuts.blocks import SAMPLES, Blocks
-from hybrid.cuts.costs import measure_passes
+from hybrid.cuts.costs import measure_passes, merge_units
 from hybrid.cuts.partition import split
 from hybrid.data import Data, Dataset
 from hybrid.errors import one_line
 from hybrid.method.blocks import placed
-from hybrid.models import Chain, Unit, mode
-from hybrid.plan.device import Device
-from hybrid.plan.standin import stand_in
+from hybrid.models import Chain, mode
 from hybrid.settings.config import Config
 from hybrid.solvers.exact.pipeline import Cost
 
@@ -44,9 +44,8 @@ class Subject:
         data: Data,
         say: Say = lambda text: None,
         device: Device | None = None,
-        on: torch.device = CPU,
     ) -> None:
-        """`device` is the one whose times are wanted; None: those of this machine's `on`."""
+        """`device` is the one whose times are wanted; None: those of this machine."""
         self.network, self.data, self._say, self._device = network, data, say, device
         self._sample = data.sample(SAMPLES)[0]
         self._balance, self._inside = settings.split.balance, settings.split.inside
@@ -55,9 +54,7 @@ class Subject:
         self._cut: dict[tuple[object, ...], Blocks] = {}
         self._inputs: dict[tuple[object, ...], list[Tensor]] = {}
         whole = self._split(1)
-        self.model, self._on = placed(whole.model, on), on
-        if device is not None:
-            device.check([unit.name for unit in whole.units], self.by_units)
+        self.model = placed(whole.model, CPU)
         self.most = len(whole.units)
         """The number of its units, as long as no more blocks are asked for."""
         self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
@@ -80,27 +77,22 @@ class Subject:
             key = (count, *cuts)
             if key not in self._cut:
                 self._cut[key] = _of_blocks(self._split(count, cuts))
-            made = self._cut[key]
-            return replace(made, costs=self.costs(made, samples))
-        made = split(self.network, count, balance="even")
-        made.costs = self.costs(made, samples)
-        if cuts:
-            made.starts = split(self.network, cuts=cuts).starts
-        else:
-            made.starts = balance_starts([sum(cost) for cost in made.costs], count)
-        return made
+            return replace(self._cut[key], costs=self.costs(self._cut[key], samples))
+        blocks = split(self.network, None if cuts else count, cuts=cuts or None, balance="even")
+        blocks.costs = self.costs(blocks, samples)
+        if not cuts:
+            blocks.starts = balance_starts([sum(cost) for cost in blocks.costs], count)
+        return blocks
 
     def _split(self, count: int, cuts: Sequence[str] = ()) -> Blocks:
-        sample = None if isinstance(self.network, Chain) else self._sample
-        chosen = None if cuts else count
-        made = split(
-            *(self.network, chosen),
+        blocks = split(
+            *(self.network, None if cuts else count),
             cuts=cuts or None,
             balance=self._balance,
             inside=self._inside,
-            sample=sample,
+            sample=None if isinstance(self.network, Chain) else self._sample,
         )
-        return made.with_bundles(self._sample)
+        return blocks.with_bundles(self._sample)
 
     def measure(self, blocks: Blocks, *sizes: int) -> None:
         """Time every unit's passes over so many samples, unless that is done.
@@ -112,8 +104,7 @@ class Subject:
         new = [n for n in dict.fromkeys((self._size, *sizes)) if n not in known]
         if not new:
             return
-        if self._device is None:
-            self._say(f"measuring passes over {', '.join(map(str, new))} {self.samples}")
+        self._say(f"timing passes over {', '.join(map(str, new))} {self.samples}")
         timed = measure_passes if self._device is None else self._device.passes
         turns = list(dict.fromkeys((self._size, *new)))
         try:
@@ -163,16 +154,11 @@ class Subject:
         def repeated(x: Tensor) -> Any:
             return x[torch.arange(count) % len(x)]
 
-        x = blocks.pack_inputs(tree_map(repeated, self._sample)).to(self._on)
+        x = blocks.pack_inputs(tree_map(repeated, self._sample))
         return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def _of_blocks(blocks: Blocks) -> Blocks:
     """The same blocks, each as one unit."""
-    made = []
-    for k in range(len(blocks)):
-        own = blocks.units_of(k)
-        parts = [part for unit in own for part in unit.parts.values()]
-        named = {str(i): part for i, part in enumerate(parts)}
-        made.append(Unit(own[0].name, named, own[0].bundle, own[0].begins))
-    return Blocks(blocks.model, made, list(range(len(made))))
+    units = [merge_units(blocks.units_of(k)) for k in range(len(blocks))]
+    return Blocks(blocks.model, units, list(range(len(units))))

@@ -18,6 +18,25 @@ from hybrid.ranks.grid import Arrangement
 T = TypeVar("T")
 
 
+def run_representative(
+    blocks: int,
+    program: Program[T],
+    network: Network,
+    replicas: int,
+    arrangement: Arrangement = "chain",
+) -> list[T]:
+    """Run `program` on the first of R replicas, each block on its own clock; results by block."""
+    baton, threads = Lock(), torch.get_num_threads()
+
+    def make(number: int, room: Room) -> RepresentativeLinks:
+        links = RepresentativeLinks(number, room, network, baton, threads)
+        links.place, links.arrangement = replace(links.place, replicas=replicas), arrangement
+        links.peers = _Likewise(links)
+        return links
+
+    return run_threads(blocks, program, threads, make)
+
+
 class RepresentativeLinks(VirtualLinks):
     """The links of a block of the first of R replicas, which alone is run.
 
@@ -26,37 +45,17 @@ class RepresentativeLinks(VirtualLinks):
     compute nothing.
     """
 
-    arrangement: Arrangement
-    _network: Network
-
-    @classmethod
-    def of(
-        cls,
-        number: int,
-        room: Room,
-        network: Network,
-        baton: Lock,
-        threads: int,
-        replicas: int,
-        arrangement: Arrangement,
-    ) -> RepresentativeLinks:
-        """Those of the block of that number."""
-        made = cls(number, room, network, baton, threads)
-        made.place, made.arrangement = replace(made.place, replicas=replicas), arrangement
-        made.peers = _Likewise(made)
-        return made
-
-    def leave_for_peers(self, num_bytes: int) -> float:
-        """Send them so many bytes in all; gives when the last has arrived."""
-        R, network = self.place.replicas, self._network
-        P = network.peers_per_host(self.place, self.arrangement)
-        took = network.exchange_seconds(num_bytes, R, P)
+    def finish_exchange(self, num_bytes: int) -> Callable[[], None]:
+        """Send the peers so many bytes in all; the call of what it gives waits for theirs."""
+        P = self._network.peers_per_host(self.place, self.arrangement)
+        took = self._network.exchange_seconds(num_bytes, self.place.replicas, P)
         self._free[0] = max(self.now(), self._free[0]) + took
-        return self._free[0] + network.latency_seconds
+        arrival = self._free[0] + self._network.latency_seconds
 
-    def wait_until(self, time: float) -> None:
-        """Let the clock go on to a time, if it is not later."""
-        self._clock += max(0.0, time - self.now())
+        def wait() -> None:
+            self._clock += max(0.0, arrival - self.now())
+
+        return wait
 
     def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
         begun = self.now()
@@ -88,31 +87,14 @@ class _Likewise(Peers):
         links = self._links
         sent = sum(map(num_bytes, pieces)) - num_bytes(pieces[self.replica])
         links.traffic.count("peers", sent)
-        arrival = links.leave_for_peers(sent)
+        wait = links.finish_exchange(sent)
 
         def arrived() -> list[Tensor]:
             with links.waiting("peers"):
-                links.wait_until(arrival)
+                wait()
             return list(expected or pieces)
 
         return arrived
 
     def drop(self) -> None:
         """Nothing is under way."""
-
-
-def run_representative(
-    blocks: int,
-    program: Program[T],
-    network: Network,
-    replicas: int,
-    arrangement: Arrangement = "chain",
-) -> list[T]:
-    """Run `program` on the first of R replicas, each block on its own clock; results by block."""
-    baton, threads = Lock(), torch.get_num_threads()
-
-    def make(number: int, room: Room) -> RepresentativeLinks:
-        made = RepresentativeLinks.of
-        return made(number, room, network, baton, threads, replicas, arrangement)
-
-    return run_threads(blocks, program, threads, make)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from planners import BACKWARD, FORWARD, planner
 
+from hybrid.bench.plan.standin import StandIn
 from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
 from hybrid.models import units
-from hybrid.plan.standin import StandIn
 from hybrid.settings.config import RoundSettings
 from hybrid.solvers import (
     DDG,

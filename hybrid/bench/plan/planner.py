@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, lcm
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hybrid.bench.measure import CPU, still_batches
+from hybrid.bench.plan.device import Device
+from hybrid.bench.plan.memory import Memory
+from hybrid.bench.plan.prediction import Prediction
+from hybrid.bench.plan.representative import run_representative
+from hybrid.bench.plan.standin import clocked, count_device
+from hybrid.bench.plan.subject import Say, Subject
 from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
 from hybrid.cuts.blocks import Blocks
 from hybrid.data import Data
@@ -20,34 +24,18 @@ from hybrid.links.virtual import VirtualLinks
 from hybrid.method.method import Method
 from hybrid.method.problem import Problem, check_size
 from hybrid.optimizers import optimizer as optimizers
-from hybrid.plan.device import Device
-from hybrid.plan.memory import Memory
-from hybrid.plan.prediction import Prediction, best
-from hybrid.plan.representative import run_representative
-from hybrid.plan.standin import HostClock, clocked
-from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid, Place, grids, share_size
 from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.solvers import Batch, Solver, registry
-from hybrid.solvers.base import Shape
-from hybrid.solvers.exact.pipeline import Gaps, fit_gaps
-from hybrid.solvers.exact.wire import Wire, WireFormat
-from hybrid.solvers.sync.base import Strategy
 
-NARROW: tuple[WireFormat, ...] = ("bfloat16", "int8")
-NARROWER = 1.05
-"""The gain in progress from which messages of fewer bits are advised."""
 LONGEST = 64
 """At most this many steps of a round of replicas are timed."""
 
 TRUSTED = 0.1
 """How far the units' times may be from the undivided network's without a warning."""
-
-Narrow = Callable[[Recipe, Any], Recipe | None]
-"""(recipe, number format) -> the same with such messages; None: it has them, or no choice."""
 
 
 class Planner:
@@ -94,19 +82,13 @@ class Planner:
 
     def predictions(
         self, wanted: Sequence[Grid], micro_batches: Sequence[int], cuts: Sequence[str] = ()
-    ) -> list[Prediction]:
+    ) -> Iterator[Prediction]:
         """Every recipe on every grid, over `cuts` or balanced by measured cost.
 
         ValueError if the settings leave no recipe on any of them.
         """
-        return list(self.predicted(wanted, micro_batches, cuts))
-
-    def predicted(
-        self, wanted: Sequence[Grid], micro_batches: Sequence[int], cuts: Sequence[str] = ()
-    ) -> Iterator[Prediction]:
-        """The same, each as soon as it is made."""
         for grid in wanted:
-            self._check(grid)
+            replace(self._options, replicas=grid.replicas).check()
         some = False
         for grid in wanted:
             try:
@@ -146,19 +128,10 @@ class Planner:
             "predictions may be off by as much; a quiet machine or larger mini-batches tell better"
         ]
 
-    def _check(self, grid: Grid) -> None:
-        # for other networks `split` reports it
-        if self.subject.by_units and grid.blocks > (most := self.subject.most):
-            raise ValueError(
-                f"--blocks asks for {grid.blocks} blocks, the model has {most} units: ask for at "
-                f"most {most}, or take a deeper model"
-            )
-        replace(self._options, replicas=grid.replicas).check()
-
     def _on(
         self, grid: Grid, micro_batches: Sequence[int], cuts: Sequence[str]
     ) -> Iterator[Prediction]:
-        """On one grid: all recipes, and the best of each solver with narrower messages."""
+        """All recipes on one grid; those that cannot train, be timed or have no room are told."""
         K, R = grid
         share = share_size(self.size, 0, R)
         fitting = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
@@ -168,46 +141,13 @@ class Planner:
             fitting.append(bound)
         blocks = self.blocks(K, ceil(share / fitting[0]), cuts)
         self.subject.measure(blocks, *(ceil(share / m) for m in (1, *fitting)))
-        asked = methods.sync(self.settings)
-        others = [asked] if R > 1 and not asked.exact else []
-
-        def possible(recipes: Iterable[Recipe]) -> Iterator[Prediction]:
-            for recipe in recipes:
-                self._say(f"{grid}: {recipe.name}")
-                try:
-                    yield self._fitting(self.predict(blocks, recipe, replicas=R))
-                except ValueError as error:  # it cannot train, or be timed, or has no room
-                    self.refused.append(str(error))
-                    self._say(f"{grid}: {recipe.name} is left out: {error}")
-
-        def narrower(own: Prediction, narrow: Narrow) -> Iterator[Prediction]:
-            """With messages of fewer bits, as long as each format gains `NARROWER` times."""
-            for number_format in NARROW:
-                recipe = narrow(own.recipe, number_format)
-                if recipe is None:
-                    continue
-                self._say(f"{grid}: {recipe.name}")
-                with suppress(ValueError):  # what cannot have such messages keeps wider ones
-                    tried = self._fitting(self.predict(blocks, recipe, replicas=R))
-                    if (tried.progress or 0.0) < NARROWER * (own.progress or 0.0):
-                        break
-                    own = tried
-                    yield own
-
-        made = []
-        for each in possible(self._recipes(grid, fitting, asked)):
-            made.append(each)
-            yield each
-        known = [p for p in made if p.progress is not None and grid.ranks > 1]
-        for name in dict.fromkeys(p.recipe.solver.name for p in known):
-            own = best([p for p in known if p.recipe.solver.name == name])
-            if K > 1:
-                for narrow in narrower(own, Recipe.narrowed):
-                    own = narrow
-                    yield own
-            if R > 1:
-                yield from narrower(own, Recipe.narrowed_between)
-            yield from possible(own.recipe.kept_by(sync) for sync in others)
+        for recipe in self._recipes(grid, fitting):
+            self._say(f"{grid}: {recipe.name}")
+            try:
+                yield self._fitting(self.predict(blocks, recipe, replicas=R))
+            except ValueError as error:
+                self.refused.append(str(error))
+                self._say(f"{grid}: {recipe.name} is left out: {error}")
 
     def _fitting(self, made: Prediction) -> Prediction:
         """The same; ValueError if it needs more memory than the device has."""
@@ -219,16 +159,15 @@ class Planner:
             )
         return made
 
-    def _recipes(self, grid: Grid, micro_batches: Sequence[int], asked: Strategy) -> list[Recipe]:
+    def _recipes(self, grid: Grid, micro_batches: Sequence[int]) -> list[Recipe]:
         """Those of one grid; a single block of several replicas has nothing to pipeline."""
         exact, limit = methods.correction(self.settings), self.settings.rounds.memory_gb
         if grid.replicas == 1:
             return recipes(micro_batches, exact, self.solvers(), limit)
+        sync = methods.sync(self.settings)
         solvers = self.solvers() if grid.blocks > 1 else [BASE.solver]
-        made = recipes(micro_batches, exact, solvers, limit)
-        if grid.blocks == 1:
-            made = made[:1]
-        return [replace(recipe, sync=asked) for recipe in made] if asked.exact else made
+        rows = recipes(micro_batches, exact, solvers, limit)[: None if grid.blocks > 1 else 1]
+        return [replace(recipe, sync=sync) for recipe in rows]
 
     def method(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> Method:
         """The method by which a recipe trains these blocks; ValueError if it cannot."""
@@ -241,13 +180,6 @@ class Planner:
         """Bytes of each block, of the first replica, whose share is the largest."""
         method = self.method(blocks, recipe, replicas).of_replica(Place(replicas=replicas))
         return self._memory.needed(recipe, method, self.subject.inputs(blocks))
-
-    def _filled(self, blocks: Blocks, recipe: Recipe, replicas: int) -> Recipe:
-        """The recipe with the gaps that fit this network; the same if it fills none."""
-        if not recipe.rounds.fill:
-            return recipe
-        gaps = self.gaps(blocks, recipe, share_size(self.size, 0, replicas))
-        return replace(recipe, rounds=recipe.rounds.model_copy(update={"gaps": gaps}))
 
     def solvers(self) -> list[Solver]:
         """The one that is asked for, and those whose steps are known to be worth something."""
@@ -270,7 +202,6 @@ class Planner:
         that trains alone has a pipeline that every report empties: it is timed over as many and
         four times as many, which gives the time of those between two reports.
         """
-        recipe = self._filled(blocks, recipe, replicas)
         method = self.method(blocks, recipe, replicas)
         setup = method.of_replica(Place(replicas=replicas)).setup
         size, share = self.size, setup.batch_size
@@ -292,17 +223,15 @@ class Planner:
             row = MethodContender(timed, links)
             assert isinstance(links, VirtualLinks)
             clocked(row.block.module, links)
-            clock: AbstractContextManager[Any] = nullcontext()
             if self.device is not None:
-                clock = HostClock(links, self.device, row.block.optimizers.values())
-            with clock:
-                row.train(still_batches(self.data, size, warm_up, CPU))
-                found = _timed(row, links, batches)
-                if not recipe.delayed:
-                    return found
-                every = self.settings.train.report_every * links.size
-                more = (every - len(batches)) / (3 * len(batches))
-                longer = _timed(row, links, batches * 4)
+                count_device(links, self.device, row.block.optimizers.values())
+            row.train(still_batches(self.data, size, warm_up, CPU))
+            found = _timed(row, links, batches)
+            if not recipe.delayed:
+                return found
+            every = self.settings.train.report_every * links.size
+            more = (every - len(batches)) / (3 * len(batches))
+            longer = _timed(row, links, batches * 4)
             return {k: v + more * (longer[k] - v) for k, v in found.items()}
 
         # replicas that only let time pass do all the same: one of them is enough
@@ -329,30 +258,6 @@ class Planner:
             replicas,
             self.settings.optimizer.name,
         )
-
-    @property
-    def _value_bytes(self) -> int:
-        """Of a weight, and of what it gives."""
-        return max((p.element_size() for p in self.model.parameters()), default=4)
-
-    def gaps(self, blocks: Blocks, recipe: Recipe, share: int = 0) -> list[Gaps]:
-        """The local work that fits beside a replica's share, by measured costs and this network."""
-        exact = recipe.serial
-        wire = Wire(exact.messages, exact.filter)
-        rate = self.network.bytes_per_second
-        shapes = _shapes(self.subject.inputs(blocks))
-        wide = 1 if exact.messages != "float32" else self._value_bytes / 4
-        transfers = [wide * wire.bytes_per_sample(shape) / rate for shape in shapes]
-        size = share or self.size
-        costs = self.subject.costs(blocks, ceil(size / exact.micro_batches))
-        return fit_gaps(
-            replace(blocks, costs=costs).block_costs(), size, exact.micro_batches, transfers
-        )
-
-
-def _shapes(inputs: Sequence[Tensor]) -> list[Shape]:
-    """One sample's at every cut, of what goes into every block."""
-    return [tuple(x.shape[1:]) for x in inputs[1:]]
 
 
 def _timed_by(method: Method, blocks: Blocks) -> Method:

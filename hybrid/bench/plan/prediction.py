@@ -14,9 +14,6 @@ FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
 Measured with tuned learning rates: docs/benchmarks/auxiliary/sweeps.md.
 """
 
-LEAST_EFFICIENT = 0.2
-"""The speed-up over the number of ranks below which a plan says how low it is."""
-
 
 @dataclass
 class Prediction:
@@ -56,23 +53,12 @@ class Prediction:
         return round(self.speed_up, 2) > self.grid.ranks
 
     @property
-    def waste(self) -> str:
-        """How efficient it is, where that is little; else empty."""
-        return waste(self.speed_up, self.grid.ranks)
-
-    @property
     def worth(self) -> float:
         """The progress if replicas always agreed; 0 where it is not measured."""
         own = self.recipe.solver.progress(self.blocks, self.batch_size, self.optimizer)
         if self.recipe.solver.alternates:
             own = 1 + (FILL_WORTH if self.recipe.rounds.fill else SWEEP_WORTH) * self.local_share
         return (own or 0.0) * self.images_per_second
-
-
-def waste(speed_up: float, ranks: int) -> str:
-    """How efficient several ranks are, if that is under `LEAST_EFFICIENT`; else empty."""
-    efficiency = round(speed_up / ranks, 2)
-    return f"{efficiency:.0%} efficient" if ranks > 1 and efficiency < LEAST_EFFICIENT else ""
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
 from hybrid.cuts.costs import Moved, Passes, count_moved, survival_rate
-from hybrid.folder.files import write_atomically
 from hybrid.links import Network
 from hybrid.models import Unit
 from hybrid.settings.sections.base import Section, first_fault
@@ -30,12 +28,10 @@ HOST_SECONDS = 4e-6
 """That a host takes to issue an operation where its profile does not say: Python, torch, autograd.
 
 3.7 to 4.2 microseconds in passes through layers of 4 values, and 4.6 through a transformer of 8, on
-one core of an AMD EPYC. `hybrid plan --measure` tells this host's.
+one core of an AMD EPYC.
 """
 STEP_BYTES = 5
 """Bytes moved for each of a weight's: SGD with momentum reads three vectors and writes two."""
-SHORTEST = 1e-12
-"""Seconds of a sample that a measured network takes at least."""
 
 
 class Roofline(Section):
@@ -54,38 +50,6 @@ class Roofline(Section):
         flops, num_bytes = np.array(moved, dtype=float).reshape(-1, 2).T
         each = np.maximum(flops / self.flops_per_second, num_bytes / self.bytes_per_second)
         return float(each.sum() + self.seconds_per_operation * len(each))
-
-
-class Measured(Section):
-    """[measured] the time of a network's units, written by `hybrid plan --measure`."""
-
-    model: str
-    units: list[str]
-    samples: list[Annotated[int, Field(gt=0)]]
-    """Of a pass, in rising order."""
-    forward: list[list[Seconds]]
-    """Seconds of a sample: a row for each number of samples, a column for each unit."""
-    backward: list[list[Seconds]]
-    step_seconds_per_byte: Seconds
-    """Of the optimizer's step, by bytes of weights."""
-    seconds_per_operation: Seconds = HOST_SECONDS
-    """Of its host, for what a method does between passes, which have it in their time."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> Measured:
-        rows, columns = len(self.samples), len(self.units)
-        for name, table in (("forward", self.forward), ("backward", self.backward)):
-            if len(table) != rows or any(len(row) != columns for row in table):
-                raise ValueError(f"{name} must have {rows} rows of {columns} numbers")
-        if not rows or sorted(set(self.samples)) != self.samples:
-            raise ValueError("samples must be one or more numbers in rising order")
-        for n, *ways in zip(self.samples, self.forward, self.backward, strict=True):
-            if (found := sum(map(sum, ways))) < SHORTEST:
-                raise ValueError(
-                    f"the passes over {n} samples take {found:g} s a sample; they must take "
-                    f"{SHORTEST:g} or more: measure again"
-                )
-        return self
 
 
 class Wires(Section):
@@ -113,20 +77,13 @@ class Wires(Section):
 
 
 class Device(Section):
-    """A device's profile: its times by a roofline, or measured, its memory and its network."""
+    """A device's profile: what it reaches, its memory and its network."""
 
     name: str = "device"
     memory_gb: Positive | None = None
     """Of a rank, in GB (10^9 bytes); unset: no limit."""
-    roofline: Roofline | None = None
-    measured: Measured | None = None
+    roofline: Roofline
     network: Wires | None = None
-
-    @model_validator(mode="after")
-    def _timed(self) -> Device:
-        if (self.roofline is None) == (self.measured is None):
-            raise ValueError("it must have one of the tables [roofline] and [measured]")
-        return self
 
     @classmethod
     def read(cls, path: Path) -> Device:
@@ -136,52 +93,19 @@ class Device(Section):
         except ValidationError as error:
             raise ValueError(f"{path}: {first_fault(error)}") from None
 
-    def write(self, path: Path) -> None:
-        """As a TOML file."""
-        write_atomically(path, tomli_w.dumps(self.model_dump(exclude_none=True)))
-
-    def check(self, units: Sequence[str], by_units: bool) -> None:
-        """ValueError if it was measured of other units, or of units where blocks are timed."""
-        table = self.measured
-        if table is not None and not (by_units and list(units) == table.units):
-            raise ValueError(
-                f"the profile of {self.name!r} was measured of the {len(table.units)} units of "
-                f"{table.model}, not of this network's {len(units)}: measure this one, or give a "
-                "[roofline]"
-            )
-
     def passes(
         self, model: nn.Module, chain: Sequence[Unit], samples: Sequence[Tensor]
     ) -> list[Passes]:
         """The time of passes over each of `samples`, as `measure_passes` gives it."""
-        sizes = [len(x) for x in samples]
-        if self.measured is not None:
-            return [Passes(self._measured(self.measured, n), 1.0) for n in sizes]
-        assert self.roofline is not None
-        known = _Counts.of(model, chain, samples[0])
-        return [Passes(known.costs(self.roofline, n), 1.0) for n in sizes]
+        counts = _Counts.of(model, chain, samples[0])
+        return [Passes(counts.costs(self.roofline, len(x)), 1.0) for x in samples]
 
     def step_seconds(self, weights: Sequence[Tensor]) -> float:
         """Of an optimizer's step: its host issues about one operation for each tensor of weights.
 
         SGD with momentum takes 3.6 microseconds for each where `HOST_SECONDS` was measured.
         """
-        if self.measured is not None:
-            return self.measured.step_seconds_per_byte * sum(p.nbytes for p in weights)
-        assert self.roofline is not None
         return self.roofline.seconds([Moved(0.0, STEP_BYTES * p.nbytes) for p in weights])
-
-    @property
-    def operation_seconds(self) -> float:
-        """That the host takes to issue an operation."""
-        table = self.measured or self.roofline
-        assert table is not None
-        return table.seconds_per_operation
-
-    def _measured(self, table: Measured, n: int) -> list[Cost]:
-        ways = np.array(table.forward).T, np.array(table.backward).T
-        each = ([float(np.interp(n, table.samples, unit)) for unit in way] for way in ways)
-        return [Cost(f, b) for f, b in zip(*each, strict=True)]
 
 
 class _Counts(NamedTuple):

@@ -3,13 +3,12 @@
 import pytest
 from planners import planner
 
+from hybrid.bench.plan import advice, subject
+from hybrid.bench.plan.prediction import Prediction
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.costs import Passes
 from hybrid.links import Network
-from hybrid.plan import advice, auto, subject
-from hybrid.plan.prediction import Prediction
 from hybrid.ranks.grid import Grid
-from hybrid.settings.resolve import load
 from hybrid.solvers import DDG
 from hybrid.solvers.exact.pipeline import Cost
 
@@ -55,18 +54,6 @@ def predicted(ranks, rate, speed_up):
     return Prediction(ranks, recipe, [], rate, 0.0, shares, 0.0, [0], 32, speed_up=speed_up)
 
 
-@pytest.mark.parametrize(("ranks", "speed_up"), [(16, 3.1), (16, 3.3), (1, 0.1)])
-def test_a_row_of_little_efficiency_says_so(ranks, speed_up):
-    made = predicted(ranks, 100 * speed_up, speed_up)
-    said = (
-        advice.row(made, 1000, 100.0),
-        advice.data_parallel_row(ranks, 100 * speed_up, 1000, 100.0),
-        advice.verdict([made], {}),
-    )
-    assert ["19% efficient" in each for each in said] == [speed_up == 3.1] * 3
-    assert speed_up == 3.1 or "efficient" not in "".join(said)
-
-
 @pytest.mark.parametrize(("speed_up", "said"), [(2.38, True), (2.004, False), (1.9, False)])
 def test_a_gain_of_more_than_the_ranks_is_named_as_one_that_cannot_be(speed_up, said):
     row = advice.row(predicted(2, 100 * speed_up, speed_up), 1000, 100.0)
@@ -93,25 +80,17 @@ def test_speed_ups_are_over_the_faster_of_the_plain_and_the_accumulating_loop():
 SLOW = Network(bytes_per_second=1e3)
 
 
-def test_one_rank_is_recommended_where_it_is_faster_than_several():
+def test_one_rank_or_the_undivided_network_is_recommended_where_it_is_faster():
     made = planner(SLOW)
-    found, (alone, *_) = made.predictions([Grid(2)], [4]), made.on_one_rank([4])
-    said = advice.advice(found, alone, {}, made.settings).splitlines()
+    found, alone = list(made.predictions([Grid(2)], [4])), made.on_one_rank([4])
+    said = advice.advice(found, alone[:1], made.settings).splitlines()
     assert said[0].startswith("stay on one rank: plain loop")
     assert said[1].startswith("hybrid train --blocks 1 --model resnet8")
     assert said[-1].startswith("mpirun -n 2 hybrid train")
     fast = planner()
-    found, (alone, *_) = fast.predictions([Grid(2)], [4]), fast.on_one_rank([4])
-    assert "stay on one rank" not in advice.advice(found, alone, {}, fast.settings)
-
-
-@pytest.mark.parametrize(("asked", "blocks"), [({}, 1), ({"split.blocks": 2}, 2)])
-def test_auto_stays_on_one_thread_unless_blocks_are_asked_for(asked, blocks, monkeypatch):
-    monkeypatch.setattr(auto, "IN_ONE_PROCESS", SLOW)
-    given = {"solver.name": "auto", "data.limit": 16, "train.threads": 1, **asked}
-    given["train.batch_size"] = 8
-    said = []
-    found = auto.chosen(auto.settings(None, given), SLOW, said.append)
-    assert load(None, given | found).split.blocks == blocks
-    (told,) = [line for line in said if "stay on one rank" in line]
-    assert told.endswith("hybrid train --blocks 1, without mpirun") == (blocks == 2)
+    found, alone = list(fast.predictions([Grid(2)], [4])), fast.on_one_rank([4])
+    (whole,) = fast.predictions([Grid(1, 2)], [4])
+    said = advice.advice(found, [alone[0], whole], fast.settings).splitlines()
+    assert said[0].startswith("do not cut the network: backprop, m=1 on 2 replicas is ")
+    assert said[1].startswith("mpirun -n 2 hybrid train")
+    assert "--blocks 1 --replicas 2" in said[1]

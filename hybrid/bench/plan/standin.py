@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hybrid.bench.plan.device import Device
 from hybrid.cuts.blocks import Blocks
 from hybrid.cuts.modules import make_single_unit_blocks
 from hybrid.links.virtual import VirtualLinks
 from hybrid.models import Unit, mode
-from hybrid.plan.device import Device
 from hybrid.solvers.base import Shape
-from hybrid.solvers.dispatch import DispatchMode
 from hybrid.solvers.exact.pipeline import Cost
 from hybrid.solvers.layers.bundle import Bundle
 
@@ -61,12 +60,11 @@ class StandIn(nn.Module):
     @contextmanager
     def spending(self, way: int, samples: int) -> Iterator[None]:
         """Let the time of a forward (0) or backward (1) pass go by, and not that of the body."""
-        if self.links is None:
-            yield
-            return
-        spent = samples * float(np.interp(samples, self.sizes, self.seconds[way]))
-        with instead(self.links, spent):
-            yield
+        begun = 0.0 if self.links is None else self.links.now()
+        yield
+        if self.links is not None:
+            spent = samples * float(np.interp(samples, self.sizes, self.seconds[way]))
+            self.links.work(begun + spent - self.links.now())
 
     def blank(self, shape: Shape, dtype: torch.dtype) -> Tensor:
         """Zeros, all of them in one place of memory, which must not be written to."""
@@ -117,42 +115,18 @@ def clocked(module: nn.Module, links: VirtualLinks) -> None:
             part.links = links
 
 
-@contextmanager
-def instead(links: VirtualLinks, seconds: float) -> Iterator[None]:
-    """Let so much time go by, whatever the body takes."""
-    begun = links.now()
-    yield
-    links.work(begun + seconds - links.now())
+def count_device(
+    links: VirtualLinks, device: Device, optimizers: Iterable[torch.optim.Optimizer]
+) -> None:
+    """Let a rank's clock count a device's passes, steps and messages, and no time of this machine.
 
-
-class HostClock(DispatchMode):
-    """Lets a rank's clock count a device's steps and its host's operations, and nothing of here.
-
-    Within the body, of the method's own program, which is real. A pass of a stand-in has its
-    operations in its time.
+    The passes are those of its stand-ins.
     """
+    links.count_nothing_here(MESSAGE_OPERATIONS * device.roofline.seconds_per_operation)
 
-    def __init__(
-        self, links: VirtualLinks, device: Device, optimizers: Iterable[torch.optim.Optimizer]
-    ) -> None:
-        super().__init__()
-        self._links, self._device = links, device
-        self._seconds = device.operation_seconds
-        links.count_nothing_here(MESSAGE_OPERATIONS * self._seconds)
-        self._steps = ExitStack()
-        for optimizer in {id(each): each for each in optimizers}.values():
-            optimizer.register_step_pre_hook(self._begin_step)
-            optimizer.register_step_post_hook(self._end_step)
+    def count_step(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        links.work(device.step_seconds([p for p in weights if p.grad is not None]))
 
-    def _begin_step(self, optimizer: torch.optim.Optimizer, *given: Any) -> None:
-        stepped = [p for group in optimizer.param_groups for p in group["params"]]
-        took = self._device.step_seconds([p for p in stepped if p.grad is not None])
-        self._steps.enter_context(instead(self._links, took))
-
-    def _end_step(self, *given: Any) -> None:
-        self._steps.close()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view:
-            self._links.work(self._seconds)
-        return func(*args, **(kwargs or {}))
+    for optimizer in {id(each): each for each in optimizers}.values():
+        optimizer.register_step_pre_hook(count_step)

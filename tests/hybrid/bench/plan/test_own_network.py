@@ -1,19 +1,17 @@
 """Plans for networks of one's own, which are known by their blocks."""
 
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 from answers import assert_one_line, output
 
+from hybrid.bench.plan import planner as plan
+from hybrid.bench.plan.standin import StandIn
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.cuts.partition import split
 from hybrid.data import as_data
 from hybrid.links import Network
-from hybrid.plan import advice
-from hybrid.plan import planner as plan
-from hybrid.plan.standin import StandIn
 from hybrid.ranks.grid import Grid
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
@@ -193,7 +191,7 @@ def test_the_clock_is_that_of_the_blocks():
 
 def test_what_would_change_the_integers_at_a_cut_is_left_out_and_told():
     made = planner("reader", **{"split.cuts": ["mixed"]})
-    found = made.predictions([Grid(2)], [2], ["mixed"])
+    found = list(made.predictions([Grid(2)], [2], ["mixed"]))
     assert {tuple(p.cuts) for p in found} == {("mixed",)}
     assert not [p for p in found if "messages" in p.recipe.name]
     assert "which would change the integers that cross the cut before mixed" in made.refused[0]
@@ -202,17 +200,17 @@ def test_what_would_change_the_integers_at_a_cut_is_left_out_and_told():
 def test_a_grid_that_cannot_be_cut_is_left_out_and_the_others_are_planned():
     """Its blocks would share a parameter; replicas of the whole do not."""
     made = planner_of("tied")
-    found = made.predictions([Grid(2), Grid(1, 2)], [2])
+    found = list(made.predictions([Grid(2), Grid(1, 2)], [2]))
     assert {p.grid for p in found} == {Grid(1, 2)}
     assert "blocks 0 and 1 share the parameter" in made.refused[0]
     with pytest.raises(ValueError, match="blocks 0 and 1 share the parameter"):
-        made.predictions([Grid(2)], [2])
+        next(made.predictions([Grid(2)], [2]))
 
 
 def test_a_pass_that_cannot_be_is_told_with_what_to_change(timed_units):
     made = planner_of("tied")
     with pytest.raises(ValueError, match=r"a pass over 1 samples fails.*take fewer --micro-batch"):
-        made.predictions([Grid(1, 16)], [2])
+        next(made.predictions([Grid(1, 16)], [2]))
 
 
 def test_what_is_frozen_is_neither_summed_nor_stepped():
@@ -226,22 +224,11 @@ def test_what_is_frozen_is_neither_summed_nor_stepped():
     assert needed[0] - needed[1] >= (made._memory._copies - 1) * bytes_
 
 
-def test_data_parallelizm_steps_on_every_rank():
-    made = planner("units")
-    whole = made.blocks(1)
-    known = made.subject.times[tuple(unit.name for unit in whole.units)]
-    known |= {n: [Cost(0.01, 0.02)] for n in (8, 16)}
-    base = made.predict(made.blocks(1, 16), BASE)
-    slower = replace(base, images_per_second=16 / (16 * 0.03 + 0.5))
-    expected = 16 / (8 * 0.03 + 0.5)
-    assert advice.data_parallel(made, slower, 2) == pytest.approx(expected, rel=0.01)
-
-
 def test_a_share_that_cannot_be_timed_has_no_row(hybrid, timed_units):
     words = "plan --model mine:normed --data mine:numbers --loss mse --ranks 8 --micro-batches 2"
     found = output(hybrid(*words.split(), "--batch-size", 8, "--set", "train.threads=1"))
     assert "| 2 x 4 | backprop, m=1 |" in found
-    assert "DistributedDataParallel" not in found
+    assert "| 1 x 8 |" not in found
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -253,14 +240,6 @@ def test_the_command_it_prints_trains(hybrid, kind):
     words = said.splitlines()[-1].replace("'", "").split()
     assert words[:4] == ["mpirun", "-n", "2", "hybrid"]
     output(hybrid(*words[4:], "--epochs", 1, "--out", "run"))
-
-
-def test_a_method_is_chosen_for_it(hybrid):
-    words = "train --solver auto --model mine:skips --data mine:numbers --loss mse --blocks 2"
-    short = ("--epochs", "1", "--batch-size", "16", "--set", "train.threads=1")
-    status, _, err = hybrid(*words.split(), *short, "--out", "run")
-    assert status == 0, err
-    assert "auto: planning for 2 blocks" in err
 
 
 @pytest.mark.parametrize(
