@@ -17,9 +17,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import BASE, Recipe, recipes
 from hybrid.links import Network
-from hybrid.bench.plan.planner import Planner
 from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings import methods

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hybrid.bench.plan.device import Device, Roofline
 from hybrid.cuts.balance import balance_starts
 from hybrid.cuts.partition import split
-from hybrid.bench.plan.device import Device, Roofline
 from hybrid.solvers.exact.pipeline import Cost, pass_times
 
 PEAK_FLOPS, PEAK_BYTES, COMPUTES, MOVES = 11.76e12, 346e9, 0.6, 0.8

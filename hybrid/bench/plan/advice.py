@@ -125,12 +125,12 @@ def advice(
     chosen, lines = best(predictions), []
     count = chosen.grid.ranks
     for other in others:
-        if other.worth > chosen.worth and other.grid != chosen.grid:
-            alone = other.grid.ranks == 1
+        ratio = other.worth / (chosen.worth or other.worth)
+        if round(ratio, 2) > 1 and other.grid != chosen.grid:
+            instead = "do not cut the network" if other.grid.ranks > 1 else "stay on one rank"
             lines.append(
-                f"{'stay on one rank' if alone else 'do not cut the network'}: "
-                f"{other.recipe.name} on {other.grid} is {other.worth / chosen.worth:.2f} times as "
-                f"fast as {chosen.recipe.name} on {count} ranks\n{command(other, settings)}\n"
+                f"{instead}: {other.recipe.name} on {other.grid} is {ratio:.2f} times as fast as "
+                f"{chosen.recipe.name} on {count} ranks\n{command(other, settings)}\n"
             )
     where = f"{count} rank{'s' * (count > 1)}"
     if any(p.grid != chosen.grid for p in predictions):

@@ -65,7 +65,7 @@ def test_the_users_cuts_and_other_settings_are_planned_for_and_in_the_command(hy
         "split.cuts": '["layer3.0.conv2"]',
         "split.inside": "true",
         "split.side_by_side": "peers",
-        "rounds.memory_gb": "9",
+        "rounds.memory_gb": "9.0",
         "model.shortcut": "projection",
         "data.limit": "64",
         "optimizer.name": "adamw",
