@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from hybrid.links.registry import LINKS
 from hybrid.method.problem import Problem, check_size
 from hybrid.models import Chain, units
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Grid, factorizations, share_size
+from hybrid.ranks.grid import Grid, share_size
 from hybrid.runs import build
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
@@ -62,17 +61,14 @@ class Bench:
         usable = registry.SOLVERS.usable(self.say)
         solvers = [mine if kind is type(mine) else kind() for kind in usable.values()]
         memory_gb = settings.rounds.memory_gb
-        made = recipes(micro_batches, methods.correction(settings), solvers, memory_gb)
         size = settings.train.batch_size
         accumulated = [1, *(m for m in micro_batches if 1 < m <= size)]
         self.bases = {(accumulating(m) if m > 1 else BASE).name: m for m in accumulated}
         """The ways to train on one rank, of which the fastest is the base case."""
-        too_many = [recipe.name for recipe in made if recipe.micro_batches > size]
-        self.left_out = dict.fromkeys(too_many, f"a mini-batch has {size} samples")
+        rows = recipes(micro_batches, methods.correction(settings), solvers, memory_gb)
+        self.left_out: dict[str, str] = {}
         """Rows that cannot be, and why."""
-        made = [recipe for recipe in made if recipe.micro_batches <= size]
-        self.own = {recipe.name: (recipe, Grid(comm.size)) for recipe in made}
-        self.own |= self._replicated(made)
+        self.own = self._on_grids(rows)
         self.threads = settings.train.threads or 1
         launch.keep_memory()
         torch.set_num_threads(self.threads)
@@ -81,28 +77,19 @@ class Bench:
         self.train, self.test = build.load_images(settings.data)
         check_size(settings.train.batch_size, self.train)
 
-    def _replicated(self, made: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:
-        """The rows with replicas, a few for each grid: an exact one, and the best delayed one."""
-        wanted, ranks, size = self.settings.split, self.comm.size, self.settings.train.batch_size
-        sync, first = methods.sync(self.settings), self.micro_batches[0]
-        steps = self.settings.optimizer.name
-        every = factorizations(ranks, ranks - 1)
-        if wanted.replicas > 1:
-            every = [Grid(wanted.blocks, wanted.replicas)]
+    def _on_grids(self, rows: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:
+        """All rows on the grid that is asked for, and the undivided network on all ranks."""
+        split, sync, ranks = self.settings.split, methods.sync(self.settings), self.comm.size
+        asked = Grid(split.blocks, split.replicas) if split.replicas > 1 else Grid(ranks)
+        wanted = [(row, asked) for row in rows if asked.blocks > 1]
         found: dict[str, tuple[Recipe, Grid]] = {}
-        for grid in every:
-            K, share = grid.blocks, share_size(size, 0, grid.replicas)
-            fitting = [r for r in made if r.micro_batches <= share]
-            m = 1 if K == 1 else first
-            rows = [r for r in fitting if r.solver.exact and r.micro_batches == m][:1]
-            worth = [
-                (-r.solver.num_micro_batches(share), r.solver.progress(K, share, steps), r)
-                for r in fitting
-                if r.delayed and K > 1 and r.solver.progress(K, share, steps)
-            ]
-            rows += [r for *_, r in sorted(worth, key=itemgetter(0, 1))[-1:]]
-            for r in rows:
-                found[f"{r.name}, {grid}, {sync.name}"] = replace(r, sync=sync), grid
+        for row, grid in [*wanted, (rows[0], Grid(1, ranks))]:
+            share = share_size(self.settings.train.batch_size, 0, grid.replicas)
+            name = row.name if grid.replicas == 1 else f"{row.name}, {grid}, {sync.name}"
+            if row.micro_batches <= share:
+                found[name] = row if grid.replicas == 1 else replace(row, sync=sync), grid
+            else:
+                self.left_out[name] = f"a mini-batch has {share} samples"
         return found
 
     def connect(self) -> None:

@@ -70,30 +70,23 @@ class Recipe:
             own.train = own.train.model_copy(update={"sync_batchnorm": False})
         return settle(problem, self.solver, self.correction, self.rounds, own)
 
-    def settings(self) -> dict[str, Any]:
-        """What gives this recipe to a run: "section.key" -> value."""
-        made = {"solver.name": self.solver.name, **_changed("solver", self.solver)}
-        if self.sync.name != STRATEGIES.default:
-            made["sync.name"] = self.sync.name
-        made |= _changed("sync", self.sync)
-        if self.solver.alternates:
-            made |= _changed("correction", self.correction)
-            if self.windowed:
-                made |= {f"rounds.{k}": getattr(self.rounds, k) for k in ("window", "sweeps")}
-            if self.rounds.fill:
-                made["rounds.fill"] = True
-                # a run with gaps filled has several unless it is given their number
-                made["correction.micro_batches"] = self.correction.micro_batches
-        return made
-
     def flags(self) -> str:
-        """The same for the command line."""
-        own = {"solver.name": "--solver", "rounds.window": "--window", "rounds.sweeps": "--sweeps"}
-        parts = []
-        for key, value in self.settings().items():
-            text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-            parts.append(f"{own[key]} {text}" if key in own else f"--set {quote(f'{key}={text}')}")
-        return " ".join(parts)
+        """What gives this recipe to a run, for the command line."""
+        given = _changed("solver", self.solver)
+        if self.sync.name != STRATEGIES.default:
+            given["sync.name"] = self.sync.name
+        given |= _changed("sync", self.sync)
+        if self.solver.alternates:
+            given |= _changed("correction", self.correction)
+            if self.windowed:
+                given |= {f"rounds.{k}": getattr(self.rounds, k) for k in ("window", "sweeps")}
+            if self.rounds.fill:
+                given["rounds.fill"] = True
+                # a run with gaps filled has several unless it is given their number
+                given["correction.micro_batches"] = self.correction.micro_batches
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()}
+        words = [f"--set {quote(f'{key}={text}')}" for key, text in texts.items()]
+        return " ".join([f"--solver {self.solver.name}", *words])
 
 
 BASE = Recipe("plain loop", Backprop())

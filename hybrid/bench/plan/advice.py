@@ -56,7 +56,7 @@ def report(
     predictions = planner.predictions(grids, micro_batches, cuts)
     made = [next(predictions)]
     alone = planner.on_one_rank(micro_batches)
-    undivided = _data_parallel(planner, grids)
+    undivided = _data_parallel(planner, grids, micro_batches)
     epoch, rate = len(data), alone[0].images_per_second
     yield from _HEAD.format(samples=planner.subject.samples).splitlines()
     yield from (row(p, epoch, rate) for p in (*alone, *undivided, made[0]))
@@ -71,14 +71,16 @@ def report(
         yield "\n" + advice(of_these, others, settings)
 
 
-def _data_parallel(planner: Planner, grids: Sequence[Grid]) -> list[Prediction]:
+def _data_parallel(
+    planner: Planner, grids: Sequence[Grid], micro_batches: Sequence[int]
+) -> list[Prediction]:
     """What as many replicas of the undivided network make, where no grid is that one."""
     found: list[Prediction] = []
     for ranks in dict.fromkeys(grid.ranks for grid in grids):
         whole = Grid(1, ranks)
         if 1 < ranks <= planner.size and whole not in grids:
             with suppress(ValueError):  # such as for a share of so few samples
-                found += planner.predictions([whole], [1])
+                found += planner.predictions([whole], micro_batches)
     return found
 
 

@@ -136,16 +136,6 @@ def test_a_plan_for_a_device_counts_what_its_host_issues(monkeypatch):
     assert seconds[1] - seconds[0] == pytest.approx(6 * 10, abs=1e-6)
 
 
-def test_ranks_of_one_host_talk_faster_than_hosts_do():
-    near, far = (
-        planner(Network(1e6, 1e-3, within, 2)).predict(
-            planner().blocks(2, 8), Recipe("m=2", Backprop(micro_batches=2))
-        )
-        for within in (Network(1e9, 1e-6), None)
-    )
-    assert near.images_per_second > 2 * far.images_per_second
-
-
 def test_a_device_of_little_memory_rules_out_what_does_not_fit():
     needs = planner().memory(planner().blocks(1, 32), BASE)[0] / 1e9
     found = planner(device=Device(roofline=DEVICE.roofline, memory_gb=0.9 * needs))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from answers import assert_one_line, output, refusal
+from answers import assert_one_line, output
 
 from hybrid.bench.plan import advice
 from hybrid.bench.plan import planner as plan
@@ -119,11 +119,6 @@ def test_a_strategy_that_is_asked_for_is_that_of_all_rows_and_its_progress_is_no
     # where all drift apart they are compared as if they did not
     assert best(found).worth == max(p.worth for p in found)
     assert "--set sync.name=local-sgd --set sync.steps=16" in best(found).recipe.flags()
-
-
-def test_a_strategy_that_no_recipe_can_have_is_told():
-    made = planner(**{"train.precision": "float16", "sync.messages": "int8"})
-    assert "sync.messages is 'int8'" in refusal(next, made.predictions([Grid(1, 2)], [4]))
 
 
 def test_the_advice_names_the_grid_and_is_a_command_that_runs(hybrid, tmp_path):

@@ -8,14 +8,13 @@ from answers import assert_one_line, output
 
 from hybrid.bench.plan import planner as plan
 from hybrid.bench.plan.standin import StandIn
-from hybrid.bench.recipes import BASE, Recipe
+from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import split
 from hybrid.data import as_data
 from hybrid.links import Network
 from hybrid.ranks.grid import Grid
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
-from hybrid.solvers.exact.pipeline import Cost
 
 CODE = """
 import torch
@@ -54,32 +53,12 @@ class Tied(nn.Module):
         return self.out(self.between(self.norm(self.into(x))))
 
 
-class Picky(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 1)
-
-    def forward(self, x):
-        return self.last(checked(self.first(x), x))
-
-
-@torch.fx.wrap
-def checked(y, x):
-    if bool((x == 0).all()):
-        raise ValueError("nothing but zeros")
-    return y
-
-
 def tied():
     return Tied()
 
 
 def normed():
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-
-
-def picky():
-    return Picky()
 
 
 def skips():
@@ -108,7 +87,7 @@ def text():
 def loss(output, ids):
     return nn.functional.cross_entropy(output["logits"].flatten(0, 1), ids.flatten())
 """
-KINDS = {"picky": "numbers", "skips": "numbers", "units": "numbers", "reader": "text"}
+KINDS = {"skips": "numbers", "units": "numbers", "reader": "text"}
 FAST = Network(1e12, 0.0)
 
 
@@ -175,20 +154,6 @@ def test_stand_ins_have_the_blocks_weights_and_give_what_the_network_gives(kind)
     assert all(p.grad is not None for p in instead.model.parameters())
 
 
-def test_the_clock_is_that_of_the_blocks():
-    """Two blocks of the same length: a pipeline of m parts takes (m + 1) / 2 m of the time."""
-    made = planner("skips")
-    for count in (1, 2):
-        blocks = made.blocks(count)
-        known = made.subject.times[tuple(unit.name for unit in blocks.units)]
-        known |= {n: [Cost(0.02 / count, 0.04 / count)] * count for n in (2, 4, 8, 16)}
-    alone = made.predict(made.blocks(1, 16), BASE).images_per_second
-    assert alone == pytest.approx(1 / 0.06, rel=0.03)
-    for m in (2, 4):
-        found = made.predict(made.blocks(2, 16), Recipe("piped", Backprop(micro_batches=m)))
-        assert found.images_per_second / alone == pytest.approx(2 * m / (m + 1), rel=0.03)
-
-
 def test_what_would_change_the_integers_at_a_cut_is_left_out_and_told():
     made = planner("reader", **{"split.cuts": ["mixed"]})
     found = list(made.predictions([Grid(2)], [2], ["mixed"]))
@@ -211,17 +176,6 @@ def test_a_pass_that_cannot_be_is_told_with_what_to_change(timed_units):
     made = planner_of("tied")
     with pytest.raises(ValueError, match=r"a pass over 1 samples fails.*take fewer --micro-batch"):
         next(made.predictions([Grid(1, 16)], [2]))
-
-
-def test_what_is_frozen_is_neither_summed_nor_stepped():
-    made, frozen = planner_of("skips"), planner_of("skips")
-    for p in frozen.model.first.parameters():
-        p.requires_grad_(False)
-    bytes_ = sum(p.nbytes for p in made.model.first.parameters())
-    needed = []
-    for each in (made, frozen):
-        needed.append(each.memory(each.blocks(1, 16), BASE)[0])
-    assert needed[0] - needed[1] >= (made._memory._copies - 1) * bytes_
 
 
 def test_a_share_that_cannot_be_timed_has_no_row(hybrid, timed_units):

@@ -1,6 +1,5 @@
 """Predictions on virtual links."""
 
-import json
 import runpy
 import shlex
 from pathlib import Path
@@ -9,30 +8,25 @@ import pytest
 import torch
 from answers import assert_one_line, output
 
-from hybrid.bench.plan import advice
 from hybrid.bench.plan import planner as plan
 from hybrid.bench.plan.memory import saved_bytes
-from hybrid.bench.plan.prediction import best
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.models import build as build_model
 from hybrid.ranks.grid import Grid
 from hybrid.runs import build
-from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import (
     DDG,
     FDG,
     PDASGD,
-    AugmentedLagrangian,
     Backprop,
     FeaturesReplay,
     LocalUpdates,
     Petra,
 )
 from hybrid.solvers.delayed.ddg import LOST
-from hybrid.solvers.exact.exact_pass import PassSettings
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
 
@@ -120,19 +114,6 @@ def test_a_slow_link_makes_an_epoch_longer_and_ranks_idle():
     assert min(late.idle_share) > min(quick.idle_share)
 
 
-def test_memory_counts_weights_graphs_and_stores():
-    made = planner()
-    blocks = split(made.model, cuts=["layer2.0"])
-    plain = made.predict(blocks, piped())
-    recomputed = made.predict(blocks, piped(recompute=True))
-    rounds = RoundSettings(window=4)
-    windowed = made.predict(
-        blocks, Recipe("w", AugmentedLagrangian(), PassSettings(micro_batches=4), rounds)
-    )
-    assert all(r <= p for r, p in zip(recomputed.memory_bytes, plain.memory_bytes, strict=True))
-    assert all(w > p for w, p in zip(windowed.memory_bytes, plain.memory_bytes, strict=True))
-
-
 @pytest.mark.parametrize(
     "solver",
     [
@@ -185,13 +166,3 @@ def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(hybrid
     assert [name for name in found if solver in name] == [f"{solver}, m=2, {row}" for row in rows]
     assert "| 1 | plain loop |" in said
     assert "mpirun -n 2 hybrid train --model resnet8" in said
-
-
-def test_the_advice_is_a_command_that_runs(hybrid, tmp_path):
-    made = planner()
-    found = list(made.predictions([Grid(2)], [2]))
-    words = advice.command(best(found), made.settings).replace("'", "").split()[3:]
-    extra = ["--data", "digits", "--epochs", "1", "--batch-size", "64", "--out", str(tmp_path)]
-    assert words[0] == "hybrid"
-    output(hybrid(*words[1:], *extra, "--set", "data.limit=256"))
-    assert json.loads((tmp_path / "summary.json").read_text())["blocks"] == 2

@@ -4,10 +4,8 @@ import pytest
 import torch
 from planners import BACKWARD, FORWARD, planner
 
-from hybrid.bench.plan.standin import StandIn
 from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
-from hybrid.models import units
 from hybrid.settings.config import RoundSettings
 from hybrid.solvers import (
     DDG,
@@ -55,19 +53,3 @@ def test_one_forward_one_backward_waits_for_slow_messages_and_twice_the_delay_do
 def test_other_programs_run_on_stand_ins_as_they_are(solver):
     windows = {"window": 4} if solver.alternates else {}
     assert 0.5 < rate(solver, **windows) < 6
-
-
-def test_a_stand_in_has_the_units_weights_and_shapes_and_passes_gradients_on():
-    made = planner()
-    blocks = made.subject.stand_in(made.blocks(1, 32))
-    assert [unit.name for unit in blocks.units] == [unit.name for unit in units(made.model)]
-    model = blocks.model
-    sizes = [sum(p.numel() for p in m.parameters()) for m in (model, made.model)]
-    assert sizes[0] == sizes[1]
-    x = torch.zeros(4, *made.model.input_shape, requires_grad=True)
-    out = model(x)
-    assert out.shape == made.model(x).shape
-    out.sum().backward()
-    assert x.grad is not None
-    assert all(p.grad is not None for p in model.parameters())
-    assert all(isinstance(part, StandIn) for u in blocks.units for part in u.parts.values())
