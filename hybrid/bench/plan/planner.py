@@ -220,19 +220,10 @@ class Planner:
             timed = _timed_by(method, self.subject.stand_in(blocks))
 
         def program(links: RankLinks) -> dict[str, float]:
-            row = MethodContender(timed, links)
             assert isinstance(links, VirtualLinks)
-            clocked(row.block.module, links)
-            if self.device is not None:
-                count_device(links, self.device, row.block.optimizers.values())
+            row = self._clocked_row(timed, links)
             row.train(still_batches(self.data, size, warm_up, CPU))
-            found = _timed(row, links, batches)
-            if not recipe.delayed:
-                return found
-            every = self.settings.train.report_every * links.size
-            more = (every - len(batches)) / (3 * len(batches))
-            longer = _timed(row, links, batches * 4)
-            return {k: v + more * (longer[k] - v) for k, v in found.items()}
+            return self._timed(row, links, batches)
 
         # replicas that only let time pass do all the same: one of them is enough
         one = replicas > 1 and not real
@@ -258,6 +249,26 @@ class Planner:
             replicas,
             self.settings.optimizer.name,
         )
+
+    def _clocked_row(self, method: Method, links: VirtualLinks) -> MethodContender:
+        """A rank's share of a row, whose passes and steps its clock counts."""
+        row = MethodContender(method, links)
+        clocked(row.block.module, links)
+        if self.device is not None:
+            count_device(links, self.device, row.block.optimizers.values())
+        return row
+
+    def _timed(
+        self, row: MethodContender, links: RankLinks, batches: Sequence[Batch]
+    ) -> dict[str, float]:
+        """One rank's share of training on `batches`, between two reports where it trains alone."""
+        found = _timed(row, links, batches)
+        if row.method.solver.alternates or row.method.solver.exact:
+            return found
+        every = self.settings.train.report_every * links.size
+        more = (every - len(batches)) / (3 * len(batches))
+        longer = _timed(row, links, list(batches) * 4)
+        return {k: v + more * (longer[k] - v) for k, v in found.items()}
 
 
 def _timed_by(method: Method, blocks: Blocks) -> Method:
