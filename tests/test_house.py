@@ -41,7 +41,7 @@ ALL = FILES | {module: path for own in WINGS.values() for module, path in own.it
 # `hybrid` is the package's face, hybrid/__init__.py; `solvers` is the methods, a file each.
 ROOMS = (
     *("hybrid.__main__", "hybrid.cli"),
-    *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
+    *("hybrid.bench.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
     *("hybrid", "hybrid.training"),
     *("hybrid.method", "hybrid.rounds", "hybrid.method"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),

@@ -1,13 +1,11 @@
-"""What delays that count micro-batches cost, and what mends the rest: trainings on virtual links.
+"""What delays that count micro-batches cost: trainings on virtual links.
 
     python docs/benchmarks/delays.py accuracy --data-dir ~/data    CIFAR-10's first 20,000 images
-    python docs/benchmarks/delays.py mends --data-dir ~/data       one change each, K = 8 and 4
-    python docs/benchmarks/delays.py slow --data-dir ~/data        local steps where ranks wait
     python docs/benchmarks/delays.py long --data-dir ~/data        all 50,000 images, 30 epochs
 
 ResNet-20, batch 128, one thread. Runs that are already in the JSON or in --runs are not repeated,
 and one that was broken off goes on; --only-collect makes the table and JSON from what there is.
-Times are of the virtual clock (10 Gb/s but in `slow`, 10 us). Several of these scripts may work on
+Times are of the virtual clock (10 Gb/s, 10 us). Several of these scripts may work on
 different --seeds or --rows.
 """
 
@@ -16,13 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
 import torch
-from mended_ddg import Mended
 
 from hybrid import Trainer, data, split
 from hybrid.networks import models
@@ -43,18 +40,8 @@ class Row:
     solver: Solver
     lr: float = 0.25
     epochs: int = 3
-    momentum: float = 0.9
     images: int = 20_000
-    rounds: tuple[int, int] | None = None
-    """(window, correct_every): every so many windows of so many mini-batches serially."""
-    serial_epochs: float = 0.0
-    cuts: tuple[str, ...] = ()
     model: str = "resnet20"
-    gigabits: float = 10.0
-
-
-UNEVEN = ("layer1.0", "layer1.1", "layer1.2", "layer2.0", "layer2.1", "layer2.2", "layer3.0")
-"""K = 8 with a long last block: less of the network is late, and the others wait for it."""
 
 
 def accuracy() -> Iterator[tuple[str, Row]]:
@@ -80,56 +67,6 @@ def accuracy() -> Iterator[tuple[str, Row]]:
         yield f"{name}, ResNet-56, lr 0.1, 6 epochs", deep
 
 
-def mends() -> Iterator[tuple[str, Row]]:
-    """One change each."""
-    for K, m in ((8, 8), (4, 4)):
-        plain, at = Mended(micro_batches=m), f"K={K}, m={m}"
-        yield f"nothing, {at}", Row(K, plain)
-        yield f"rate rises over 1/4, {at}", Row(K, replace(plain, rise=0.25))
-        yield f"rate rises over all, {at}", Row(K, replace(plain, rise=1.0))
-        yield f"first epoch flushed, {at}", Row(K, plain, serial_epochs=1)
-        yield f"first quarter epoch flushed, {at}", Row(K, plain, serial_epochs=0.25)
-        spiked = replace(plain, spike=True)
-        yield f"spike compensation, {at}", Row(K, spiked)
-        for momentum in (0.95, 0.99):
-            lr = 2.5 * (1 - momentum)
-            yield f"momentum {momentum}, {at}", Row(K, plain, lr, momentum=momentum)
-            yield f"momentum {momentum}, spike, {at}", Row(K, spiked, lr, momentum=momentum)
-        yield f"one window in 5 of 8 flushed, {at}", Row(K, plain, rounds=(8, 5))
-        yield f"one window in 2 of 8 flushed, {at}", Row(K, plain, rounds=(8, 2))
-        yield f"lr 0.15, {at}", Row(K, plain, 0.15)
-        yield f"lr 0.4, {at}", Row(K, plain, 0.4)
-        yield f"features-replay, {at}", Row(K, FeaturesReplay(micro_batches=m))
-        if K == 8:
-            yield f"a long last block, {at}", Row(K, plain, cuts=UNEVEN)
-    # the same without: `accuracy`
-    yield "first epoch flushed, K=8, m=16", Row(8, DDG(micro_batches=16), serial_epochs=1)
-    for K, m in ((8, 8), (4, 4)):
-        first = Row(K, DDG(micro_batches=m), epochs=6, serial_epochs=1)
-        yield f"first epoch flushed, K={K}, m={m}, 6 epochs", first
-    yield "flushed, m=8", Row(8, Backprop(micro_batches=8))
-    yield "flushed, m=8, lr 0.4", Row(8, Backprop(micro_batches=8), 0.4)
-
-
-def slow() -> Iterator[tuple[str, Row]]:
-    """Local steps where a rank waits, over links of 100 Mb/s, and what else helps there."""
-    plain = Mended(micro_batches=8)
-    kinds: dict[str, Solver] = {
-        "ddg": plain,
-        "ddg, waits filled once": replace(plain, local=1),
-        "ddg, waits filled once, local_lr 0.3": replace(plain, local=1, local_lr=0.3),
-        "ddg, waits filled twice": replace(plain, local=2),
-        "ddg, int8": replace(plain, messages="int8"),
-        "ddg, int8, waits filled once": replace(plain, messages="int8", local=1),
-        "fdg": FDG(micro_batches=8),
-        "fdg, int8": FDG(micro_batches=8, messages="int8"),
-    }
-    for name, solver in kinds.items():
-        yield f"{name}, K=4, m=8, 100 Mb", Row(4, solver, gigabits=0.1)
-        if name in ("ddg", "fdg, int8"):
-            yield f"{name}, K=4, m=8, 100 Mb, 6 epochs", Row(4, solver, epochs=6, gigabits=0.1)
-
-
 def long() -> Iterator[tuple[str, Row]]:
     """Trained to convergence."""
     kinds: dict[str, tuple[int, Solver]] = {
@@ -147,7 +84,7 @@ def long() -> Iterator[tuple[str, Row]]:
 MINUTES = "minutes of training, simulated (K=2: at two ranks' measured rate)"
 """What a picture's axis of time shows, see `quiet_rates`."""
 
-TABLES: Mapping[str, Any] = {"accuracy": accuracy, "mends": mends, "slow": slow, "long": long}
+TABLES: Mapping[str, Any] = {"accuracy": accuracy, "long": long}
 
 
 def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
@@ -156,22 +93,15 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
     images, test = data.load("cifar10", data_dir, row.images)
     torch.manual_seed(seed)
     network = models.build(row.model, 10, 3, 32)
-    blocks = split(network, None if row.cuts else row.blocks, cuts=list(row.cuts) or None)
-    solver, steps = row.solver, len(images) // 128
-    if isinstance(solver, Mended):
-        solver = replace(solver, total_steps=steps * row.epochs)
     long = row.epochs > 6
     Trainer(
-        blocks,
-        solver,
-        window=row.rounds[0] if row.rounds else None,
-        correct_every=row.rounds[1] if row.rounds else None,
-        serial_epochs=row.serial_epochs,
+        split(network, row.blocks),
+        row.solver,
         train=TrainSettings(
             epochs=row.epochs, seed=seed, threads=1, evaluate_every=3 if long else 100
         ),
-        optimizer=OptimizerSettings(lr=row.lr, momentum=row.momentum),
-        links=LinkSettings(kind="virtual", gigabits_per_second=row.gigabits),
+        optimizer=OptimizerSettings(lr=row.lr),
+        links=LinkSettings(kind="virtual", gigabits_per_second=10.0),
         checkpoint=CheckpointSettings(every=1 if long else 100, keep_last=1),
         out=out,
         resume=(out / "checkpoints").exists(),

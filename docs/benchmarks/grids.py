@@ -17,10 +17,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import BASE, Recipe, recipes
 from hybrid.links import Network
 from hybrid.links.grid import Grid
-from hybrid.plan.planner import Planner
 from hybrid.settings import methods
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG

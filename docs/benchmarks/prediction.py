@@ -18,13 +18,13 @@ from statistics import median
 from typing import Any
 
 from hybrid.bench.measure import CPU, still_batches, timed
+from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import MethodContender, Recipe, recipes
 from hybrid.links import Network
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.partition import split
-from hybrid.plan.planner import Planner
 from hybrid.ranks import launch
 from hybrid.settings.resolve import load
 from hybrid.training import build

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hybrid.bench.plan.device import Device, Roofline
 from hybrid.networks.partition import balance_starts, split
-from hybrid.plan.device import Device, Roofline
 from hybrid.solvers.exact.gaps import Cost, pass_times
 
 PEAK_FLOPS, PEAK_BYTES, COMPUTES, MOVES = 11.76e12, 346e9, 0.6, 0.8

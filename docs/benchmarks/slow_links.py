@@ -23,10 +23,10 @@ from pathlib import Path
 
 import torch
 
+from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.links import Network
-from hybrid.plan.advice import data_parallel
-from hybrid.plan.planner import Planner
+from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.exact.exact_pass import PassSettings
@@ -43,15 +43,15 @@ def rows(m: int) -> list[Recipe]:
     made = []
     for form in FORMATS:
         serial = PassSettings(micro_batches=m, messages=form)
-        made.append(
-            Recipe(f"flushed pipeline, {form}", Backprop(micro_batches=m, messages=form), sweeps=0)
-        )
+        flushed = Backprop(micro_batches=m, messages=form)
+        made.append(Recipe(f"flushed pipeline, {form}", flushed))
         for kind in (DDG, FDG):
             solver = kind(micro_batches=m, messages=form)
-            made.append(Recipe(f"{kind.name}, m={m}, {form}", solver, sweeps=1))
+            made.append(Recipe(f"{kind.name}, m={m}, {form}", solver))
         for sweeps in (1, 4):
             name = f"hybrid, {sweeps} sweep{'s' * (sweeps > 1)}, {form}"
-            made.append(Recipe(name, AugmentedLagrangian(), serial, sweeps=sweeps, window=16))
+            rounds = RoundSettings(window=16, sweeps=sweeps)
+            made.append(Recipe(name, AugmentedLagrangian(), serial, rounds))
     return made
 
 
@@ -84,7 +84,8 @@ def main() -> None:
             if case in found:
                 continue
             planner.network = Network(RATES[title] / 8, 1e-4)
-            here = {"data parallel": data_parallel(planner, base, K)}
+            replicas = planner.predict(planner.blocks(1), BASE, replicas=K)
+            here = {"data parallel": replicas.images_per_second}
             blocks = planner.blocks(K)
             for recipe in rows(options.micro_batches):
                 here[recipe.name] = planner.predict(blocks, recipe).images_per_second

@@ -21,9 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hybrid.bench.loops import TorchContender, on_cpu, prepared
 from hybrid.bench.measure import CPU
-from hybrid.networks.models import Chain
 from hybrid.networks.partition import split
-from hybrid.networks.segments import BlockModule
+from hybrid.networks.units import BlockModule, Chain
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Batch
 from hybrid.solvers.base import Shape

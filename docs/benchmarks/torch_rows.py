@@ -2,7 +2,7 @@
 
     mpirun -n 2 --bind-to none python docs/benchmarks/torch_rows.py --model resnet20 \\
         --micro-batches 4,8 [--batch-size 128] [--turns 7] [--steps 4] [--rows torch,backprop] \\
-        [--to-accuracy 0.9 --epochs 3,6 --seeds 3] [--set section.key=value]... [--out bench]
+        [--set section.key=value]... [--out bench]
 
 The rows are those of `hybrid bench`, and DistributedDataParallel and torch.distributed.pipelining
 beside them: GPipe, 1F1B and the interleaved zero-bubble schedule.
@@ -35,9 +35,6 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rows", default="")
-    parser.add_argument("--to-accuracy", type=float)
-    parser.add_argument("--epochs", type=numbers, default=[3, 6])
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--out", type=Path, default=Path("bench"))
     asked = parser.parse_args()
@@ -58,7 +55,7 @@ def main() -> None:
     by_mpi = isinstance(comm, MpiCommunicator)
     if by_mpi:  # torchrun's ranks have a process group
         process_group(comm.mpi, device)
-    table = made.run(asked.turns, asked.steps, asked.to_accuracy, asked.epochs, asked.seeds)
+    table = made.run(asked.turns, asked.steps)
     if by_mpi:
         dist.destroy_process_group()
     if table is not None:

@@ -12,7 +12,7 @@ Group waits for siblings, a Cond picks the operator's cell; nothing is batched o
                               -yes-> head -> loss
 
 Trained until 95 % of held-out trees are right: more than a network can reach that has not learnt
-all three operators or cannot put them together. docs/benchmarks/trees.py takes the time.
+all three operators or cannot put them together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a PyTorch user writes on one device: the plain loop, and the loop that accumulates."""
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from time import perf_counter, thread_time
 from typing import Any, TypeVar
@@ -63,8 +62,7 @@ class TorchContender(Contender):
 class PlainLoop(TorchContender):
     """A hand-written loop on one rank, whose `here` is true; the other ranks return at once.
 
-    With more `threads` than the cores this process is bound to, it takes all of the host's for as
-    long as it trains. The other ranks should sleep meanwhile, as they do in `Communicator.barrier`.
+    The other ranks should sleep while it takes several `threads`, as in `Communicator.barrier`.
     With `micro_batches` it accumulates the gradients of so many parts of a mini-batch.
     """
 
@@ -84,7 +82,9 @@ class PlainLoop(TorchContender):
     def train(self, batches: Sequence[Batch]) -> None:
         if self._model is None:
             return
-        with compute_threads(self._threads), self._running():
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        with self._running():
             for batch in batches:
                 x, y = batch.images(), batch.labels()
                 parts = x.tensor_split(self._micro_batches), y.tensor_split(self._micro_batches)
@@ -92,6 +92,7 @@ class PlainLoop(TorchContender):
                     loss = cross_entropy(self._model(inputs), labels)
                     (loss * (len(labels) / len(y)) if len(labels) < len(y) else loss).backward()
                 self._step(batch.learning_rate)
+        torch.set_num_threads(before)
 
     def state_dict(self) -> dict[str, Tensor] | None:
         return None if self._model is None else on_cpu(self._model.state_dict())
@@ -107,40 +108,3 @@ def prepared(model: Model) -> Model:
 def on_cpu(state: dict[str, Any]) -> dict[str, Tensor]:
     """Copies of a state's tensors."""
     return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-
-
-def host_cores() -> set[int]:
-    """The cores of this host this process could use if its launcher had not bound it."""
-    bound = os.sched_getaffinity(0)
-    try:
-        # the kernel keeps those that exist and that the process's container may use
-        os.sched_setaffinity(0, range(max(os.cpu_count() or 1, max(bound) + 1)))
-        return os.sched_getaffinity(0)
-    except OSError:
-        return bound
-    finally:
-        os.sched_setaffinity(0, bound)
-
-
-@contextmanager
-def compute_threads(threads: int) -> Iterator[None]:
-    """`threads` compute threads, on all of the host's cores if they are more than the bound ones.
-
-    Every thread of the process is moved: those of torch's pool keep the cores of their making.
-    """
-    before, bound = torch.get_num_threads(), os.sched_getaffinity(0)
-    torch.set_num_threads(threads)
-    if threads > len(bound):
-        _bind(host_cores())
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        if threads > len(bound):
-            _bind(bound)
-
-
-def _bind(cores: set[int]) -> None:
-    for thread in os.listdir("/proc/self/task"):
-        with suppress(ProcessLookupError):
-            os.sched_setaffinity(int(thread), cores)

@@ -20,13 +20,10 @@ from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import Backprop, Batch, Solver, Window, registry
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.exact.wire import WireFormat
 from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.reduction import MessageFormat
 
 MEMORY_GB = RoundSettings().memory_gb
-_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8}
 
 
 @dataclass(frozen=True)
@@ -75,56 +72,23 @@ class Recipe:
             own.train = own.train.model_copy(update={"sync_batchnorm": False})
         return settle(problem, own)
 
-    def narrowed(self, messages: WireFormat) -> Recipe | None:
-        """The same with messages of fewer bits; None if they have as few, or cannot be chosen."""
-        carrier = self.correction if self.solver.alternates else self.solver
-        before = getattr(carrier, "messages", None)
-        if before is None or _BITS[before] <= _BITS[messages]:
-            return None
-        name = self.name.removesuffix(f", {before} messages")
-        changed = replace(carrier, messages=messages)  # type: ignore[type-var]
-        own = {"correction": changed} if self.solver.alternates else {"solver": changed}
-        return replace(self, name=f"{name}, {messages} messages", **own)  # type: ignore[arg-type]
-
-    def narrowed_between(self, messages: MessageFormat) -> Recipe | None:
-        """The same with messages of fewer bits between replicas; None likewise."""
-        before = getattr(self.sync, "messages", None)
-        if before is None or _BITS[before] <= _BITS[messages]:
-            return None
-        name = self.name.removesuffix(f", {before} between replicas")
-        sync = replace(self.sync, messages=messages)  # type: ignore[call-arg]
-        return replace(self, name=f"{name}, {messages} between replicas", sync=sync)
-
-    def kept_by(self, sync: Strategy) -> Recipe:
-        """The same, its replicas kept together by another strategy."""
-        return replace(self, name=f"{self.name}, {sync.name}", sync=sync)
-
-    def settings(self) -> dict[str, Any]:
-        """What gives this recipe to a run: "section.key" -> value."""
-        made = {"solver.name": self.solver.name, **_changed("solver", self.solver)}
-        if self.sync.name != STRATEGIES.default:
-            made["sync.name"] = self.sync.name
-        made |= _changed("sync", self.sync)
-        if self.solver.alternates:
-            made |= _changed("correction", self.correction)
-            if self.windowed:
-                made |= {f"rounds.{k}": getattr(self.rounds, k) for k in ("window", "sweeps")}
-            if self.rounds.fill:
-                made["rounds.fill"] = True
-                # a run with gaps filled has several unless it is given their number
-                made["correction.micro_batches"] = self.correction.micro_batches
-            if self.rounds.gaps:
-                made["rounds.gaps"] = [list(pair) for pair in self.rounds.gaps]
-        return made
-
     def flags(self) -> str:
-        """The same for the command line."""
-        own = {"solver.name": "--solver", "rounds.window": "--window", "rounds.sweeps": "--sweeps"}
-        parts = []
-        for key, value in self.settings().items():
-            text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-            parts.append(f"{own[key]} {text}" if key in own else f"--set {quote(f'{key}={text}')}")
-        return " ".join(parts)
+        """What gives this recipe to a run, for the command line."""
+        given = _changed("solver", self.solver)
+        if self.sync.name != STRATEGIES.default:
+            given["sync.name"] = self.sync.name
+        given |= _changed("sync", self.sync)
+        if self.solver.alternates:
+            given |= _changed("correction", self.correction)
+            if self.windowed:
+                given |= {f"rounds.{k}": getattr(self.rounds, k) for k in ("window", "sweeps")}
+            if self.rounds.fill:
+                given["rounds.fill"] = True
+                # a run with gaps filled has several unless it is given their number
+                given["correction.micro_batches"] = self.correction.micro_batches
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()}
+        words = [f"--set {quote(f'{key}={text}')}" for key, text in texts.items()]
+        return " ".join([f"--solver {self.solver.name}", *words])
 
 
 BASE = Recipe("plain loop", Backprop())
@@ -213,10 +177,6 @@ class MethodContender(Contender):
         starts = range(0, len(mine), length)
         windows = [Window(mine[start : start + length], sweeps) for start in starts]
         self.rounds.run([(window, window) for window in windows], 0, 0)
-
-    def end_epoch(self) -> None:
-        self.rounds.drain()
-        self.rounds.end_epoch()
 
     def state_dict(self) -> dict[str, Tensor] | None:
         self.rounds.drain()

@@ -21,13 +21,9 @@ def bench(
     context: typer.Context,
     config: options.TomlFile = None,
     model: options.Model = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Data set; --to-accuracy needs a real one.  [default: synthetic]"),
-    ] = None,
+    data: Annotated[str | None, typer.Option(help="Data set.  [default: synthetic]")] = None,
     data_dir: options.DataDir = None,
     batch_size: options.BatchSize = None,
-    lr: options.LearningRate = None,
     micro_batches: Annotated[
         str, typer.Option(help="Numbers of micro-batches of pipelined methods.")
     ] = "4,8",
@@ -37,17 +33,9 @@ def bench(
         str,
         typer.Option(help="Only rows whose names contain one of these words, with commas between."),
     ] = "",
-    to_accuracy: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Also measure the time to this test accuracy."),
-    ] = None,
-    lengths: Annotated[
-        str, typer.Option("--epochs", help="Epochs of the trainings for --to-accuracy.")
-    ] = "3,6",
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each row and length.")] = 3,
-    out: Annotated[
-        Path, typer.Option(help="Folder for the figures as JSON, Markdown and a plot.")
-    ] = Path("bench"),
+    out: Annotated[Path, typer.Option(help="Folder for the figures as JSON and Markdown.")] = Path(
+        "bench"
+    ),
     set_: options.AnyOther = None,
 ) -> None:
     """Measure the speed of all methods for one network on these ranks, in interleaved turns."""
@@ -60,15 +48,12 @@ def bench(
     from hybrid.training import build
 
     with options.together():
-        epochs, parts = (
-            options.numbers("--epochs", lengths),
-            options.numbers("--micro-batches", micro_batches),
-        )
+        parts = options.numbers("--micro-batches", micro_batches)
         words = [word.strip() for word in rows.split(",") if word.strip()]
         resolved = build.read_settings(config, _settings(context), None, False)
         made = Bench(comm, resolved, parts, words, out)
     made.connect()
-    table = made.run(turns, steps, to_accuracy, epochs, seeds)
+    table = made.run(turns, steps)
     if table is not None:
         typer.echo(table + f"written to {out}")
 
@@ -110,9 +95,6 @@ def plan(
         Path | None,
         typer.Option(help="TOML profile of a device, and of what joins several, to plan for."),
     ] = None,
-    measure: Annotated[
-        Path | None, typer.Option(help="Time the units here, write that profile, and end.")
-    ] = None,
     set_: options.AnyOther = None,
 ) -> None:
     """Predict the speed of methods and grids by measuring on this machine, and recommend one."""
@@ -126,12 +108,8 @@ def plan(
     blocks = None if counts is None else options.numbers("--blocks", counts)
     totals = [] if ranks is None else options.numbers("--ranks", ranks)
     parts = options.numbers("--micro-batches", micro_batches)
-    if device is not None and measure is not None:
-        raise ValueError("--device reads a profile and --measure writes one: leave one out")
-    from hybrid.plan import measuring
-    from hybrid.plan.advice import report
-    from hybrid.plan.device import Device
-    from hybrid.ranks.stopping import interrupting
+    from hybrid.bench.plan.advice import report
+    from hybrid.bench.plan.device import Device
     from hybrid.settings.resolve import load
     from hybrid.training import references
 
@@ -142,9 +120,6 @@ def plan(
         given = _settings(context)
         resolved = load(config, given)
         references.check_code_is_given(resolved, given)
-        if measure is not None:
-            yield measuring.write_profile(resolved, measure, say)
-            return
         profile = None if device is None else Device.read(device)
         if profile is not None and profile.network and (gigabits or latency) is not None:
             raise ValueError(
@@ -153,8 +128,7 @@ def plan(
             )
         yield from report(resolved, blocks, totals, parts, say, profile)
 
-    with interrupting():
-        options.first_prints(lines)
+    options.first_prints(lines)
 
 
 def _settings(context: typer.Context) -> dict[str, Any]:

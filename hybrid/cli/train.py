@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -73,7 +73,7 @@ def train(
         # ranks may differ in their clocks, and in what they see of the folder
         time, going_on = comm.bcast((time, going_on))
     resume = resume or going_on
-    given = _settled(config, options.overrides(context), out if resume else None)
+    given = options.overrides(context)
     with options.together():
         resolved = build.read_settings(config, given, out, resume)
     if print_config:
@@ -92,26 +92,3 @@ def train(
         trainer = build.build_trainer(resolved, loaded, folder, resume, division)
     trainer.fit(*loaded)
     tell(f"run folder {trainer.out}", sys.stdout)
-
-
-def _settled(config: Path | None, given: dict[str, Any], before: Path | None) -> dict[str, Any]:
-    """The settings with a method in place of `auto`; a resumed run keeps the one of `before`."""
-    from hybrid.plan import auto
-
-    comm = launch.communicator()
-    with options.together():
-        if not auto.asked(config, given):
-            return given
-        if before is not None:
-            return given | auto.stored(before)
-        settings = auto.settings(config, given)
-    network = auto.network(settings)
-    made: dict[str, Any] = {}
-    with options.together():
-        if launch.launched_rank() == 0:
-            made = auto.chosen(settings, network, _say)
-    return given | (made if comm is None else comm.bcast(made))
-
-
-def _say(text: str) -> None:
-    tell(f"hybrid: {text}")

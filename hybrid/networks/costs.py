@@ -25,7 +25,7 @@ OPERATIONS_A_BYTE = 4.0
 """Floating-point operations that take as long as moving one byte.
 
 The value fits each residual block of ResNet-20 within 8 % and of WRN-16-4 within 2 %, on one Zen 3
-core (docs/benchmarks/balance.py). A wrong value shifts the balance between layers that compute much
+core. A wrong value shifts the balance between layers that compute much
 and layers that move much memory.
 """
 

@@ -82,13 +82,6 @@ def ctrl_c() -> str:
 
 
 @contextmanager
-def interrupting() -> Iterator[None]:
-    """Let a SIGTERM interrupt the body as Ctrl-C does; only the main thread gets signals."""
-    with _on_sigterm(signal.default_int_handler):
-        yield
-
-
-@contextmanager
 def _on_sigterm(handler: Any) -> Iterator[None]:
     """Within it a SIGTERM has this handler, unless another thread calls it."""
     if threading.current_thread() is not threading.main_thread():

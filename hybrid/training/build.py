@@ -184,7 +184,7 @@ def build_model(resolved: Config, images: Data) -> models.Chain:
     if is_reference(resolved.model.name):
         raise ValueError(
             f"model.name is {resolved.model.name!r}, and the bench knows the networks of this "
-            "package alone: choose one of these; hybrid plan and --solver auto know yours"
+            "package alone: choose one of these; hybrid plan knows yours"
         )
     (channels, height, width), classes = _image_shape_and_classes(resolved, images)
     if height != width:

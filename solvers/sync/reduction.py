@@ -14,7 +14,7 @@ from hybrid.solvers.state import Tensors
 
 BUCKET_BYTES = 1 << 22
 """Of a bucket: its sum travels while the next one is on its way. On MPI's links and on torch's less
-takes up to twice the time, and more saves little or costs (docs/benchmarks/sums.py)."""
+takes up to twice the time, and more saves little or costs (docs/benchmarks/appendix.md)."""
 ROUNDED_BUCKET_BYTES = 1 << 20
 """Of a bucket in fewer bits: checkpoints hold what rounding leaves out by bucket."""
 ALIGNMENT_BYTES = 64

@@ -1,6 +1,5 @@
 """What test_baselines.py runs on every rank."""
 
-import os
 import sys
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from problems import trained_by_hand
 from torch import nn
 
-from hybrid.bench.loops import PlainLoop, host_cores
+from hybrid.bench.loops import PlainLoop
 from hybrid.bench.recipes import BASE, MethodContender
 from hybrid.data import load
 from hybrid.links.base import Start
@@ -34,18 +33,18 @@ KINDS = ("gpipe", "1f1b", "interleaved-zero-bubble")
 
 @dataclass
 class Noted:
-    """A source that notes who asks for what, and on which cores."""
+    """A source that notes who asks for what, and with how many threads."""
 
     images_made: int = 0
     labels_made: int = 0
-    cores: list = field(default_factory=list)
+    threads: list = field(default_factory=list)
     busy_seconds: float = 0.0
 
     mixes = joint = False
 
     def images(self, ids, step=0):
         self.images_made += len(ids)
-        self.cores.append([len(os.sched_getaffinity(0)), torch.get_num_threads()])
+        self.threads.append(torch.get_num_threads())
         sleep(self.busy_seconds)
         made = [torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(int(i))) for i in ids]
         return torch.stack(made).to(memory_format=torch.channels_last)
@@ -118,20 +117,13 @@ def plain(comm):
     here = comm.rank == 0
     row = PlainLoop(network(), SETTINGS, here=here)
     row.train(batches())
-    alone = Noted()
-    all_cores = PlainLoop(network(), SETTINGS, len(host_cores()), here=here)
-    bound = {min(os.sched_getaffinity(0))}
-    os.sched_setaffinity(0, bound)
-    before = [len(bound), torch.get_num_threads()]
-    all_cores.train(batches(1, source=alone))
-    after = [len(os.sched_getaffinity(0)), torch.get_num_threads()]
-    os.sched_setaffinity(0, host_cores())
+    before, two = torch.get_num_threads(), Noted()
+    PlainLoop(network(), SETTINGS, threads=2, here=here).train(batches(1, source=two))
     return {
         "equal": same(row.state_dict(), by_hand(network(), batches())),
         "waited": row.spent()[1],
         "sent": row.spent()[0],
-        "cores": {"before": before, "during": alone.cores, "after": after},
-        "host": len(host_cores()),
+        "threads": [before, *two.threads, torch.get_num_threads()],
     }
 
 

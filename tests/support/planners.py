@@ -1,8 +1,8 @@
 """A planner that knows the times of its units, so that it measures nothing."""
 
+from hybrid.bench.plan import planner as plan
 from hybrid.links import Network
 from hybrid.networks.units import units
-from hybrid.plan import planner as plan
 from hybrid.settings.resolve import load
 from hybrid.solvers.exact.gaps import Cost
 from hybrid.training import build

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from hybrid.settings import torch_classes
-from hybrid.settings.sections.base import LARGE, Section
+from hybrid.settings.sections.base import LARGE, TRAIN_OR_PLAN, Section
 from hybrid.solvers.acting import Acts, Needs
 
 WITH_MOMENTUM = Acts(
@@ -57,7 +57,7 @@ class OptimizerSettings(Section):
 
     name: str = "sgd"
     """sgd (with momentum), muon, soap, adamw, nadamw, or a class of torch.optim: RMSprop, ..."""
-    lr: float = Field(default=torch_classes.SGD_RATE, gt=0, le=LARGE)
+    lr: Annotated[float, TRAIN_OR_PLAN] = Field(default=torch_classes.SGD_RATE, gt=0, le=LARGE)
     """Peak learning rate; by default 0.1 of sgd, 0.02 of muon, of another class as in torch."""
     momentum: Annotated[float, WITH_MOMENTUM, WITHOUT_BETAS, STEPS_OUTSIDE] = Field(
         default=0.9, ge=0, lt=1
@@ -113,6 +113,8 @@ BY_STEPS = Acts("schedule.name is step", lambda run: run.schedule.name == "step"
 
 class ScheduleSettings(Section):
     """[schedule] the learning rate over the steps."""
+
+    acts: ClassVar[dict[str, Acts]] = {"schedule.*": TRAIN_OR_PLAN}
 
     name: str = "linear"
     """cosine, linear, step, constant; one-cycle; or any class of torch.optim.lr_scheduler."""

@@ -24,10 +24,8 @@ def test_the_plain_loop_equals_one_written_by_hand_bit_for_bit_on_rank_0_alone(f
     assert [rank["plain"]["sent"] for rank in facts] == [0, 0]
     assert facts[1]["plain"]["waited"] == 0
     assert [rank["rank"] for rank in facts] == [[0, 2], [1, 2]]
-    # all cores while it trains, and then as before
-    plain = facts[0]["plain"]
-    assert plain["cores"]["before"] == plain["cores"]["after"] == [1, 1]
-    assert plain["cores"]["during"] == [[plain["host"]] * 2]
+    # several threads while it trains, and then as before
+    assert facts[0]["plain"]["threads"] == [1, 2, 1]
 
 
 @pytest.mark.parametrize("row", ["data parallel", "replicas", *PIPELINES])

@@ -12,8 +12,7 @@ def report(world, tmp_path_factory):
     answer = world.hybrid(
         *(2, "bench", "--model", "resnet8", "--data", "digits"),
         *("--micro-batches", "2", "--rows", "backprop,Augmented", "--turns", "2"),
-        *("--steps", "1", "--batch-size", "32", "--set", "data.limit=96"),
-        *("--to-accuracy", "0.001", "--epochs", "2,1", "--seeds", "2", "--out", out),
+        *("--steps", "1", "--batch-size", "32", "--set", "data.limit=96", "--out", out),
     )
     return out, output(answer)
 
@@ -46,21 +45,12 @@ def test_a_pipeline_sends_bytes_fewer_bits_fewer_of_them_and_one_device_none(rep
     assert sent["backprop, m=2"] == 2 * sent["backprop, m=2, bfloat16 messages"] > 0
 
 
-def test_rows_train_to_the_stated_accuracy_and_no_longer_than_needed(report):
-    runs = json.loads((report[0] / "bench.json").read_text())["runs"]
-    assert sorted(run["name"] for run in runs) == sorted(NAMES)
-    assert all(run["epochs"] == 1 and len(run["test_accuracy"]) == 2 for run in runs)
-    exact = {run["name"]: run["test_accuracy"] for run in runs}
-    assert exact["backprop, m=1"] == exact["plain loop"]
-
-
-def test_the_report_is_printed_once_written_and_drawn(report):
+def test_the_report_is_printed_once_and_written(report):
     out, printed = report
     text = (out / "bench.md").read_text()
-    assert printed.count("| plain loop |") == text.count("| plain loop |") == 2
-    assert "time to 0.10%" in text
+    assert text in printed
+    assert text.count("| plain loop |") == 1
     assert "hybrid bench --model resnet8" in text
-    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +69,7 @@ def test_wrong_use_gets_one_line(world, arguments, reason):
     "setting",
     [
         *("train.loss=mse", "rounds.window=8", "links.kind=virtual", "sampler.name=auto-assist"),
-        *("train.epochs=77", "checkpoint.every=5"),
+        *("train.epochs=77", "checkpoint.every=5", "optimizer.lr=0.2", "schedule.name=step"),
     ],
 )
 def test_what_no_row_would_heed_is_refused(world, setting):
@@ -87,21 +77,17 @@ def test_what_no_row_would_heed_is_refused(world, setting):
     assert_one_line(world.hybrid(2, "bench", "--set", setting), said, "leave ")
 
 
-def test_on_torchruns_links_a_row_that_diverges_is_left_out_and_the_others_go_on(world, tmp_path):
+def test_on_torchruns_links_a_row_that_cannot_be_is_left_out_and_the_others_go_on(world, tmp_path):
     words = (
         *("bench", "--model", "resnet8", "--data", "digits", "--micro-batches", "2,64"),
-        *("--rows", "ddg", "--turns", "1", "--steps", "1", "--batch-size", "32", "--lr", "1e14"),
-        *("--set", "data.limit=96", "--to-accuracy", "0.99", "--epochs", "1,2", "--seeds", "2"),
-        *("--out", str(tmp_path / "report")),
+        *("--rows", "ddg", "--turns", "1", "--steps", "1", "--batch-size", "32"),
+        *("--set", "data.limit=96", "--out", str(tmp_path / "report")),
     )
     printed = output(world.run(2, "torch_program:hybrid", words)[0])
-    assert "ddg, m=2 is left out" in printed
     assert "2 ranks joined by torch on 1 host(s)" in printed
     raw = json.loads((tmp_path / "report/bench.json").read_text())
-    loops = {"plain loop", "plain loop, accumulating over 2"}
-    assert {run["name"] for run in raw["runs"]} == loops
-    assert [len(run["seconds"]) for run in raw["runs"]] == [2, 2, 2, 2]
-    assert "not finite in epoch 1 of 1, seed 0" in raw["left_out"]["ddg, m=2"]
+    loops = ["plain loop", "plain loop, accumulating over 2"]
+    assert [speed["name"] for speed in raw["speeds"]] == [*loops, "ddg, m=2"]
     assert raw["left_out"]["ddg, m=64"] == "a mini-batch has 32 samples"
 
 

@@ -22,30 +22,21 @@ from hybrid.solvers.sync.local_sgd import LocalSGD
 def rows(tmp_path, ranks, **given):
     settings = load(None, {"model.name": "resnet8", "data.limit": 64, **given})
     comm = SimpleNamespace(rank=0, size=ranks)
-    own = Bench(comm, settings, [4, 8], [], tmp_path / "bench").own
-    return {name: (grid, recipe.sync.name) for name, (recipe, grid) in own.items()}
+    return Bench(comm, settings, [4, 8], [], tmp_path / "bench")
 
 
-def replicated(found):
-    return [name for name, (grid, _) in found.items() if grid.replicas > 1]
-
-
-def test_ranks_have_a_few_rows_for_each_of_their_grids(tmp_path):
-    given = {"train.batch_size": 64}
-    assert replicated(rows(tmp_path, 4, **given)) == [
-        "backprop, m=4, 2 blocks x 2 replicas, all-reduce",
-        "ddg, m=4, 2 blocks x 2 replicas, all-reduce",
-        "backprop, m=1, 4 replicas, all-reduce",
-    ]
-    assert len(replicated(rows(tmp_path, 16, **given))) == 7
-    # a share of 4 images is not cut in 4 parts
-    assert len(replicated(rows(tmp_path, 16, **{"train.batch_size": 24}))) == 5
-
-
-def test_a_grid_and_a_strategy_that_are_asked_for_are_those_of_the_rows(tmp_path):
-    given = {"train.batch_size": 64, "split.blocks": 2, "split.replicas": 4}
-    found = rows(tmp_path, 8, **given, **{"sync.name": "local-sgd"})
-    assert {found[name] for name in replicated(found)} == {((2, 4), "local-sgd")}
+def test_rows_are_of_the_grid_that_is_asked_for_and_of_the_undivided_network(tmp_path):
+    given = {"train.batch_size": 16, "sync.name": "local-sgd"}
+    made = rows(tmp_path, 4, **given)
+    (whole,) = (name for name, (_, grid) in made.own.items() if grid.replicas > 1)
+    assert whole == "backprop, m=1, 4 replicas, local-sgd"
+    assert {grid for _, grid in made.own.values()} == {(4, 1), (1, 4)}
+    made = rows(tmp_path, 8, **given, **{"split.blocks": 2, "split.replicas": 4})
+    assert {grid for _, grid in made.own.values()} == {(2, 4), (1, 8)}
+    assert {recipe.sync.name for recipe, _ in made.own.values()} == {"local-sgd"}
+    # a share of 4 images is not cut in 8 parts
+    left = made.left_out["backprop, m=8, 2 blocks x 4 replicas, local-sgd"]
+    assert left == "a mini-batch has 4 samples"
 
 
 def trained(recipe, K, R):
@@ -57,7 +48,6 @@ def trained(recipe, K, R):
     def program(links):
         row = MethodContender(method, links)
         row.train(batches())
-        row.end_epoch()
         return row.state_dict()
 
     whole, *others = run_threads(K, program, replicas=R)
@@ -74,5 +64,5 @@ def test_a_row_of_replicas_has_the_weights_of_a_row_that_accumulates(K, R):
 
 
 def test_rows_of_delays_and_of_replicas_that_drift_train_too():
-    for recipe in (Recipe("ddg", DDG(4)), Recipe("drifting", Backprop()).kept_by(LocalSGD())):
+    for recipe in (Recipe("ddg", DDG(4)), Recipe("drifting", Backprop(), sync=LocalSGD())):
         assert all(torch.isfinite(w).all() for w in trained(recipe, 2, 2).values())

@@ -1,6 +1,7 @@
 """One function settles a method, with the same refusals for a run, a bench and a plan."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,6 @@ def test_a_run_and_a_row_are_refused_for_the_same_reason(given, solver, rounds, 
     )
     recipe = Recipe("row", solver, trainer.correction, RoundSettings(**rounds))
     if "sync" in known:
-        recipe = recipe.kept_by(known["sync"])
+        recipe = replace(recipe, sync=known["sync"])
     problem = Problem.of(made, blocks(), given[0])
     assert refusal(recipe.method, problem, made, known.get("replicas", 1)) == reason

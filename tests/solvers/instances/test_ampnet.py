@@ -17,9 +17,9 @@ from trainings import digits, interrupted, lines, trained_weights, trainer, weig
 from unit_steps import trained as by_units
 
 from hybrid import split
+from hybrid.bench.plan.memory import saved_bytes
 from hybrid.links import run_virtual
 from hybrid.networks import models
-from hybrid.plan.memory import saved_bytes
 from hybrid.settings.config import CheckpointSettings
 from hybrid.solvers import PDASGD, AMPNet, Backprop
 from hybrid.solvers.base import Setup

@@ -1,0 +1,181 @@
+"""What a plan says: a table of all predictions, and for every number of ranks the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from shlex import quote
+from typing import Any
+
+from hybrid.bench.plan.device import Device
+from hybrid.bench.plan.planner import Planner
+from hybrid.bench.plan.prediction import Prediction, best
+from hybrid.bench.plan.subject import Say
+from hybrid.links import Network
+from hybrid.links.grid import Grid
+from hybrid.method.settle import check_replicas
+from hybrid.settings.config import Config
+from hybrid.settings.resolve import check_command, refuse_rounds, resolve
+from hybrid.training import build
+
+
+def report(
+    settings: Config,
+    counts: Sequence[int] | None,
+    ranks: Sequence[int],
+    micro_batches: Sequence[int],
+    say: Say,
+    device: Device | None = None,
+) -> Iterator[str]:
+    """The rows of all predictions, each as soon as it is made, and then the commands to take.
+
+    Of `counts` of blocks (None: of its cuts, or 2 and 4), on as many ranks for each replica of the
+    settings, or of every grid of so many `ranks`; of ranks like this machine, or of a device.
+    """
+    check_command("plan", settings)
+    refuse_rounds(settings, "a plan compares rounds and --micro-batches of its own")
+    cuts, R = settings.split.cuts, settings.split.replicas or 1
+    if counts is None and not ranks:
+        counts = [len(cuts) + 1] if cuts else [2, 4]
+    grids = [Grid(count, R) for count in counts or ()]
+    if cuts and (ranks or any(grid.blocks != len(cuts) + 1 for grid in grids)):
+        raise ValueError(
+            f"split.cuts names {len(cuts)} cuts, which make {len(cuts) + 1} blocks: leave it out, "
+            "or --blocks and --ranks"
+        )
+    if R == 1 and not ranks:
+        check_replicas(build.build_options(settings))
+    data, _ = build.load_data_sets(settings.data)
+    network = Network.asked(settings.links)
+    if device is not None and device.network is not None:
+        network = device.network.network()
+    model = build.build_network(settings, data)
+    planner = Planner(settings, model, data, network, say, device)
+    grids += [grid for count in ranks for grid in planner.grids(count)]
+    predictions = planner.predictions(grids, micro_batches, cuts)
+    made = [next(predictions)]
+    alone = planner.on_one_rank(micro_batches)
+    undivided = _data_parallel(planner, grids, micro_batches)
+    epoch, rate = len(data), alone[0].images_per_second
+    yield from _HEAD.format(samples=planner.subject.samples).splitlines()
+    yield from (row(p, epoch, rate) for p in (*alone, *undivided, made[0]))
+    for p in predictions:
+        made.append(p)
+        yield row(p, epoch, rate)
+    for doubt in (*planner.doubts, *impossible_predictions(made)):
+        yield f"\n{doubt[0].upper()}{doubt[1:]}."
+    for total in dict.fromkeys(p.grid.ranks for p in made):
+        of_these = [p for p in made if p.grid.ranks == total]
+        others = [alone[0], *(p for p in undivided if p.grid.ranks == total)]
+        yield "\n" + advice(of_these, others, settings)
+
+
+def _data_parallel(
+    planner: Planner, grids: Sequence[Grid], micro_batches: Sequence[int]
+) -> list[Prediction]:
+    """What as many replicas of the undivided network make, where no grid is that one."""
+    found: list[Prediction] = []
+    for ranks in dict.fromkeys(grid.ranks for grid in grids):
+        whole = Grid(1, ranks)
+        if 1 < ranks <= planner.size and whole not in grids:
+            with suppress(ValueError):  # such as for a share of so few samples
+                found += planner.predictions([whole], micro_batches)
+    return found
+
+
+def impossible_predictions(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """A sentence if predictions gain more than their number of ranks, which cannot be."""
+    if wrong := [p for p in predictions if p.impossible]:
+        worst = max(wrong, key=lambda p: p.speed_up / p.grid.ranks)
+        yield (
+            f"{worst.recipe.name} on {worst.grid.ranks} ranks is predicted to be "
+            f"{worst.speed_up:.2f} times as fast as one rank, which cannot be: the times of single "
+            "units were measured at another speed of the machine; measure again on a quiet one"
+        )
+
+
+_HEAD = """\
+| blocks x replicas | | {samples}/s | epoch | speed-up | by progress | idle share \
+| KB sent / sample | memory a rank |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+def row(p: Prediction, epoch: int, alone: float) -> str:
+    """A prediction's row of the table, in Markdown.
+
+    An epoch has `epoch` samples, of which the fastest way on one rank makes `alone` a second.
+    """
+    idle = f"{min(p.idle_share):.0%}-{max(p.idle_share):.0%}"
+    worth = "-" if p.progress is None else f"{p.progress / alone:.2f}"
+    shape = f"{p.blocks} x {p.replicas}" if p.replicas > 1 else f"{p.blocks}"
+    return (
+        f"| {shape} | {p.recipe.name} | {p.images_per_second:.0f} "
+        f"| {epoch / p.images_per_second:.3g} s "
+        f"| {p.speed_up:.2f}{', cannot be' * p.impossible} | {worth} | {idle} "
+        f"| {p.bytes_per_image / 1e3:.1f} | {max(p.memory_bytes) / 1e6:.0f} MB |"
+    )
+
+
+def advice(
+    predictions: Sequence[Prediction], others: Sequence[Prediction], settings: Config
+) -> str:
+    """The command that reaches an accuracy first on so many ranks.
+
+    Before it, that of each of `others` which is faster: one rank, the undivided network.
+    """
+    chosen, lines = best(predictions), []
+    count = chosen.grid.ranks
+    for other in others:
+        ratio = other.worth / (chosen.worth or other.worth)
+        if round(ratio, 2) > 1 and other.grid != chosen.grid:
+            instead = "do not cut the network" if other.grid.ranks > 1 else "stay on one rank"
+            lines.append(
+                f"{instead}: {other.recipe.name} on {other.grid} is {ratio:.2f} times as fast as "
+                f"{chosen.recipe.name} on {count} ranks\n{command(other, settings)}\n"
+            )
+    where = f"{count} rank{'s' * (count > 1)}"
+    if any(p.grid != chosen.grid for p in predictions):
+        where += f" (--blocks {chosen.blocks} --replicas {chosen.replicas})"
+    lines.append(f"{chosen.recipe.name} on {where}\n{command(chosen, settings)}")
+    return "\n".join(lines)
+
+
+def command(chosen: Prediction, settings: Config) -> str:
+    """The command that trains by a prediction's recipe."""
+    ranks = chosen.grid.ranks
+    words = [f"mpirun -n {ranks} hybrid train" if ranks > 1 else "hybrid train --blocks 1"]
+    flags = {"model": "model.name", "data": "data.name", "batch-size": "train.batch_size"}
+    values = settings.model_dump()
+    for flag, (section, _, key) in ((f, name.partition(".")) for f, name in flags.items()):
+        words.append(f"--{flag} {values[section][key]}")
+    if chosen.replicas > 1:
+        words.append(f"--blocks {chosen.blocks} --replicas {chosen.replicas}")
+    words.append(chosen.recipe.flags())
+    if chosen.cuts:
+        words.append(f"--set {quote(f'split.cuts={json.dumps(chosen.cuts)}')}")
+    others = _changed_settings(values, set(flags.values()), chosen.replicas)
+    return " ".join([*words, *(f"--set {quote(text)}" for text in others)])
+
+
+_CHOSEN = ("solver", "correction", "rounds", "sync", "split", "links")
+_ASKED = ("rounds.memory_gb", "split.inside", "split.side_by_side")
+"""What a user asks for in the sections that a plan settles."""
+
+
+def _changed_settings(values: dict[str, Any], said: set[str], replicas: int) -> Iterator[str]:
+    """The settings beside the recipe that are not the default, as section.key=value."""
+    plain = resolve({}).model_dump()
+    for section, table in values.items():
+        for key, value in table.items() if isinstance(table, dict) else ():
+            name = f"{section}.{key}"
+            if value is None or value == plain[section].get(key) or name in said:
+                continue
+            if section in _CHOSEN and name not in _ASKED:
+                continue
+            if name == "split.side_by_side" and replicas == 1:
+                continue
+            entries = value.items() if isinstance(value, dict) else [("", value)]
+            for inner, v in entries:
+                dotted = f"{name}{'.' * bool(inner)}{inner}"
+                yield f"{dotted}={v if isinstance(v, str) else json.dumps(v)}"

@@ -1,0 +1,131 @@
+"""Units that take as long as the real ones and compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hybrid.bench.plan.device import Device
+from hybrid.links.virtual import VirtualLinks
+from hybrid.networks.blocks import Blocks
+from hybrid.networks.units import Unit, make_single_unit_blocks, mode
+from hybrid.solvers.base import Shape
+from hybrid.solvers.exact.gaps import Cost
+from hybrid.solvers.layers.bundle import Bundle
+
+MESSAGE_OPERATIONS = 4
+"""What a message costs each of its ranks, in operations: Python and mpi4py take 16 microseconds to
+send one and 18 to receive it."""
+
+
+class StandIn(nn.Module):
+    """A unit's weights and its output's shape; the time of a pass is looked up in a table.
+
+    Everything around the passes is real: messages, number formats, stores, steps of the weights.
+    So a method's program runs on stand-ins as it does on the network, and virtual links tell how
+    long that would take, without the passes, which are most of the work.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        shape: Shape,
+        sizes: Sequence[int],
+        costs: Sequence[Cost],
+        dtype: torch.dtype = torch.float32,
+        outputs: Bundle | None = None,
+    ) -> None:
+        super().__init__()
+        own = {id(p): p for part in parts for p in part.parameters()}
+        self.weights = nn.ParameterList(own.values())
+        self.shape, self.sizes = shape, np.array(sizes)
+        self.seconds = [np.array(each) for each in zip(*costs, strict=True)]
+        """Forward and backward, of a sample, at each of the sizes."""
+        self.dtype, self.outputs = dtype, outputs
+        """How its outputs are packed; for the network's last unit, if they are not one tensor."""
+        self.links: VirtualLinks | None = None
+        """The links whose clock counts the passes; None: no clock."""
+
+    def forward(self, x: Tensor) -> Any:
+        out: Tensor = _Pass.apply(self, x, *self.weights)  # type: ignore[no-untyped-call]
+        return out if self.outputs is None else self.outputs.unpack(out)
+
+    @contextmanager
+    def spending(self, way: int, samples: int) -> Iterator[None]:
+        """Let the time of a forward (0) or backward (1) pass go by, and not that of the body."""
+        begun = 0.0 if self.links is None else self.links.now()
+        yield
+        if self.links is not None:
+            spent = samples * float(np.interp(samples, self.sizes, self.seconds[way]))
+            self.links.work(begun + spent - self.links.now())
+
+    def blank(self, shape: Shape, dtype: torch.dtype) -> Tensor:
+        """Zeros, all of them in one place of memory, which must not be written to."""
+        return torch.zeros((), dtype=dtype).expand(shape)
+
+
+class _Pass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, unit: StandIn, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.unit, ctx.shape, ctx.dtype, ctx.like = unit, tuple(x.shape), x.dtype, weights
+        with unit.spending(0, len(x)):
+            return unit.blank((len(x), *unit.shape), unit.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *p_out: Tensor) -> Any:
+        _, wanted, *trained = ctx.needs_input_grad
+        pairs = zip(ctx.like, trained, strict=True)
+        with ctx.unit.spending(1, len(p_out[0])):
+            gradients = [torch.zeros_like(w) if asked else None for w, asked in pairs]
+            return None, ctx.unit.blank(ctx.shape, ctx.dtype) if wanted else None, *gradients
+
+
+def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor) -> Blocks:
+    """The blocks with a stand-in for every unit; `table`: samples a pass -> each unit's cost.
+
+    `inputs` are some rows as the first block takes them.
+    """
+    sizes, made, x = sorted(table), [], inputs
+    modules = make_single_unit_blocks(blocks.units)
+    with mode(blocks.model, training=False), torch.no_grad():
+        for i, (unit, module) in enumerate(zip(blocks.units, modules, strict=True)):
+            x, outputs = module(x), None
+            if i == len(modules) - 1 and (outputs := Bundle.of(x, len(inputs), "the output")):
+                x = outputs.pack(x)
+            costs, parts = [table[size][i] for size in sizes], list(unit.parts.values())
+            made.append(StandIn(parts, tuple(x.shape[1:]), sizes, costs, x.dtype, outputs))
+    named = [
+        Unit(unit.name, {str(i): module})
+        for i, (unit, module) in enumerate(zip(blocks.units, made, strict=True))
+    ]
+    return replace(blocks, model=nn.Sequential(*made), units=named)
+
+
+def clocked(module: nn.Module, links: VirtualLinks) -> None:
+    """Let the stand-ins of a rank's block count on its clock."""
+    for part in module.modules():
+        if isinstance(part, StandIn):
+            part.links = links
+
+
+def count_device(
+    links: VirtualLinks, device: Device, optimizers: Iterable[torch.optim.Optimizer]
+) -> None:
+    """Let a rank's clock count a device's passes, steps and messages, and no time of this machine.
+
+    The passes are those of its stand-ins.
+    """
+    links.count_nothing_here(MESSAGE_OPERATIONS * device.roofline.seconds_per_operation)
+
+    def count_step(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        links.work(device.step_seconds([p for p in weights if p.grad is not None]))
+
+    for optimizer in {id(each): each for each in optimizers}.values():
+        optimizer.register_step_pre_hook(count_step)

@@ -1,0 +1,161 @@
+"""The network that a plan is for: its blocks, how long they take, and what goes into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from hybrid.bench.measure import CPU
+from hybrid.bench.plan.device import Device
+from hybrid.bench.plan.standin import stand_in
+from hybrid.data import Data, Dataset
+from hybrid.errors import one_line
+from hybrid.method.blocks import placed
+from hybrid.networks.blocks import SAMPLES, Blocks
+from hybrid.networks.costs import measure_passes, merge_units
+from hybrid.networks.partition import balance_starts, split
+from hybrid.networks.units import Chain, mode
+from hybrid.settings.config import Config
+from hybrid.solvers.exact.gaps import Cost
+
+Say = Callable[[str], None]
+
+
+class Subject:
+    """A network and its data, with times measured on this machine.
+
+    A network of this package is known by the time of each of its units, measured once, and is
+    balanced by it. One's own is cut as a training would cut it, and is known by the time of each
+    block: what lies between two of its units may be several tensors, which only a cut packs.
+    """
+
+    def __init__(
+        self,
+        settings: Config,
+        network: nn.Module,
+        data: Data,
+        say: Say = lambda text: None,
+        device: Device | None = None,
+    ) -> None:
+        """`device` is the one whose times are wanted; None: those of this machine."""
+        self.network, self.data, self._say, self._device = network, data, say, device
+        self._sample = data.sample(SAMPLES)[0]
+        self._balance = settings.split.balance
+        self.by_units = isinstance(network, Chain)
+        """Whether it is known by the time of each unit."""
+        self._cut: dict[tuple[object, ...], Blocks] = {}
+        self._inputs: dict[tuple[object, ...], list[Tensor]] = {}
+        whole = self._split(1)
+        self.model = placed(whole.model, CPU)
+        self.most = len(whole.units)
+        """The number of its units, as long as no more blocks are asked for."""
+        self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
+        """Names of units -> samples a pass -> each unit's seconds for one of them."""
+        self.excess = 1.0
+        """The units' time over the undivided network's: of all measurements that furthest off."""
+        self._size = settings.train.batch_size
+
+    @property
+    def samples(self) -> str:
+        """What the samples are called."""
+        return "images" if isinstance(self.data, Dataset) else "samples"
+
+    def blocks(self, count: int, samples: int, cuts: Sequence[str] = ()) -> Blocks:
+        """In `count` blocks or at `cuts`, with costs in passes over so many samples.
+
+        ValueError where it cannot be cut so.
+        """
+        if not self.by_units:
+            key = (count, *cuts)
+            if key not in self._cut:
+                self._cut[key] = _of_blocks(self._split(count, cuts))
+            return replace(self._cut[key], costs=self.costs(self._cut[key], samples))
+        blocks = split(self.network, None if cuts else count, cuts=cuts or None, balance="even")
+        blocks.costs = self.costs(blocks, samples)
+        if not cuts:
+            blocks.starts = balance_starts([sum(cost) for cost in blocks.costs], count)
+        return blocks
+
+    def _split(self, count: int, cuts: Sequence[str] = ()) -> Blocks:
+        blocks = split(
+            *(self.network, None if cuts else count),
+            cuts=cuts or None,
+            balance=self._balance,
+            sample=None if isinstance(self.network, Chain) else self._sample,
+        )
+        return blocks.with_bundles(self._sample)
+
+    def measure(self, blocks: Blocks, *sizes: int) -> None:
+        """Time every unit's passes over so many samples, unless that is done.
+
+        Passes over a whole mini-batch, which all else is compared with, take turns with them: a
+        machine that has become slower since has not changed the ratio.
+        """
+        known = self._known(blocks)
+        new = [n for n in dict.fromkeys((self._size, *sizes)) if n not in known]
+        if not new:
+            return
+        self._say(f"timing passes over {', '.join(map(str, new))} {self.samples}")
+        timed = measure_passes if self._device is None else self._device.passes
+        turns = list(dict.fromkeys((self._size, *new)))
+        try:
+            rows = [self._rows(blocks, n) for n in turns]
+            whole, *others = timed(blocks.model, blocks.units, rows)
+        except (ValueError, RuntimeError) as error:  # whatever a user's module raises
+            if len(new) > 1:  # which of them?
+                for n in new:
+                    self.measure(blocks, n)
+                return
+            raise ValueError(
+                f"a pass over {new[0]} {self.samples} fails, which says: "
+                f"{one_line(error)[:200]}; take fewer --micro-batches or --replicas, or a "
+                "larger --batch-size"
+            ) from error
+        self.excess = max(self.excess, whole.excess, key=lambda x: abs(log(x)))
+        base = known.setdefault(self._size, whole.costs)
+        scale = sum(map(sum, base)) / sum(map(sum, whole.costs))
+        for n, each in zip(turns[1:], others, strict=True):
+            known[n] = [Cost(scale * c.forward, scale * c.backward) for c in each.costs]
+
+    def costs(self, blocks: Blocks, samples: int) -> list[Cost]:
+        """Seconds of every unit and one sample, in passes over so many."""
+        self.measure(blocks, samples)
+        return self._known(blocks)[samples]
+
+    def stand_in(self, blocks: Blocks) -> Blocks:
+        """The same of units that take as long and compute nothing."""
+        return stand_in(blocks, self._known(blocks), self._rows(blocks, 2))
+
+    def inputs(self, blocks: Blocks) -> list[Tensor]:
+        """What goes into every block, of two samples."""
+        key = (*(unit.name for unit in blocks.units), *blocks.starts)
+        if key not in self._inputs:
+            found = self._inputs[key] = [self._rows(blocks, 2)]
+            with mode(blocks.model, training=False), torch.no_grad():
+                for k in range(len(blocks) - 1):
+                    found.append(blocks.module(k)(found[-1]))
+        return self._inputs[key]
+
+    def _known(self, blocks: Blocks) -> dict[int, list[Cost]]:
+        return self.times.setdefault(tuple(unit.name for unit in blocks.units), {})
+
+    def _rows(self, blocks: Blocks, count: int) -> Tensor:
+        """So many samples as the first block takes them."""
+
+        def repeated(x: Tensor) -> Any:
+            return x[torch.arange(count) % len(x)]
+
+        x = blocks.pack_inputs(tree_map(repeated, self._sample))
+        return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _of_blocks(blocks: Blocks) -> Blocks:
+    """The same blocks, each as one unit."""
+    units = [merge_units(blocks.units_of(k)) for k in range(len(blocks))]
+    return Blocks(blocks.model, units, list(range(len(units))))

@@ -1,0 +1,201 @@
+"""Plans for a device that this machine does not have, on clocks that count nothing of this one."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from answers import assert_one_line, output, refusal
+from torch import nn
+
+from hybrid.bench.plan import planner as plan
+from hybrid.bench.plan import standin
+from hybrid.bench.plan.device import Device, Roofline, Wires
+from hybrid.bench.plan.planner import Planner
+from hybrid.bench.recipes import BASE, Recipe
+from hybrid.links import Network, run_virtual
+from hybrid.links.grid import Grid, Place
+from hybrid.networks.units import Unit
+from hybrid.settings.resolve import load
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
+from hybrid.solvers.sync.diloco import DiLoCo
+from hybrid.training import build
+
+ROOF = {"flops_per_second": 1e9, "bytes_per_second": 1e9}
+DEVICE = Device(roofline=Roofline(**ROOF))
+HOSTS = Network(1e6, 1e-3, Network(1e8, 1e-5), 4)
+
+
+def planner(network=HOSTS, device=DEVICE, **settings):
+    given = {"data.name": "digits", "data.limit": 64, "train.batch_size": 32, "train.threads": 1}
+    resolved = load(None, {**given, **settings})
+    images, _ = build.load_images(resolved.data)
+    return Planner(resolved, build.build_model(resolved, images), images, network, device=device)
+
+
+def test_a_roofline_takes_the_longer_of_computing_and_moving_and_an_overhead_for_each_operation():
+    n, a, b = 6, 64, 128
+    layer = nn.Linear(a, b, bias=False)
+    chain = [Unit("layer", {"layer": layer})]
+    x, flops, moved = torch.randn(1, a), 2 * n * a * b, 4 * (n * a + a * b + n * b)
+    for roof, forward in (
+        (Roofline(flops_per_second=1e6, bytes_per_second=1e15), flops / 1e6),
+        (Roofline(flops_per_second=1e15, bytes_per_second=1e6), moved / 1e6),
+        (Roofline(flops_per_second=1e15, bytes_per_second=1e15, seconds_per_operation=1.0), 1.0),
+    ):
+        (found,) = Device(roofline=roof).passes(layer, chain, [x.expand(n, a)])
+        assert found.costs[0].forward * n == pytest.approx(forward, rel=0.01)
+
+
+def test_peers_of_one_host_are_those_the_launcher_numbers_side_by_side():
+    """8 ranks a host: of 4 blocks, a chain fits twice; peers of one block fill it."""
+    network = Network(1.0, 1.0, Network(2.0, 0.0), 8)
+    place = Place(blocks=4, replicas=16)
+    assert network.peers_per_host(place, "chain") == 2
+    assert network.peers_per_host(place, "peers") == 8
+    assert network.peers_per_host(Place(blocks=16, replicas=4), "chain") == 1
+    assert Network(1.0, 1.0).peers_per_host(place, "peers") == 1
+
+
+MB = 1e6
+BETWEEN = Network(10 * MB, 0.5, Network(100 * MB, 0.25), 4)
+
+
+def test_a_sum_goes_round_a_ring_at_the_rate_of_its_slowest_link():
+    travels = 2 * 7 / 8 * 80 / 10
+    assert BETWEEN.sum_seconds(80 * MB, 8) == (travels, 2 * 7 * 0.5)
+    assert BETWEEN.sum_seconds(80 * MB, 8, 4) == (travels, 2 * 7 / 8 * (2 * 0.5 + 6 * 0.25))
+    assert BETWEEN.sum_seconds(80 * MB, 4, 4) == (2 * 3 / 4 * 80 / 100, 2 * 3 * 0.25)
+
+
+def test_a_small_sum_goes_through_a_tree():
+    assert BETWEEN.sum_seconds(1000, 8, 4) == (2 * 3 * 1000 / (10 * MB), 2 * 3 * 0.5)
+
+
+def test_an_engine_that_sums_by_host_sends_a_part_between_hosts():
+    assert Wires(sums="hosts").network().sums_by_host > Wires().network().sums_by_host
+    travels = 2 * 3 / 4 * 80 / 100 + 2 * 1 / 2 * 20 / 10
+    by_host = replace(BETWEEN, sums_by_host=True)
+    assert by_host.sum_seconds(80 * MB, 8, 4) == (travels, 2 * 2 * 0.25 + 2 * 1 * 0.5)
+
+
+EXACT = Recipe("exact", Backprop(micro_batches=2))
+OF_ONE_BLOCK = [EXACT, Recipe("diloco", Backprop(), sync=DiLoCo(steps=2, lag=1))]
+OF_TWO = [*OF_ONE_BLOCK, Recipe("ddg", DDG(2)), Recipe("sweeps", AugmentedLagrangian())]
+
+
+@pytest.mark.parametrize(
+    ("grid", "recipe"),
+    [
+        *((Grid(1, R), recipe) for R in (4, 16) for recipe in OF_ONE_BLOCK),
+        *((Grid(2, 4), recipe) for recipe in OF_TWO),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_one_replica_stands_for_all(grid, recipe, monkeypatch):
+    """All replicas on clocks of their own take as long; a message's place in a row is all between.
+
+    Messages of a few peers go one by one, to all of them in the same order.
+    """
+    network = Network(1e8, 1e-5)
+    made = planner(network)
+    blocks = made.blocks(grid.blocks, 8)
+    one = made.predict(blocks, recipe, replicas=grid.replicas)
+
+    def all_of_them(blocks, program, network, replicas, arrangement):
+        return run_virtual(blocks, program, network, 1, replicas)[:blocks]
+
+    monkeypatch.setattr(plan, "run_representative", all_of_them)
+    every = made.predict(blocks, recipe, replicas=grid.replicas)
+    assert one.images_per_second == pytest.approx(every.images_per_second, rel=0.05)
+    assert one.bytes_per_image == pytest.approx(every.bytes_per_image, rel=0.02)
+
+
+def test_a_plan_for_a_device_counts_no_time_of_this_machine():
+    rates = [
+        made.predict(made.blocks(2, 8), Recipe("m=2", Backprop(micro_batches=2)), replicas=2)
+        for made in (planner(), planner())
+    ]
+    assert rates[0].images_per_second == rates[1].images_per_second
+
+
+def test_a_plan_for_a_device_counts_what_its_host_issues(monkeypatch):
+    """Every operation takes a second, and nothing else takes any time."""
+    roof = Roofline(flops_per_second=1e24, bytes_per_second=1e24, seconds_per_operation=1.0)
+    made = planner(Network(1e15, 0.0), Device(roofline=roof))
+    whole = made.blocks(1, 32)
+    step = 32 / made.predict(whole, BASE).images_per_second
+    passes = 32 * sum(map(sum, made.subject.costs(whole, 32)))
+    # an optimizer's operation for each tensor
+    assert step - passes == pytest.approx(len([*made.model.parameters()]), abs=1e-6)
+    seconds = []
+    for operations in (0, 10):
+        monkeypatch.setattr(standin, "MESSAGE_OPERATIONS", operations)
+        seconds.append(32 / made.predict(made.blocks(2, 32), EXACT).images_per_second)
+    # the first sends a part, the second receives and sends two, the first receives the last
+    assert seconds[1] - seconds[0] == pytest.approx(6 * 10, abs=1e-6)
+
+
+def test_a_device_of_little_memory_rules_out_what_does_not_fit():
+    needs = planner().memory(planner().blocks(1, 32), BASE)[0] / 1e9
+    found = planner(device=Device(roofline=DEVICE.roofline, memory_gb=0.9 * needs))
+    made = list(found.predictions([Grid(1), Grid(4)], [4]))
+    assert max(max(p.memory_bytes) for p in made) < 0.9 * needs * 1e9
+    assert "backprop, m=1 on 1 block needs" in found.refused[0]
+    tiny = planner(device=Device(roofline=DEVICE.roofline, memory_gb=1e-6))
+    assert "the device has 1e-06" in refusal(next, tiny.predictions([Grid(2)], [4]))
+
+
+def test_a_thousand_ranks_cost_the_plan_one_chain():
+    near = Network(1e6, 1e-6, Network(1e8, 1e-6), 4)
+    made = planner(near, **{"train.batch_size": 1024, "data.limit": 1024})
+    found = [made.predict(made.blocks(2, 8), EXACT, replicas=R) for R in (8, 512)]
+    assert len(found[1].idle_share) == 2
+    # 64 times the ranks, each with a 64th of the work, and the same sums to wait for
+    assert 1 < found[1].images_per_second / found[0].images_per_second < 64
+
+
+WORDS = "plan --data digits --micro-batches 2 --batch-size 32 --set data.limit=64 --blocks 2"
+
+
+def test_a_plan_for_a_device_measures_nothing(hybrid, tmp_path):
+    profile = tmp_path / "device.toml"
+    profile.write_text("roofline = {flops_per_second = 1e9, bytes_per_second = 1e9}\n")
+    words = (*WORDS.split(), "--set", "train.threads=1", "--device", profile)
+    first, second = (output(hybrid(*words)) for _ in range(2))
+    assert first == second
+    assert "| 1 x 2 | backprop, m=1 |" in first
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        *(
+            ({"roofline": {**ROOF, name: rate}}, f"{name} is {rate}")
+            for name in ROOF
+            for rate in (5e-324, 1e-300, 1e300)
+        ),
+        ({"roofline": {**ROOF, "seconds_per_operation": 1e300}}, "seconds_per_operation is 1e+300"),
+        (
+            {"roofline": ROOF, "network": {"gigabits_per_second": 5e-324}},
+            "network.gigabits_per_second is 5e-324",
+        ),
+        ({}, "roofline"),
+        ({"roofline": {**ROOF, "flops": 1}}, "roofline.flops is 1; extra inputs"),
+        ({"roofline": {**ROOF, "bytes_per_second": 0}}, "bytes_per_second is 0"),
+        ({"roofline": ROOF, "network": {"ranks_per_host": 0}}, "network.ranks_per_host is 0"),
+    ],
+)
+def test_a_wrong_profile_gets_one_line(hybrid, tmp_path, table, said):
+    profile = tmp_path / "device.toml"
+    profile.write_text(
+        "\n".join(f"{k} = {json.dumps(v).replace(':', ' =')}" for k, v in table.items())
+    )
+    assert_one_line(hybrid(*WORDS.split(), "--device", profile), str(profile), said)
+
+
+def test_a_network_is_given_once(hybrid, tmp_path):
+    profile = tmp_path / "device.toml"
+    profile.write_text("roofline = {flops_per_second = 1e9, bytes_per_second = 1e9}\n[network]\n")
+    answer = hybrid(*WORDS.split(), "--device", profile, "--gigabits", 1)
+    assert_one_line(answer, "has a [network]", "--gigabits")

@@ -1,0 +1,167 @@
+"""Predictions on virtual links."""
+
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from answers import assert_one_line, output
+
+from hybrid.bench.plan import planner as plan
+from hybrid.bench.plan.memory import saved_bytes
+from hybrid.bench.recipes import Recipe
+from hybrid.links import Network
+from hybrid.links.grid import Grid
+from hybrid.networks.models import build as build_model
+from hybrid.networks.partition import split
+from hybrid.settings.resolve import load
+from hybrid.solvers import (
+    DDG,
+    FDG,
+    PDASGD,
+    Backprop,
+    FeaturesReplay,
+    LocalUpdates,
+    Petra,
+)
+from hybrid.solvers.delayed.ddg import LOST
+from hybrid.training import build
+
+DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
+
+
+def planner(network=None, **settings):
+    resolved = load(None, {**DIGITS, **settings})
+    images, _ = build.load_data_sets(resolved.data)
+    return plan.Planner(resolved, build.build_model(resolved, images), images, network or Network())
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("rounds.correct_every=3", "rounds.fill=false", "correction.micro_batches=16"),
+        *("train.precision=bfloat16", "train.batch_size=64", "split.balance=even"),
+        *("split.blocks=3", "split.cuts=['layer2.0', 'layer3.0']", "sync.name=local-sgd"),
+        *("train.sync_batchnorm=true", "split.side_by_side=peers", "train.compile=true"),
+    ],
+)
+def test_what_a_plan_would_not_heed_is_refused(hybrid, setting):
+    words = ("plan", "--data", "digits", "--blocks", "2", "--batch-size", "16")
+    name = setting.partition("=")[0]
+    said = "the batch size is 64" if name == "train.batch_size" else name
+    assert_one_line(hybrid(*words, "--set", "data.limit=32", "--set", setting), said)
+
+
+def test_the_users_cuts_and_other_settings_are_planned_for_and_in_the_command(hybrid):
+    """A command that left one out would train another network, or otherwise."""
+    asked = {
+        "split.cuts": '["layer3.0"]',
+        "split.side_by_side": "peers",
+        "rounds.memory_gb": "9.0",
+        "model.shortcut": "projection",
+        "data.limit": "64",
+        "optimizer.name": "adamw",
+        "optimizer.arguments.betas": "[0.8, 0.9]",
+        "train.ema": "0.9",
+        "schedule.name": "constant",
+        "solver.messages": "int8",
+    }
+    flags = [word for pair in asked.items() for word in ("--set", "=".join(pair))]
+    words = ("plan", "--data", "digits", "--micro-batches", "2", "--batch-size", "16")
+    words += ("--blocks", "2", "--replicas", "2")
+    said = output(hybrid(*words, "--solver", "ddg", *flags))
+    found = shlex.split(said.splitlines()[-1])
+    del asked["solver.messages"]  # of a row, and not the fastest
+    assert all("=".join(pair) in found for pair in asked.items())
+    assert "| ddg, m=2, int8 messages |" in said
+
+
+def test_memory_for_auxiliary_variables_is_a_limit():
+    made = planner(**{"rounds.memory_gb": 1e-6, "train.batch_size": 16})
+    found = list(made.predictions([Grid(2)], [2]))
+    assert not [p for p in found if p.recipe.solver.alternates]
+    assert "the budget is 1e-06 GB" in made.refused[0]
+
+
+def test_a_sampler_that_learns_from_losses_leaves_out_what_tells_none():
+    names = {"sampler.name": "selective-backprop", "sampler.lag": 1}
+    found = planner(**names, **{"train.batch_size": 16}).predictions([Grid(2)], [2])
+    found = list(found)
+    assert found
+    assert not [p for p in found if p.recipe.windowed]
+
+
+def piped(m=4, **settings):
+    return Recipe("piped", Backprop(micro_batches=m, **settings))
+
+
+def test_bytes_are_those_of_the_cuts():
+    made = planner()
+    blocks = split(made.model, cuts=["layer2.0"])
+    (shape,) = blocks.cut_shapes(torch.zeros(1, *made.model.input_shape))
+    values = shape[0] * shape[1] * shape[2]
+    assert made.predict(blocks, piped()).bytes_per_image == 2 * 4 * values
+    assert made.predict(blocks, piped(messages="bfloat16")).bytes_per_image == 2 * 2 * values
+
+
+def test_a_slow_link_makes_an_epoch_longer_and_ranks_idle():
+    fast, slow = planner(Network(1e12)), planner(Network(bytes_per_second=1e5))
+    blocks = split(fast.model, cuts=["layer2.0"])
+    quick, late = fast.predict(blocks, piped()), slow.predict(blocks, piped())
+    assert late.images_per_second < 0.7 * quick.images_per_second
+    assert min(late.idle_share) > min(quick.idle_share)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        *(DDG(1), FDG(1), DDG(4), FDG(4), FDG(4, recompute=True), FDG(4, stash=False)),
+        *(FeaturesReplay(2), Petra(2)),
+        *(PDASGD(2), LocalUpdates()),
+    ],
+    ids=str,
+)
+def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver):
+    name = "revnet8" if isinstance(solver, Petra) else "resnet8"
+    script = Path(__file__).parents[4] / "docs/benchmarks/held_memory.py"
+    measured = runpy.run_path(str(script))["peaks"](solver, name, 3, 16)
+    blocks = split(build_model(name, 10, 3, 32), 3, balance="operations")
+    lam = torch.zeros(16, 3, 32, 32)
+    for k, held in enumerate(measured):
+        module = blocks.module(k)
+        assert solver.held_bytes(module, lam, k, 3, saved_bytes) == pytest.approx(held, rel=0.1)
+        lam = module(lam).detach().requires_grad_()
+
+
+def test_a_number_of_micro_batches_that_is_asked_for_is_the_one_that_is_planned():
+    asked = {"solver.name": "ddg", "solver.micro_batches": 2}
+    names = [p.recipe.name for p in planner(**asked).predictions([Grid(2)], [4])]
+    assert [name for name in names if name.startswith("ddg")] == ["ddg, m=2"]
+
+
+def test_what_is_not_measured_is_not_advised():
+    assert DDG(2).progress(8, 128) is None
+    assert DDG(4).progress(8, 128, "adamw") is None
+    assert DDG(8).progress(8, 128) == pytest.approx(1 - LOST["sgd"][2])
+    assert DDG(16).progress(8, 128, "muon") == pytest.approx(1 - LOST["muon"][1] - 0.125 * 0.06)
+    assert DDG(8).progress(1, 128, "RMSprop") == 1
+
+
+def test_the_command_of_a_solver_that_trains_alone_has_its_settings():
+    assert Recipe("fdg", FDG()).flags() == "--solver fdg"
+    asked = Recipe("asked", FDG(gradient_shrinking=0.5))
+    assert asked.flags() == "--solver fdg --set solver.gradient_shrinking=0.5"
+
+
+@pytest.mark.parametrize(
+    ("solver", "rows"),
+    [("augmented-lagrangian", ["gaps filled", "window 4"]), ("auxnet", ["window 4"])],
+)
+def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(hybrid, solver, rows):
+    words = "plan --data digits --blocks 2 --micro-batches 2 --batch-size 32 --set data.limit=256"
+    said = output(hybrid(*words.split(), "--set", f"solver.name={solver}"))
+    found = [line.split("|")[2].strip() for line in said.splitlines() if "|" in line]
+    assert [name for name in found if solver in name] == [f"{solver}, m=2, {row}" for row in rows]
+    assert "| 1 | plain loop |" in said
+    assert "mpirun -n 2 hybrid train --model resnet8" in said

@@ -1,0 +1,55 @@
+"""Plans on stand-ins: what the clock of a schedule must say where every unit takes as long."""
+
+import pytest
+import torch
+from planners import BACKWARD, FORWARD, planner
+
+from hybrid.bench.recipes import Recipe
+from hybrid.links import Network
+from hybrid.settings.config import RoundSettings
+from hybrid.solvers import (
+    DDG,
+    FDG,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    FeaturesReplay,
+    LocalUpdates,
+)
+
+
+def rate(solver, blocks=5, network=None, **rounds):
+    """Images a second over those of one rank that does nothing but passes."""
+    made = planner(network)
+    recipe = Recipe("asked", solver, rounds=RoundSettings(**rounds))
+    found = made.predict(made.blocks(blocks, 32), recipe)
+    return found.images_per_second * 5 * (FORWARD + BACKWARD)
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_a_flushed_pipeline_idles_for_its_bubble_and_delayed_gradients_have_none(m):
+    K = 5
+    assert rate(Backprop(micro_batches=m)) == pytest.approx(K * m / (m + K - 1), rel=0.03)
+    for solver in (DDG(micro_batches=m), FDG(micro_batches=m)):
+        assert rate(solver) == pytest.approx(K, rel=0.03)
+    # the blocks but the last go forward twice
+    slower = (FORWARD + BACKWARD) / (2 * FORWARD + BACKWARD)
+    assert rate(FeaturesReplay(micro_batches=m)) == pytest.approx(K * slower, rel=0.03)
+
+
+def test_one_forward_one_backward_waits_for_slow_messages_and_twice_the_delay_does_not():
+    """P = f + b + 2 t (K-1) / K against f + b, a tick's message taking t < (f + b) / 2."""
+    made = planner()
+    shapes = made.blocks(5, 32).cut_shapes(torch.zeros(1, *made.model.input_shape))
+    largest = max(shape.numel() for shape in map(torch.Size, shapes))
+    tick = 8 * (FORWARD + BACKWARD)
+    network = Network(8 * 4 * largest / (0.3 * tick))
+    waiting, slack = (rate(kind(micro_batches=4), network=network) for kind in (DDG, FDG))
+    assert slack == pytest.approx(5, rel=0.03)
+    assert 5 / (1 + 0.6) < waiting < 5 / (1 + 0.1)
+
+
+@pytest.mark.parametrize("solver", [LocalUpdates(), AuxNet(), AugmentedLagrangian()])
+def test_other_programs_run_on_stand_ins_as_they_are(solver):
+    windows = {"window": 4} if solver.alternates else {}
+    assert 0.5 < rate(solver, **windows) < 6
