@@ -49,7 +49,7 @@ ROOMS = (
     *("hybrid.settings", "hybrid.samplers.registry", "hybrid.links.registry"),
     *("hybrid.ranks.grid", "hybrid.errors", "hybrid.orphans", "hybrid.reading"),
     *("solvers", "solvers.registry"),
-    *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed"),
+    *("solvers.splitting", "solvers.local", "solvers.delayed"),
     *("solvers.exact", "solvers.base", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
     *("solvers.named", "solvers.acting", "solvers.checks", "solvers.stopwatch"),

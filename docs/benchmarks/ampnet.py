@@ -26,7 +26,8 @@ from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
-from hybrid.solvers import DDG, AMPNet, Backprop, Solver
+from hybrid.solvers import DDG, Backprop, Solver
+from hybrid_messages import AMPNet
 
 FILE = Path(__file__).with_name("ampnet.json")
 K, M = 4, 8
@@ -45,7 +46,6 @@ ROWS: Mapping[str, tuple[Solver, float]] = {
         AMPNet(micro_batches=M, min_update_frequency=4),
         0.5,
     ),
-    "survival 0.5: ampnet, exits 0.3": (AMPNet(micro_batches=M, exits=0.3), 0.5),
 }
 BASES = {
     1.0: "whole network: flushed pipeline",
@@ -57,7 +57,6 @@ TRAINED = [
     "survival 0.5: ampnet",
     "survival 0.5: ampnet, current weights",
     "survival 0.5: ampnet, a step every 4 instances",
-    "survival 0.5: ampnet, exits 0.3",
 ]
 
 

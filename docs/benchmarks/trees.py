@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybrid_messages import AnyOrder, Executor, Layer, Static, Together
+from hybrid_messages import Layer, Static, Together
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from expression_trees import (
@@ -45,7 +45,7 @@ FILE = Path(__file__).with_name("trees.json")
 
 
 class Messages:
-    """Any executor over the graph of nodes."""
+    """The graph of nodes."""
 
     def __init__(
         self,
@@ -56,13 +56,10 @@ class Messages:
         *,
         active: int,
         kind: type[Layer] = Layer,
-        workers: int = 0,
     ) -> None:
         self.trees = trees
         graph = make_graph(modules, trees, rate, every, kind)
-        self.executor: Executor = (
-            AnyOrder(graph, active, workers, PLACES) if workers else Static(graph, active)
-        )
+        self.executor = Static(graph, active)
 
     def train(self, chosen: Sequence[int]) -> None:
         self.executor.run(enter(self.trees, at) for at in chosen)
@@ -78,11 +75,6 @@ class Messages:
                 for name, layer in layers.items()
             },
         }
-
-
-PLACES = {"in": 0, "leaf": 0, "head": 0, "loss": 0, "root": 0, "max": 0, "phi": 1, "siblings": 1}
-PLACES |= {"operator": 1, "min": 1, "plus": 1}
-"""Of the nodes on two workers: about half of the work each."""
 
 
 class Plain:
@@ -154,10 +146,6 @@ def make(
             return Messages(*given, active=active)
         case "together":
             return Messages(*given, active=active, kind=Together)
-        case "any-order":
-            return Messages(*given, active=active, workers=2)
-        case "any-order-together":
-            return Messages(*given, active=active, kind=Together, workers=2)
         case "recursion":
             return Plain(*given)
         case "padded":
@@ -171,8 +159,6 @@ HOWS: Mapping[str, int] = {
     # active instances
     "messages": 16,
     "together": 64,
-    "any-order": 16,
-    "any-order-together": 64,
     "recursion": 1,
     "padded": 32,
     "packed": 32,
@@ -242,7 +228,6 @@ def overlap(how: str, active: int) -> dict[str, Any]:
     way = make(how, make_modules(0, 32), trees, RATES[32], EVERY, active)
     way.train(range(TURN))
     assert isinstance(way, Messages)
-    assert isinstance(way.executor, Static)
     start = {"how": how, "active": active, "trees": TURN, "ticks": way.executor.ticks}
     return {**start, **way.told()}
 

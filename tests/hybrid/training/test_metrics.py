@@ -11,7 +11,7 @@ from zoo_packages import installed, package
 
 from hybrid import split
 from hybrid.settings.config import LinkSettings
-from hybrid.solvers import AMPNet, AugmentedLagrangian, Backprop
+from hybrid.solvers import AugmentedLagrangian, Backprop
 
 GRIDS = [(2, 1), (1, 3), (1, 8)]
 """The test set has seven mini-batches: three replicas have unequal numbers, of eight one none."""
@@ -47,7 +47,6 @@ def test_metrics_on_the_virtual_clock_are_those_on_threads():
 WAYS = {
     "serially": {"solver": Backprop(micro_batches=3)},
     "in windows": {"solver": AugmentedLagrangian(), "window": 2, "sweeps": 2},
-    "by instances": {"solver": AMPNet()},
 }
 
 

@@ -3,16 +3,18 @@
 import runpy
 from collections import Counter
 from dataclasses import replace
+from itertools import cycle
 from math import ceil
 from pathlib import Path
 
 import pytest
+import random_layers
 import torch
+from answers import refusal
 from conditions import check
 from instance_paths import Masked, deep, setup_of, trained
 from problems import assert_same
 from setting_modes import EXACT, Mode, alone
-from torch import nn
 from trainings import digits, interrupted, lines, trained_weights, trainer, weights
 from unit_steps import trained as by_units
 
@@ -20,14 +22,24 @@ from hybrid import models, split
 from hybrid.links import run_virtual
 from hybrid.plan.memory import saved_bytes
 from hybrid.report.single import write
+from hybrid.samplers import SelectiveBackprop
 from hybrid.settings.config import CheckpointSettings
-from hybrid.solvers import PDASGD, AMPNet, Backprop
+from hybrid.solvers import Backprop, registry
 from hybrid.solvers.base import Setup
-from hybrid.solvers.instances.nodes import StashedNodes
-from hybrid.solvers.instances.paths import Paths
-from hybrid.solvers.instances.schedule import limit
+from hybrid_messages import AMPNet
+from hybrid_messages.chain import draw_path, limit
+from hybrid_messages.units import StashedNodes
+from tests import test_settings_act as act
+from tests.solvers import test_every_solver as every
 
-OTHER = {"solver.name": ["pd-asgd"]}
+pytestmark = pytest.mark.skipif(
+    "ampnet" not in registry.names(), reason="the package is installed without its entry points"
+)
+OTHER = {
+    "solver.name": ["pd-asgd"],
+    "solver.max_active_keys": [1, 2],
+    "solver.min_update_frequency": [2],
+}
 LATE = {
     "rounds.serial_epochs": "with one instance or one block no gradient is late in later epochs "
     "either"
@@ -38,17 +50,11 @@ EXAMPLES = {
     "ampnet in parts": AMPNet(micro_batches=3, messages="int8", min_update_frequency=2),
     "ampnet, current weights": AMPNet(micro_batches=2, weights="current", max_active_keys=5),
 }
-PLAIN = ("ampnet",)
-IMPOSSIBLE = [
-    (AMPNet, {"max_active_keys": -1, "min_update_frequency": -1, "weights": "older"}),
-    (AMPNet, {"exits": 1.5, "head": "mlp:0", "clip_norm": -1.0, "micro_batches": -1}),
-]
 MODES = [
     *alone("ampnet", parts={"solver.micro_batches": 4}, tries=OTHER),
     Mode("ampnet", "one block", {"split.blocks": 1}, LATE, OTHER),
     Mode("ampnet", "one key", {"solver.max_active_keys": 1}, {**LATE, **ONE_KEY}, OTHER),
     Mode("ampnet", "current", {"solver.weights": "current"}, {}, OTHER),
-    Mode("ampnet", "exits", {"solver.exits": 0.5, "solver.micro_batches": 4}, {}, OTHER),
 ]
 CUTS = {1: [], 2: [3], 3: [2, 4], 4: [1, 3, 4]}
 WAYS = {
@@ -58,44 +64,60 @@ WAYS = {
     "few keys": AMPNet(micro_batches=3, max_active_keys=2, min_update_frequency=2),
     "single samples": AMPNet(micro_batches=12, min_update_frequency=5, weights="current"),
 }
-CHANGED = [
-    ("as it is", 3, 0.5),
-    ("current weights", 4, 0.5),
-    ("a step an instance", 2, 0.0),
-    ("few keys", 3, 0.0),
-    ("single samples", 4, 0.5),
-]
+SEVERAL = {"shapes": ((1,),)}
 
 
-def paths_of(problem, solver):
-    """Of all instances, as the ranks draw them."""
-    survivals = [
-        StashedNodes(problem.build(k), 0.0, 1, 1).survivals for k in range(len(problem.blocks))
-    ]
-    paths = Paths(setup_of(problem).seed, survivals, solver.exits)
-    m = solver.num_micro_batches(len(problem.batches[0]))
-    firsts = [(b.step, int(ids[0])) for b in problem.batches for ids in b.ids.tensor_split(m)]
-    return [paths.of(*each) for each in firsts]
+@pytest.mark.parametrize(("number", "name"), [*enumerate(EXAMPLES)], ids=[*EXAMPLES])
+def test_what_every_method_keeps_to(number, name, monkeypatch):
+    monkeypatch.setattr(every, "EVERY", EXAMPLES)
+    every.test_a_run_goes_on_with_what_was_kept_and_virtual_clocks_do_not_change_a_bit(number, name)
+    every.test_weights_move_in_steps_that_replicas_know_of_and_only_where_they_can_be_trained(name)
+
+
+def test_one_block_alone_is_plain_sgd_bit_for_bit(monkeypatch):
+    monkeypatch.setattr(every, "EVERY", EXAMPLES)
+    every.test_one_block_alone_is_plain_sgd_bit_for_bit("ampnet")
+
+
+@pytest.mark.timeout(300)
+def test_every_setting_acts_or_is_refused():
+    """The method's own in every mode, each of the others in one."""
+    known = sorted({setting for mode in MODES for setting in act.known(mode)})
+    own = [(s, mode) for s in known for mode in MODES if s.startswith("solver.")]
+    turns = zip([s for s in known if not s.startswith("solver.")], cycle(MODES), strict=False)
+    act.count((s, mode) for s, mode in [*own, *turns] if s in act.known(mode))
+
+
+@pytest.mark.parametrize("weights_", ["stashed", "current"])
+def test_layers_that_draw_have_the_same_bits_on_virtual_clocks_and_resumed(
+    weights_, tmp_path, monkeypatch
+):
+    way = {"solver": AMPNet(micro_batches=2, weights=weights_)}
+    monkeypatch.setitem(random_layers.METHODS, "ampnet", way)
+    first = random_layers.trained("ampnet", tmp_path / "first")
+    assert random_layers.trained("ampnet", tmp_path / "clock", "virtual", minutes=0.0) == first
+    interrupted(tmp_path / "first", 3)
+    assert random_layers.trained("ampnet", tmp_path / "first", resume=True) == first
 
 
 @pytest.mark.parametrize(
     ("name", "K"), [*((name, 3) for name in WAYS), ("few keys", 2), ("few keys", 4)]
 )
 def test_unequal_paths_equal_the_masked_dense_run(name, K):
-    solver = WAYS[name]
-    expected = Masked(deep(CUTS[K]), solver, paths_of(deep(CUTS[K]), solver))
+    solver, problem = WAYS[name], deep(CUTS[K])
+    blocks = range(len(problem.blocks))
+    survivals = [StashedNodes(problem.build(k), 0.0, 1, 1).survivals for k in blocks]
+    m = solver.num_micro_batches(len(problem.batches[0]))
+    firsts = [(b.step, int(ids[0])) for b in problem.batches for ids in b.ids.tensor_split(m)]
+    paths = [draw_path(setup_of(problem).seed, *each, survivals) for each in firsts]
+    assert len({str(path) for path in paths}) > 3
+    expected = Masked(deep(CUTS[K]), solver, paths)
     versions = expected.train()
-    problem = deep(CUTS[K])
     trained(problem, solver)
-    found = [
-        dict(zip(w, unit.parameters(), strict=True))
-        for w, (_, unit) in zip(versions, Masked(problem, solver, []).parts, strict=True)
-    ]
-    for mine, theirs in zip(found, versions, strict=True):
-        for n in theirs:
-            torch.testing.assert_close(mine[n].detach(), theirs[n], rtol=1e-11, atol=1e-12)
-    late = sum((late for late, _ in problem.stats), Counter())
-    assert late == expected.late
+    for theirs, (_, unit) in zip(versions, Masked(problem, solver, []).parts, strict=True):
+        for name, mine in zip(theirs, unit.parameters(), strict=True):
+            torch.testing.assert_close(mine.detach(), theirs[name], rtol=1e-11, atol=1e-12)
+    assert sum((late for late, _ in problem.stats), Counter()) == expected.late
 
 
 @pytest.mark.parametrize(("K", "m"), [(1, 5), (2, 1), (2, 3), (4, 5)])
@@ -115,8 +137,8 @@ def test_never_more_instances_are_under_way_than_keys_and_all_of_them_where_ther
     def watch(program):
         forward_pass, index, K = program._forward_pass, program.block.index, program.block.count
 
-        def counted(*arguments):
-            forward_pass(*arguments)
+        def counted(item):
+            forward_pass(item)
             assert len(program._under_way) <= limit(index, K, most)
             seen.append(len(program._under_way) if index == 0 else 0)
 
@@ -126,24 +148,24 @@ def test_never_more_instances_are_under_way_than_keys_and_all_of_them_where_ther
     assert max(seen) == most
 
 
-@pytest.mark.parametrize(("K", "every"), [(2, 1), (3, 2), (4, 1), (4, 2)])
-def test_with_equal_paths_staleness_is_what_the_formula_says(K, every):
+@pytest.mark.parametrize(("K", "often"), [(2, 1), (3, 2), (4, 1), (4, 2)])
+def test_with_equal_paths_staleness_is_what_the_formula_says(K, often):
     """K blocks of a unit each, and K keys: ceil((K-1-k) / min_update_frequency) at most."""
     problem = deep([*range(1, K)], survivals=(1.0,) * (K - 2), batches=8)
-    most = replace(WAYS["as it is"], max_active_keys=K, min_update_frequency=every)
+    most = replace(WAYS["as it is"], max_active_keys=K, min_update_frequency=often)
     trained(problem, most)
     for k, (late, _) in enumerate(problem.stats):
         between = K - 1 - k
-        assert max(late) == ceil(between / every)
+        assert max(late) == ceil(between / often)
         # the last contribution before a step has seen as few as fit between
         assert sum(late.values()) == 32
-        if every == 1:
+        if often == 1:
             assert late[between] >= 32 - between
 
 
-@pytest.mark.parametrize(("name", "K", "exits"), CHANGED)
-def test_virtual_links_pieces_and_a_resume_do_not_change_a_bit(name, K, exits):
-    solver = replace(WAYS[name], exits=exits)
+@pytest.mark.parametrize(("name", "K"), [*zip(WAYS, [3, 4, 2, 3, 4], strict=True)])
+def test_virtual_links_pieces_and_a_resume_do_not_change_a_bit(name, K):
+    solver = WAYS[name]
     expected = trained(deep(CUTS[K]), solver)
     assert_same(trained(deep(CUTS[K]), solver, run=run_virtual), expected)
     assert_same(trained(deep(CUTS[K]), solver, 2, pieces=[3, 5]), expected)
@@ -151,7 +173,7 @@ def test_virtual_links_pieces_and_a_resume_do_not_change_a_bit(name, K, exits):
 
 def test_mpi_ranks_train_to_the_bits_of_threads(world):
     """Starts the session's mpirun, which takes seconds."""
-    solver = replace(WAYS["a step an instance"], exits=0.4)
+    solver = WAYS["a step an instance"]
     expected = trained(deep(CUTS[3]), solver)
     for at in (None, 2):
         ranks = world.run(3, "instance_paths:on_ranks", 3, solver, CUTS[3], at)
@@ -187,59 +209,9 @@ def test_units_that_all_instances_leave_out_stay_as_they_were(weights_):
     assert moved == {"0", "1", "4", "7"}
 
 
-def test_what_leaves_early_trains_nothing_behind_it_and_a_head_that_steps():
-    problem = deep(CUTS[3], batches=2)
-    solver = AMPNet(micro_batches=4, exits=1.0)
-    before, heads = problem.tensors(), {}
-
-    def watch(program):
-        if program._exit is not None:
-            made = program._exit.head.module
-            heads[program.block.index] = made, [p.detach().clone() for p in made.parameters()]
-
-    after = trained(problem, solver, watch=watch)
-    moved = {n.partition(".")[0] for n in before if not torch.equal(before[n], after[n])}
-    assert moved <= {"0", "1", "2", "3"}
-    assert {"0", "1"} <= moved
-    assert heads.keys() == {0, 1}
-    for made, old in heads.values():
-        assert all(not torch.equal(a, b) for a, b in zip(made.parameters(), old, strict=True))
-
-
-def test_an_exit_at_the_first_cut_is_that_block_and_its_head_trained_alone():
-    """Two blocks: all leave behind the first, which is SGD on the block and a linear layer."""
-    problem = deep([3], survivals=(1.0,) * 4, batches=3)
-    found = {}
-
-    def watch(program):
-        if program._exit is not None:
-            found["head"] = program._exit.head.module
-            found["start"] = [p.detach().clone() for p in program._exit.weights]
-
-    solver = AMPNet(micro_batches=1, exits=1.0, max_active_keys=1)
-    after = trained(problem, solver, watch=watch)
-    other = deep([3], survivals=(1.0,) * 4, batches=3)
-    linear = nn.Linear(3, 4).double()
-    with torch.no_grad():
-        for p, start in zip(linear.parameters(), found["start"], strict=True):
-            p.copy_(start)
-    block = other.blocks.module(0).train()
-    sgd = torch.optim.SGD([*block.parameters(), *linear.parameters()], 0.1, 0.9, nesterov=True)
-    for batch in other.batches:
-        sgd.param_groups[0]["lr"] = batch.learning_rate
-        out = linear(block(batch.images()).mean((2, 3)))
-        nn.functional.cross_entropy(out, batch.labels()).backward()
-        sgd.step()
-        sgd.zero_grad()
-    for name, tensor in block.state_dict().items():
-        torch.testing.assert_close(after[block.global_name(name)], tensor, rtol=1e-11, atol=1e-12)
-    for mine, theirs in zip(found["head"].parameters(), linear.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
-
-
 def test_in_any_order_nothing_is_lost_and_the_loss_falls(world):
     """Threads race; on MPI ranks, too; and a resume in mid-epoch comes home first."""
-    solver = AMPNet(micro_batches=4, exits=0.3, any_order=True)
+    solver = AMPNet(micro_batches=4, any_order=True)
     problem = deep(CUTS[3], batch=16)
     same = problem.batches[0]
     problem.batches = [replace(same, learning_rate=0.03, step=t) for t in range(60)]
@@ -253,23 +225,16 @@ def test_in_any_order_nothing_is_lost_and_the_loss_falls(world):
 @pytest.mark.parametrize(
     ("solver", "setup", "said"),
     [
-        (AMPNet(), {"replicas": 2, "shapes": ((1,),)}, "only where there is one replica"),
-        (AMPNet(), {"compiled": True, "shapes": ((1,),)}, "only where train.compile is false"),
+        (AMPNet(), {**SEVERAL, "replicas": 2}, "only where there is one replica"),
+        (AMPNet(), {**SEVERAL, "compiled": True}, "only where train.compile is false"),
         (AMPNet(max_active_keys=3), {}, "solver.max_active_keys is 3, .*several blocks"),
         (AMPNet(weights="current"), {}, "solver.weights is 'current', .*several blocks"),
-        (AMPNet(exits=0.1), {}, "solver.exits is 0.1, .*several blocks"),
         (AMPNet(any_order=True), {}, "solver.any_order is True, .*several blocks"),
         (AMPNet(messages="int8"), {}, "solver.messages is 'int8', .*several blocks"),
         (
             AMPNet(max_active_keys=1, weights="current"),
-            {"shapes": ((1,),)},
+            SEVERAL,
             "solver.weights is 'current', .*solver.max_active_keys is not 1",
-        ),
-        (AMPNet(head="mlp:3"), {"shapes": ((1,),)}, "solver.head is 'mlp:3', .*solver.exits is"),
-        (
-            AMPNet(exits=0.2),
-            {"shapes": ((1,),)},
-            "solver.exits is 0.2, .*gives one tensor",
         ),
     ],
 )
@@ -278,19 +243,23 @@ def test_what_cannot_act_is_refused_in_one_line(solver, setup, said):
         check(solver, Setup(**setup))
 
 
-def test_any_order_is_refused_where_ranks_run_in_turn_and_half_precision_everywhere():
+def test_what_cannot_work_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"any_order is true, but links\.kind is 'virtual'"):
         trained(deep(CUTS[2]), AMPNet(any_order=True), run=run_virtual)
     with pytest.raises(ValueError, match=r"works only where train\.precision is not 'float16'"):
         check(AMPNet(), Setup(((1,),)), precision="float16")
+    for name, value in {"max_active_keys": -1, "weights": "older", "clip_norm": -1.0}.items():
+        assert refusal(AMPNet, **{name: value}).startswith(f"{name} is {value!r}")
+    learning = trainer(AMPNet(), sampler=SelectiveBackprop())
+    with pytest.raises(ValueError, match="only where the solver reports the losses of all"):
+        learning.fit(*digits(3))
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"max_active_keys": 3}, "kept with solver.max_active_keys=4, solver.exits=0 and"),
+        ({"max_active_keys": 3}, "kept with solver.max_active_keys=4 and solver.weights=stashed"),
         ({"weights": "current"}, "and solver.weights=stashed: leave"),
-        ({"exits": 0.5}, "solver.exits=0 and"),
     ],
 )
 def test_what_is_under_way_does_not_go_on_under_other_settings(other, said):
@@ -308,7 +277,7 @@ def test_what_is_under_way_does_not_go_on_under_other_settings(other, said):
 
 def test_a_run_is_resumed_from_its_folder_bit_for_bit_and_tells_its_staleness(tmp_path):
     """Of stochastic depth, broken off within an epoch and at its end."""
-    solver = AMPNet(micro_batches=4, weights="current", exits=0.4, head="mlp:5")
+    solver = AMPNet(micro_batches=4, weights="current")
     loaded, often = digits(4), CheckpointSettings(minutes=1e-9, keep_last=0)
 
     def made(out=None, **settings):
@@ -323,9 +292,8 @@ def test_a_run_is_resumed_from_its_folder_bit_for_bit_and_tells_its_staleness(tm
     undisturbed = lines(tmp_path / "run")
     for after in (4, 1):
         interrupted(tmp_path / "run", after)
-        assert_same(
-            trained_weights(made(tmp_path / "run", resume=True, checkpoint=often), loaded), whole
-        )
+        again = made(tmp_path / "run", resume=True, checkpoint=often)
+        assert_same(trained_weights(again, loaded), whole)
         assert lines(tmp_path / "run") == undisturbed
     told = [line["staleness"] for line in lines(tmp_path / "run") if "staleness" in line]
     assert told
@@ -334,12 +302,11 @@ def test_a_run_is_resumed_from_its_folder_bit_for_bit_and_tells_its_staleness(tm
     assert "Staleness: updates of a unit" in page
 
 
-@pytest.mark.parametrize(("kind", "blocks"), [(AMPNet, 2), (PDASGD, 1)])
-def test_a_run_in_any_order_says_so(kind, blocks, capsys):
-    for any_order in (False, True):
-        made = trainer(kind(any_order=any_order), blocks=blocks, quiet=False, model="plain")
-        made.fit(*digits(3))
-        assert ("not reproducible" in capsys.readouterr().out) == any_order
+@pytest.mark.parametrize("any_order", [False, True])
+def test_a_run_in_any_order_says_so(any_order, capsys):
+    made = trainer(AMPNet(any_order=any_order), blocks=2, quiet=False, model="plain")
+    made.fit(*digits(3))
+    assert ("not reproducible" in capsys.readouterr().out) == any_order
 
 
 def test_a_block_holds_no_more_than_is_planned_for_and_not_much_less():
