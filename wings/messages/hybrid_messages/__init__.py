@@ -5,7 +5,7 @@ from hybrid_messages.ampnet import AMPNet
 from hybrid_messages.control import Cond, Loop, Loss, Outcome, Phi, Source
 from hybrid_messages.executor import Entry, Executor, Static
 from hybrid_messages.graph import Graph
-from hybrid_messages.joins import Bcast, Concat, Group, Sum, Ungroup
+from hybrid_messages.joins import Bcast, Group, Sum
 from hybrid_messages.layer import Layer, Together
 from hybrid_messages.node import Message, Node, State
 
@@ -14,7 +14,6 @@ OWN.add(__name__)
 __all__ = [
     "AMPNet",
     "Bcast",
-    "Concat",
     "Cond",
     "Entry",
     "Executor",
@@ -32,5 +31,4 @@ __all__ = [
     "Static",
     "Sum",
     "Together",
-    "Ungroup",
 ]

@@ -27,7 +27,7 @@ from hybrid.settings.config import CheckpointSettings
 from hybrid.solvers import Backprop, registry
 from hybrid.solvers.base import Setup
 from hybrid_messages import AMPNet
-from hybrid_messages.chain import draw_path, limit
+from hybrid_messages.chain import draw_path
 from hybrid_messages.units import StashedNodes
 from tests import test_settings_act as act
 from tests.solvers import test_every_solver as every
@@ -129,25 +129,6 @@ def test_one_key_is_sgd_with_accumulated_gradients_bit_for_bit(K, m):
     assert_same(trained(deep(CUTS[K], whole), AMPNet(micro_batches=m, **active)), expected)
 
 
-@pytest.mark.parametrize("most", [1, 3, 8])
-def test_never_more_instances_are_under_way_than_keys_and_all_of_them_where_there_is_work(most):
-    seen = []
-    solver = AMPNet(micro_batches=12, max_active_keys=most)
-
-    def watch(program):
-        forward_pass, index, K = program._forward_pass, program.block.index, program.block.count
-
-        def counted(item):
-            forward_pass(item)
-            assert len(program._under_way) <= limit(index, K, most)
-            seen.append(len(program._under_way) if index == 0 else 0)
-
-        program._forward_pass = counted
-
-    trained(deep(CUTS[3]), solver, watch=watch)
-    assert max(seen) == most
-
-
 @pytest.mark.parametrize(("K", "often"), [(2, 1), (3, 2), (4, 1), (4, 2)])
 def test_with_equal_paths_staleness_is_what_the_formula_says(K, often):
     """K blocks of a unit each, and K keys: ceil((K-1-k) / min_update_frequency) at most."""
@@ -179,34 +160,6 @@ def test_mpi_ranks_train_to_the_bits_of_threads(world):
         ranks = world.run(3, "instance_paths:on_ranks", 3, solver, CUTS[3], at)
         found = {name: tensor for rank in ranks for name, tensor in rank.items()}
         assert found == {n: t.numpy().tobytes() for n, t in expected.items()}
-
-
-def test_a_remainder_of_an_epoch_steps_by_its_own_mean():
-    """12 instances, a step every 5: two steps and one of the last two; then all is empty."""
-    solver = AMPNet(micro_batches=4, min_update_frequency=5, max_active_keys=1)
-    problem = deep(CUTS[2], survivals=(1.0,) * 4, batches=3)
-    updates = {}
-
-    def watch(program):
-        step = program._units._step
-        program._units._step = lambda unit, rate: (
-            updates.setdefault((program.block.index, unit), []).append(rate),
-            step(unit, rate),
-        )
-
-    trained(problem, solver, watch=watch)
-    rates = [b.learning_rate for b in problem.batches]
-    # contributions 4 and 9 are of the second and the third mini-batch, the last of the third
-    assert {tuple(r) for r in updates.values()} == {(rates[1], rates[2], rates[2])}
-
-
-@pytest.mark.parametrize("weights_", ["stashed", "current"])
-def test_units_that_all_instances_leave_out_stay_as_they_were(weights_):
-    problem = deep([2, 3], survivals=(1.0, 1e-9, 1e-9, 1.0))
-    before = problem.tensors()
-    after = trained(problem, AMPNet(micro_batches=4, weights=weights_))
-    moved = {n.partition(".")[0] for n in before if not torch.equal(before[n], after[n])}
-    assert moved == {"0", "1", "4", "7"}
 
 
 def test_in_any_order_nothing_is_lost_and_the_loss_falls(world):

@@ -82,15 +82,6 @@ def test_the_picture_of_the_docstring():
     ]
 
 
-@pytest.mark.parametrize("K", [2, 4, 7])
-def test_equal_paths_and_a_key_a_block_give_one_forward_one_backward(K):
-    """As a flushed pipeline has it, but for the flush."""
-    for rank, own in enumerate(passes(K, K, [[1] * K] * 20)):
-        warm = K - 1 - rank
-        assert own[:warm] == [(True, i) for i in range(warm)]
-        assert [forward for forward, _ in own[warm : 40 - warm]] == [True, False] * (20 - warm)
-
-
 def test_an_epoch_of_instances_takes_a_second_at_most():
     lengths = drawn([[0.7] * 7] * 4, 0, 1250)
     start = thread_time()

@@ -1,7 +1,6 @@
 """Every control node's backward is autograd's on the composed dense function."""
 
 from copy import deepcopy
-from itertools import pairwise
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from message_graphs import (
 
 from hybrid_messages import (
     Bcast,
-    Concat,
     Cond,
     Entry,
     Group,
@@ -32,7 +30,6 @@ from hybrid_messages import (
     Static,
     Sum,
     Together,
-    Ungroup,
 )
 
 NEVER = 10**9
@@ -67,20 +64,16 @@ def test_cond_and_phi_are_a_branch(active, kind):
 
 
 @pytest.mark.parametrize("active", ACTIVE)
-@pytest.mark.parametrize("join", ["sum", "concat"])
-def test_bcast_and_sum_or_concat_are_a_fan(active, join):
-    inputs = {"last": 3 if join == "concat" else 1}
-    copies, x = modules("first", "a", "b", "c", "last", inputs=inputs), samples(5)
+def test_bcast_and_sum_are_a_fan(active):
+    copies, x = modules("first", "a", "b", "c", "last"), samples(5)
     edges = [("in", "first"), ("first", "bcast"), ("join", "last"), ("last", "loss")]
     for way, name in enumerate("abc"):
         edges += [(f"bcast:{way}", name), (name, f"join:{way}")]
-    nodes = {"bcast": Bcast(3), "join": Sum(3) if join == "sum" else Concat(3)}
 
     def network(i):
-        parts = [copies[name](copies["first"](x[i])) for name in "abc"]
-        return copies["last"](sum(parts) if join == "sum" else torch.cat(parts))
+        return copies["last"](sum(copies[name](copies["first"](x[i])) for name in "abc"))
 
-    check(active, nodes, edges, copies, network, entries(x))
+    check(active, {"bcast": Bcast(3), "join": Sum(3)}, edges, copies, network, entries(x))
 
 
 @pytest.mark.parametrize("active", ACTIVE)
@@ -101,29 +94,6 @@ def test_a_loop_takes_its_turns_back(active, turns):
 
     counts = check(active, {"loop": loop}, edges, copies, network, entries(x))
     assert counts["body"] == sum(turns)
-
-
-@pytest.mark.parametrize("active", ACTIVE)
-@pytest.mark.parametrize("kind", [Layer, Together])
-def test_ungroup_and_group_are_rows(active, kind):
-    copies, x = modules("first", "row", "last"), [samples(1 + i, WIDTH) for i in range(4)]
-
-    def members(key):
-        return [Key(key.instance, (row,)) for row in range(1 + key.instance)]
-
-    def whole(key):
-        return Key(key.instance)
-
-    nodes = {"ungroup": Ungroup(whole, members), "group": Group(whole, members)}
-    chain = ["in", "first", "ungroup", "row", "group", "last", "loss"]
-
-    def network(i):
-        rows = copies["first"](x[i])
-        return copies["last"](torch.stack([copies["row"](row) for row in rows]))
-
-    edges = list(pairwise(chain))
-    counts = check(active, nodes, edges, copies, network, entries(x), kind)
-    assert counts == {"first": 4, "row": 10, "last": 4}
 
 
 # a tree: a leaf is a number, an inner node a tuple of up to three trees

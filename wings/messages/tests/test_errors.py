@@ -19,7 +19,6 @@ from hybrid_messages import (
     Static,
     Sum,
     Together,
-    Ungroup,
 )
 
 X = samples(4)
@@ -51,7 +50,6 @@ BAD = {
         [("in", "a"), ("a", "node"), ("node", "node:1"), ("node:1", "loss")],
     ),
     "waits": (Group(lambda key: Key(key.instance, 1), square), CHAIN),
-    "members": (Ungroup(lambda key: Key(key.instance), square), CHAIN),
     "foreign": (Foreign(lambda key: 0, 1), CHAIN),
     "user": (Cond(lambda key: {}[key.instance], 1), CHAIN),
 }
@@ -60,7 +58,6 @@ SAYS = {
     "way": r"node 'node', Key\(instance=0.*: the chosen way is 7; there are 0 to 0",
     "loop": r"node 'node', Key\(instance=0.*`step` has given the same state again",
     "waits": r"node 'node', Key\(instance=0.*it belongs to Key\(instance=0, place=1\)",
-    "members": r"node 'node', Key\(instance=0.*2 members for 3 rows",
     "foreign": r"node 'node' sends a message of instance 99 for one of Key\(instance=0",
     "user": r"node 'node', Key\(instance=0.*: KeyError: 0",
 }
