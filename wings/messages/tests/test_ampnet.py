@@ -79,13 +79,17 @@ def test_one_block_alone_is_plain_sgd_bit_for_bit(monkeypatch):
     every.test_one_block_alone_is_plain_sgd_bit_for_bit("ampnet")
 
 
-@pytest.mark.timeout(300)
-def test_every_setting_acts_or_is_refused():
-    """The method's own in every mode, each of the others in one."""
-    known = sorted({setting for mode in MODES for setting in act.known(mode)})
-    own = [(s, mode) for s in known for mode in MODES if s.startswith("solver.")]
-    turns = zip([s for s in known if not s.startswith("solver.")], cycle(MODES), strict=False)
-    act.count((s, mode) for s, mode in [*own, *turns] if s in act.known(mode))
+def test_every_setting_of_its_own_acts_or_is_refused():
+    """Each in one of the modes, and a tenth of the others."""
+    known = sorted(act.known(MODES[0]))
+    some = [s for s in known if s.startswith("solver.")] + known[::10]
+    act.count((setting, mode) for setting, mode in zip(some, cycle(MODES), strict=False))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_setting_acts_or_is_refused_without_exception():
+    act.count((setting, mode) for mode in MODES for setting in act.known(mode))
 
 
 @pytest.mark.parametrize("weights_", ["stashed", "current"])
