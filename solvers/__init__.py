@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hybrid.solvers.delayed.pd_asgd import PDASGD
     from hybrid.solvers.delayed.petra import Petra
     from hybrid.solvers.exact.backprop import Backprop
-    from hybrid.solvers.instances.ampnet import AMPNet
     from hybrid.solvers.local.local_updates import LocalUpdates
     from hybrid.solvers.splitting.augmented_lagrangian import AugmentedLagrangian
     from hybrid.solvers.splitting.auxnet import AuxNet
@@ -33,7 +32,6 @@ __all__ = [
     "DDG",
     "FDG",
     "PDASGD",
-    "AMPNet",
     "AugmentedLagrangian",
     "AuxNet",
     "Backprop",

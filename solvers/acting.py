@@ -60,7 +60,6 @@ NotNegative = Annotated[float, Allowed("be 0 or positive", lambda value: value >
 Share = Annotated[float, Allowed("lie in [0, 1)", lambda value: 0 <= value < 1)]
 OverOne = Annotated[float, Allowed("be over 1, or 0 (off)", lambda value: value == 0 or value > 1)]
 ShareOrWhole = Annotated[float, Allowed("lie in (0, 1]", lambda value: 0 < value <= 1)]
-Probability = Annotated[float, Allowed("lie in [0, 1]", lambda value: 0 <= value <= 1)]
 Count = Annotated[int, Allowed("be at least 1", lambda value: value >= 1)]
 CountOrZero = Annotated[int, Allowed("be 0 or positive", lambda value: value >= 0)]
 

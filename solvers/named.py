@@ -79,13 +79,21 @@ class Named(Mapping[str, type[T]]):
 
     Another package adds a class by an entry point of the `group`, NAME = "its.module:Class". The
     class must derive from `base` and have this name as its `name`. ValueError for a name that is
-    not known, which tells the nearest, and for an entry point that cannot be used.
+    not known, which tells the nearest, and for an entry point that cannot be used. `apart`: the
+    folders in this repository of packages that add a class.
     """
 
     def __init__(
-        self, kind: str, places: dict[str, str], default: str, group: str = "", base: str = ""
+        self,
+        kind: str,
+        places: dict[str, str],
+        default: str,
+        group: str = "",
+        base: str = "",
+        apart: Mapping[str, str] | None = None,
     ) -> None:
         self.kind, self.places, self.default = kind, places, default
+        self.apart = apart or {}
         self.group, self.base = group, base
         self._added = Added(kind, group, places)
 
@@ -94,6 +102,11 @@ class Named(Mapping[str, type[T]]):
             own: type[T] = imported(self.places[name])
             return own
         if name not in self._added.points():
+            if name in self.apart:
+                raise ValueError(
+                    f"{self.kind} {name!r} is of a package of its own: run `pip install "
+                    f"./{self.apart[name]}` in the root of this repository"
+                )
             raise ValueError(unknown(name, self, self.kind))
         return self._loaded(name)
 

@@ -20,7 +20,6 @@ OWN = {
     "fdg": "hybrid.solvers.delayed.fdg:FDG",
     "petra": "hybrid.solvers.delayed.petra:Petra",
     "pd-asgd": "hybrid.solvers.delayed.pd_asgd:PDASGD",
-    "ampnet": "hybrid.solvers.instances.ampnet:AMPNet",
     "local-updates": "hybrid.solvers.local.local_updates:LocalUpdates",
 }
 """Name -> module:class, one line for each method."""
@@ -32,7 +31,12 @@ GROUP = "hybrid.solvers"
 """The entry points by which another package adds a method: NAME = "its.module:Class"."""
 
 
-SOLVERS: Named[Solver] = Named("solver", OWN, DEFAULT, GROUP, base="hybrid.solvers.base:Solver")
+APART = {"ampnet": "wings/messages"}
+"""Name -> folder of a package of this repository that adds the method."""
+
+SOLVERS: Named[Solver] = Named(
+    "solver", OWN, DEFAULT, GROUP, base="hybrid.solvers.base:Solver", apart=APART
+)
 
 
 STRATEGIES: Named[Any] = Named(

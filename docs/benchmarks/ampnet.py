@@ -27,7 +27,8 @@ from hybrid.data import Dataset
 from hybrid.networks import models
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
-from hybrid.solvers import DDG, AMPNet, Backprop, Solver
+from hybrid.solvers import DDG, Backprop, Solver
+from hybrid_messages import AMPNet
 
 FILE = Path(__file__).with_name("ampnet.json")
 K, M = 4, 8
@@ -46,7 +47,6 @@ ROWS: Mapping[str, tuple[Solver, float]] = {
         AMPNet(micro_batches=M, min_update_frequency=4),
         0.5,
     ),
-    "survival 0.5: ampnet, exits 0.3": (AMPNet(micro_batches=M, exits=0.3), 0.5),
 }
 BASES = {
     1.0: "whole network: flushed pipeline",
@@ -58,7 +58,6 @@ TRAINED = [
     "survival 0.5: ampnet",
     "survival 0.5: ampnet, current weights",
     "survival 0.5: ampnet, a step every 4 instances",
-    "survival 0.5: ampnet, exits 0.3",
 ]
 
 

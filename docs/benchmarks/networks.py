@@ -53,10 +53,10 @@ DEFECT = "Defect"
 def main() -> None:
     torch.set_num_threads(1)
     refused: list[str] = []
-    lines = [["network", *(f"`{method}`" for method in registry.OWN)]]
+    lines = [["network", *(f"`{method}`" for method in registry.names())]]
     lines.append(["---"] * len(lines[0]))
     for name, network in ZOO.items():
-        lines.append([name, *(cell(network, method, refused) for method in registry.OWN)])
+        lines.append([name, *(cell(network, method, refused) for method in registry.names())])
         print("  ".join(lines[-1]), flush=True)
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     notes = "\n".join(

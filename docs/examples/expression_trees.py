@@ -1,6 +1,6 @@
 """A recursive network on expression trees, trained by messages through a graph of nodes.
 
-    python docs/examples/expression_trees.py [--active 16] [--together] [--any-order]
+    python docs/examples/expression_trees.py [--active 16] [--together]
 
 A tree is an expression over the digits 0 to 4 with max, min and + modulo 5, of 1 to MOST_LEAVES
 leaves split at random; the label is its value. Leaves become vectors (h, c), an inner node of
@@ -29,7 +29,6 @@ import torch
 from torch import Tensor, nn
 
 from hybrid_messages import (
-    AnyOrder,
     Cond,
     Entry,
     Graph,
@@ -206,14 +205,13 @@ def main() -> None:
     parser.add_argument("--active", type=int, default=16, help="trees at a time")
     parser.add_argument("--every", type=int, default=32, help="trees' worth of messages a step")
     parser.add_argument("--together", action="store_true", help="waiting messages in one call")
-    parser.add_argument("--any-order", action="store_true", help="two threads, not repeatable")
     given = parser.parse_args()
     torch.set_num_threads(1)
     trees, held = make_data(0, 30_000, 1_000)
     both = [*trees, *held]
     kind = Together if given.together else Layer
     graph = make_graph(make_modules(0, 32), both, 5e-3, given.every, kind)
-    executor = (AnyOrder if given.any_order else Static)(graph, given.active)
+    executor = Static(graph, given.active)
     for first in range(0, len(trees), 1_000):
         outcomes = executor.run(enter(both, at) for at in range(first, first + 1_000))
         tests = executor.run((enter(both, len(trees) + at) for at in range(1_000)), learn=False)

@@ -13,7 +13,6 @@ from hybrid.settings.config import CheckpointSettings, TrainSettings
 from hybrid.solvers import (
     DDG,
     PDASGD,
-    AMPNet,
     AugmentedLagrangian,
     Backprop,
     BlockADMM,
@@ -73,7 +72,6 @@ def trained(solver, out=None, resume=False, **settings):
         (FeaturesReplay(), {}),
         (Petra(), {}),
         (PDASGD(), {}),
-        (AMPNet(weights="current"), {}),
         (LocalUpdates(style="overlapping", chunks=2), {}),
         (AugmentedLagrangian(), {"gaps": [(2, 1), (2, 1), (0, 2)]}),
         (AugmentedLagrangian(), {"window": 2, "sweeps": 2}),
@@ -117,8 +115,8 @@ def test_a_buffer_of_two_modules_stays_one():
 
 @pytest.mark.parametrize(
     "solver",
-    [DDG(3), DDG(3, recompute=True), PDASGD(), AMPNet()],
-    ids=["ddg", "again", "pd", "amp"],
+    [DDG(3), DDG(3, recompute=True), PDASGD()],
+    ids=["ddg", "again", "pd"],
 )
 def test_what_is_under_way_keeps_what_it_has_met(solver, tmp_path, monkeypatch):
     monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or checkpoints wait for its end

@@ -1,14 +1,18 @@
 """Methods by name: imported when asked for, other packages' among them."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import pytest
 from answers import refusal
 
 from hybrid import solvers
 from hybrid.solvers import Backprop, Solver, named, registry
+
+ROOT = Path(__file__).parents[2]
 
 
 class Mine(Backprop):
@@ -33,7 +37,8 @@ def test_every_name_leads_to_the_class_that_has_it(name):
 
 def test_names_are_read_without_torch():
     program = (
-        "import sys, hybrid.solvers.registry as r; print(len(r.names()), 'torch' in sys.modules)"
+        "import sys, hybrid.solvers.registry as r; print(len(r.OWN), 'torch' in sys.modules); "
+        "assert {*r.OWN} <= {*r.names()}"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
@@ -89,6 +94,15 @@ def test_a_method_that_cannot_be_added_is_refused_in_one_line(monkeypatch, tmp_p
     told = []
     assert [*registry.SOLVERS.usable(told.append)] == [*registry.OWN]
     assert told == [f"{why} (it is left out)"] * len(points)
+
+
+@pytest.mark.parametrize("name", registry.APART)
+def test_a_method_of_a_package_that_is_not_installed_is_answered_by_its_folder(monkeypatch, name):
+    others(monkeypatch)
+    why = refusal(registry.solver_class, name)
+    (folder,) = re.findall(r"`pip install \./(.*)` in the root of this repository$", why)
+    project = (ROOT / folder / "pyproject.toml").read_text()
+    assert f'[project.entry-points."{registry.GROUP}"]\n{name} = ' in project
 
 
 def test_a_taken_name_stays_with_its_owner(monkeypatch):

@@ -14,7 +14,6 @@ from hybrid.settings.config import CheckpointSettings, LinkSettings, TrainSettin
 from hybrid.solvers import (
     DDG,
     PDASGD,
-    AMPNet,
     AugmentedLagrangian,
     Backprop,
     FeaturesReplay,
@@ -31,8 +30,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "ddg, again": {"solver": DDG(recompute=True)},
     "features-replay": {"solver": FeaturesReplay()},
     "petra": {"solver": Petra()},
-    "ampnet": {"solver": AMPNet(micro_batches=2)},
-    "ampnet, current": {"solver": AMPNet(micro_batches=2, weights="current")},
     "pd-asgd": {"solver": PDASGD(micro_batches=2)},
     "local-updates": {"solver": LocalUpdates(style="overlapping")},
     "window": {"solver": AugmentedLagrangian(beta=0.1), "window": 2, "sweeps": 3},

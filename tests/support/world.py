@@ -94,7 +94,11 @@ class World:
     def _start(self) -> None:
         self.close()
         path = os.pathsep.join(
-            [str(_HERE.parents[1]), str(_HERE), os.environ.get("PYTHONPATH", "")]
+            [
+                *(str(_HERE.parents[1]), str(_HERE)),
+                *map(str, _HERE.parents[1].glob("wings/*/tests")),
+                os.environ.get("PYTHONPATH", ""),
+            ]
         )
         with tempfile.TemporaryDirectory() as folder:
             address = str(Path(folder, "world"))

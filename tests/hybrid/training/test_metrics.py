@@ -10,7 +10,7 @@ from torch import nn
 from zoo_packages import installed, package
 
 from hybrid import split
-from hybrid.solvers import AMPNet, AugmentedLagrangian, Backprop
+from hybrid.solvers import AugmentedLagrangian, Backprop
 
 GRIDS = [(2, 1), (1, 3), (1, 8)]
 """The test set has seven mini-batches: three replicas have unequal numbers, of eight one none."""
@@ -43,7 +43,6 @@ def test_metrics_that_are_no_means_are_those_of_scikit_learn(blocks, replicas):
 WAYS = {
     "serially": {"solver": Backprop(micro_batches=3)},
     "in windows": {"solver": AugmentedLagrangian(), "window": 2, "sweeps": 2},
-    "by instances": {"solver": AMPNet()},
 }
 
 

@@ -17,7 +17,6 @@ from hybrid.solvers import (
     DDG,
     FDG,
     PDASGD,
-    AMPNet,
     AugmentedLagrangian,
     AuxNet,
     Backprop,
@@ -51,7 +50,6 @@ CASES = [
         for kind in ("added", "own")
     ),
     pytest.param(PDASGD(micro_batches=4), 1, {}, id="pd-asgd"),
-    pytest.param(AMPNet(micro_batches=4), 1, {}, id="ampnet"),
     pytest.param(Backprop(), 2, {"sync": LocalSGD(steps=2)}, id="local-sgd"),
 ]
 

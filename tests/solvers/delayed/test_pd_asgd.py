@@ -287,6 +287,13 @@ def test_in_any_order_the_loss_falls_and_a_resume_loses_nothing(slots, weights):
     assert all(t.isfinite().all() for t in trained(problem, solver, at=30).values())
 
 
+@pytest.mark.parametrize("any_order", [False, True])
+def test_a_run_in_any_order_says_so(any_order, capsys):
+    run = trainer(PDASGD(any_order=any_order), blocks=1, quiet=False, model="plain")
+    run.fit(*digits(3))
+    assert ("not reproducible" in capsys.readouterr().out) == any_order
+
+
 def test_a_failing_thread_ends_the_run_with_its_reason(monkeypatch):
     def fail(self, flight, unit, gradients, rate):
         raise ValueError("no")

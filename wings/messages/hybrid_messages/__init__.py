@@ -1,24 +1,19 @@
-"""Training by messages through a graph of nodes (Gaunt et al., arXiv 1705.09786, sections 3 to 5).
-
-It knows torch, and nothing of blocks, links and runs. docs/messages.md has a
-complete example.
-"""
+"""Training by messages: graphs of nodes, and chains of blocks (Gaunt et al., arXiv 1705.09786)."""
 
 from hybrid.errors import OWN
-from hybrid_messages.any_order import AnyOrder
+from hybrid_messages.ampnet import AMPNet
 from hybrid_messages.control import Cond, Loop, Loss, Outcome, Phi, Source
 from hybrid_messages.executor import Entry, Executor, Static
 from hybrid_messages.graph import Graph
-from hybrid_messages.joins import Bcast, Concat, Group, Sum, Ungroup
+from hybrid_messages.joins import Bcast, Group, Sum
 from hybrid_messages.layer import Layer, Together
 from hybrid_messages.node import Message, Node, State
 
 OWN.add(__name__)
 
 __all__ = [
-    "AnyOrder",
+    "AMPNet",
     "Bcast",
-    "Concat",
     "Cond",
     "Entry",
     "Executor",
@@ -36,5 +31,4 @@ __all__ = [
     "Static",
     "Sum",
     "Together",
-    "Ungroup",
 ]

@@ -1,18 +1,144 @@
-"""Who runs a graph: admission of instances, the count of messages under way, and turns by ticks."""
+"""Who runs nodes: admission of instances, the count of messages under way, and turns by a clock."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
 from typing import NamedTuple
 
 from torch import Tensor
 
 from hybrid_messages.control import Outcome, Source
-from hybrid_messages.graph import Graph, Letter
-from hybrid_messages.node import Message, State
+from hybrid_messages.graph import Graph
+from hybrid_messages.node import Letter, Message, State
+
+
+class Turn(NamedTuple):
+    """What a node handles at a time."""
+
+    end: int
+    """The tick of the clock at which it sends what comes of it."""
+    node: int
+    forward: bool
+    messages: Sequence[Message]
+    letters: Sequence[Letter]
+
+
+class Executor(ABC):
+    r"""Runs instances through nodes, as many as `max_active_keys` at a time, by a simulated clock.
+
+        admit an instance while fewer than max_active_keys are active: while none of it is under way
+        an idle node takes a message on its way back, of the oldest instance; without any it takes
+        the message on its way up that came first, unless `limits` of it are under way above it
+        what a node sends arrives when its turn ends, in the order of the nodes
+
+    Nothing depends on how fast anything is, so the result has the same bits run after run. (What
+    one operation of torch returns may depend on torch.set_num_threads.)
+    """
+
+    def __init__(self, limits: Sequence[float], max_active_keys: int) -> None:
+        if max_active_keys < 1:
+            raise ValueError(f"max_active_keys is {max_active_keys}; it must be at least 1")
+        self.limits, self.max_active_keys = limits, max_active_keys
+        self.most_active = 0
+        """The largest number of instances at a time so far."""
+        self.ticks = 0
+        """Of the clock, so far."""
+        self._reset()
+
+    def _reset(self) -> None:
+        """Nothing is under way."""
+        self._up = [deque[Message]() for _ in self.limits]
+        self._back: list[list[tuple[int, int, Message]]] = [[] for _ in self.limits]
+        self._idle = [True for _ in self.limits]
+        self._above = [0 for _ in self.limits]
+        """Messages that each node has sent up, and whose gradients have not passed it yet."""
+        self._turns: list[Turn] = []
+        self._active: dict[int, int] = {}
+        """Messages under way, by instance."""
+        self._order: dict[int, int] = {}
+        self._number = count()
+
+    def _run(self, closing: bool = True) -> None:
+        """Until none is under way, or until the first node idles for want of the next instance."""
+        self._admit()
+        while True:
+            for node in range(len(self.limits)):
+                busy = not self._idle[node] or self._begin(node)
+                if not (busy or node or closing) and len(self._active) < self.max_active_keys:
+                    return
+            if not self._turns:
+                return
+            self.ticks = self._turns[0].end
+            while self._turns and self._turns[0].end == self.ticks:
+                self._end(heappop(self._turns))
+            self._admit()
+
+    def _admit(self) -> None:
+        while len(self._active) < self.max_active_keys and (letters := self._next_instance()):
+            instance = letters[0].message.state.instance
+            self._active[instance] = 0
+            self._order.setdefault(instance, len(self._order))
+            self._deliver(letters)
+        self.most_active = max(self.most_active, len(self._active))
+
+    def _begin(self, node: int) -> bool:
+        """Let an idle node take its turn, if it has mail."""
+        back, up, most = self._back[node], self._up[node], self._most(node)
+        if back:
+            forward, size = False, len(back)
+            messages = [heappop(back)[-1] for _ in range(min(size, most or size))]
+        elif up and self._above[node] < self.limits[node]:
+            forward, size = True, len(up)
+            messages = [up.popleft() for _ in range(min(size, most or size))]
+        else:
+            return False
+        self._idle[node] = False
+        self._above[node] += len(messages) if forward else 0
+        ticks, letters = self._handle(node, forward, messages)
+        heappush(self._turns, Turn(self.ticks + ticks, node, forward, messages, letters))
+        return True
+
+    def _end(self, turn: Turn) -> None:
+        self._idle[turn.node] = True
+        self._above[turn.node] -= 0 if turn.forward else len(turn.messages)
+        self._deliver(turn.letters)
+        for message in turn.messages:
+            instance = message.state.instance
+            self._active[instance] -= 1
+            if not self._active[instance]:
+                del self._active[instance]
+                self._ended(instance)
+
+    def _deliver(self, letters: Iterable[Letter]) -> None:
+        for node, forward, message in letters:
+            instance = message.state.instance
+            self._active[instance] += 1
+            if forward:
+                self._up[node].append(message)
+            else:
+                heappush(self._back[node], (self._order[instance], next(self._number), message))
+
+    def _most(self, node: int) -> int | None:
+        """Messages that a node takes at a time; None: all that wait."""
+        return 1
+
+    @abstractmethod
+    def _next_instance(self) -> Sequence[Letter]:
+        """The first messages of the next instance; none where there is none."""
+
+    @abstractmethod
+    def _handle(
+        self, node: int, forward: bool, messages: Sequence[Message]
+    ) -> tuple[int, Sequence[Letter]]:
+        """Do a node's turn: its ticks, and what the node then sends."""
+
+    def _ended(self, instance: int) -> None:  # noqa: B027
+        """No message of an instance is under way any more."""
 
 
 class Entry(NamedTuple):
@@ -23,21 +149,16 @@ class Entry(NamedTuple):
     payload: Tensor
 
 
-class Executor(ABC):
-    """Runs instances through a graph, fewer than or as many as `max_active_keys` at a time.
+class Static(Executor):
+    """Runs instances through a graph in which a node's turn takes a tick.
 
-    An instance is active from its first message until none of it is under way. It must then be
-    forgotten by all nodes, or the run ends with an error that says which node waits for what.
+    An instance that has ended must be forgotten by all nodes, or the run ends with an error that
+    says which node waits for what.
     """
 
     def __init__(self, graph: Graph, max_active_keys: int = 1) -> None:
-        if max_active_keys < 1:
-            raise ValueError(f"max_active_keys is {max_active_keys}; it must be at least 1")
-        self.graph, self.max_active_keys = graph, max_active_keys
-        self.most_active = 0
-        """The largest number of instances at a time so far."""
-        self._learn = True
-        self._reset(iter(()))
+        super().__init__([inf for _ in graph.nodes], max_active_keys)
+        self.graph = graph
 
     def run(self, instances: Iterable[Sequence[Entry]], learn: bool = True) -> list[Outcome]:
         """Run all of them forward and, with `learn`, backward; then apply gradients that are left.
@@ -45,10 +166,10 @@ class Executor(ABC):
         Returns what came to the losses, in the order of `instances`. ValueError if a node or a
         user's function raises; the graph is then empty, and its weights stay as they are.
         """
-        self._learn = learn
-        self._reset(iter(instances))
+        self._learn, self._instances = learn, iter(instances)
+        self._reset()
         try:
-            self._work()
+            self._run()
             if learn:
                 self.graph.drain()
         except BaseException:
@@ -59,32 +180,12 @@ class Executor(ABC):
             loss.outcomes = []
         return sorted(outcomes, key=lambda each: self._order[each.state.instance])
 
-    @abstractmethod
-    def _work(self) -> None:
-        """Handle messages until all inboxes are empty and no instance is left."""
+    _instances: Iterator[Sequence[Entry]]
 
-    def _reset(self, instances: Iterator[Sequence[Entry]]) -> None:
-        self._instances = instances
-        self._active: dict[int, int] = {}  # messages under way, by instance
-        self._order: dict[int, int] = {}
-        self._inboxes: dict[tuple[int, bool], deque[Message]] = {
-            (at, forward): deque()
-            for at in range(len(self.graph.nodes))
-            for forward in (False, True)
-        }
-
-    def _admit(self) -> list[Letter]:
-        """The first messages of as many instances as may be active."""
-        letters: list[Letter] = []
-        while len(self._active) < self.max_active_keys:
-            entries = next(self._instances, None)
-            if entries is None:
-                break
-            letters += self._enter(list(entries))
-        self.most_active = max(self.most_active, len(self._active))
-        return letters
-
-    def _enter(self, entries: Sequence[Entry]) -> list[Letter]:
+    def _next_instance(self) -> Sequence[Letter]:
+        entries = next(self._instances, None)
+        if entries is None:
+            return ()
         numbers = {entry.state.instance for entry in entries}
         if len(numbers) != 1:
             raise ValueError(
@@ -93,8 +194,6 @@ class Executor(ABC):
         (number,) = numbers
         if number in self._active:
             raise ValueError(f"instance {number} is under way already; number each differently")
-        self._active[number] = len(entries)
-        self._order.setdefault(number, len(self._order))
         letters = []
         for name, state, payload in entries:
             at = self.graph.index(name)
@@ -103,85 +202,13 @@ class Executor(ABC):
             letters.append(Letter(at, True, Message(0, state, payload)))
         return letters
 
-    def _take(self, at: int, forward: bool) -> list[Message]:
-        """Messages for a node to handle together."""
-        inbox, most = self._inboxes[at, forward], self.graph.nodes[at].most
-        return [inbox.popleft() for _ in range(min(len(inbox), most or len(inbox)))]
+    def _most(self, node: int) -> int | None:
+        return self.graph.nodes[node].most
 
-    def _account(self, handled: Sequence[Message], letters: Sequence[Letter]) -> None:
-        """Count messages under way; an instance without any has ended."""
-        arrived = [message.state.instance for message in handled]
-        if arrived == [letter.message.state.instance for letter in letters]:
-            return  # one message for each, as most nodes send
-        for letter in letters:
-            instance = letter.message.state.instance
-            if instance not in self._active:
-                raise ValueError(
-                    f"node {self.graph.names[letter.node]!r} got a message of instance {instance},"
-                    " which is not active: states must keep their instance"
-                )
-            self._active[instance] += 1
-        for instance in arrived:
-            self._active[instance] -= 1
-        for instance in dict.fromkeys(arrived):
-            if not self._active[instance]:
-                del self._active[instance]
-                self.graph.check_forgotten(instance)
+    def _handle(
+        self, node: int, forward: bool, messages: Sequence[Message]
+    ) -> tuple[int, Sequence[Letter]]:
+        return 1, self.graph.handle(node, forward, messages, self._learn)
 
-
-Mail = tuple[int, bool, list[Message]]
-"""A node, a direction and messages of that direction to the node."""
-
-
-class Static(Executor):
-    r"""A simulation in which every node has a processor of its own and a message takes a tick.
-
-        each tick   instances are admitted, as many as may be
-                    each node that has mail takes some: backward first; one message, or `Node.most`
-                    when all have done, what they send is delivered, in the order of the nodes
-
-    Nothing depends on how fast anything is, so the result has the same bits run after run, and a
-    tick's nodes may be spread over `workers` threads without changing it: no node touches what
-    another keeps. (What one operation of torch returns may depend on torch.set_num_threads.)
-    """
-
-    def __init__(self, graph: Graph, max_active_keys: int = 1, workers: int = 1) -> None:
-        super().__init__(graph, max_active_keys)
-        if workers < 1:
-            raise ValueError(f"workers is {workers}; it must be at least 1")
-        self.workers = workers
-        self.ticks = 0
-        """Ticks so far."""
-
-    def _work(self) -> None:
-        if self.workers == 1:
-            self._ticks(map)
-        else:
-            with ThreadPoolExecutor(self.workers) as pool:
-                self._ticks(pool.map)
-
-    def _ticks(self, spread: Callable[..., Iterable[list[Letter]]]) -> None:
-        self._deliver(self._admit())
-        while mail := self._mail():
-            self.ticks += 1
-            sent = list(spread(self._handle, mail))
-            for (_, _, handled), letters in zip(mail, sent, strict=True):
-                self._account(handled, letters)
-                self._deliver(letters)
-            self._deliver(self._admit())
-
-    def _mail(self) -> list[Mail]:
-        """What each node handles in this tick, in their order."""
-        mail = []
-        for at in range(len(self.graph.nodes)):
-            forward = not self._inboxes[at, False]
-            if self._inboxes[at, forward]:
-                mail.append((at, forward, self._take(at, forward)))
-        return mail
-
-    def _handle(self, mail: Mail) -> list[Letter]:
-        return self.graph.handle(*mail, self._learn)
-
-    def _deliver(self, letters: Iterable[Letter]) -> None:
-        for node, forward, message in letters:
-            self._inboxes[node, forward].append(message)
+    def _ended(self, instance: int) -> None:
+        self.graph.check_forgotten(instance)

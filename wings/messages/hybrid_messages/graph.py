@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from hybrid.solvers import checks
 from hybrid_messages.control import Loss, Source
 from hybrid_messages.layer import Layer
-from hybrid_messages.node import Message, Node
-
-
-class Letter(NamedTuple):
-    """A message and the node whose inbox it goes to."""
-
-    node: int
-    forward: bool
-    message: Message
+from hybrid_messages.node import Letter, Message, Node
 
 
 class Graph:
@@ -60,6 +51,12 @@ class Graph:
             sent = node.forward_all(messages, learn) if forward else node.backward_all(messages)
         except Exception as error:
             raise ValueError(self._fault(at, messages, error)) from error
+        instances = {message.state.instance for message in messages}
+        if foreign := {message.state.instance for message in sent} - instances:
+            raise ValueError(
+                f"node {self.names[at]!r} sends a message of instance {foreign.pop()} for one of "
+                f"{messages[0].state}: states must keep their instance"
+            )
         rises = forward and not isinstance(node, Loss)
         ways = self._up[at] if rises else self._down[at]
         return [

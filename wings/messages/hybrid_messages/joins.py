@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid_messages.node import Cache, Message, Node, State, Waiting
+from hybrid_messages.node import Message, Node, State, Waiting
 
 
 class Bcast(Node):
@@ -54,31 +54,12 @@ class Sum(Node):
         return [message._replace(port=way) for way in range(self.inputs)]
 
 
-class Concat(Node):
-    """One message from every input, joined along a dimension; backward the gradient is split."""
+class Group(Node):
+    """Waits for the messages of several states and joins them into one, of a state of its own.
 
-    def __init__(self, ways: int = 2, dim: int = -1) -> None:
-        self.inputs, self.dim = ways, dim
-        self._waiting = Waiting()
-        self._sizes: Cache[list[int]] = Cache()
-
-    def forward(self, message: Message, learn: bool) -> list[Message]:
-        port, state, payload = message
-        parts = self._waiting.add(state, port, payload, self.inputs)
-        if parts is None:
-            return []
-        if learn:
-            self._sizes.put(state, [part.shape[self.dim] for part in parts])
-        return [Message(0, state, torch.cat(parts, self.dim))]
-
-    def backward(self, message: Message) -> list[Message]:
-        _, state, payload = message
-        parts = payload.split(self._sizes.pop(state), self.dim)
-        return [Message(way, state, part) for way, part in enumerate(parts)]
-
-
-class _Members(Node):
-    """What `Group` and `Ungroup` share: one message of a whole, and one of each of its members."""
+    `whole` gives the state of the joined message, `members` the states that it is made of, in the
+    order of its new first dimension; all have one instance and one shape.
+    """
 
     def __init__(
         self, whole: Callable[[Any], State], members: Callable[[Any], Sequence[State]]
@@ -86,7 +67,7 @@ class _Members(Node):
         self.whole, self.members = whole, members
         self._waiting = Waiting()
 
-    def _join(self, message: Message) -> list[Message]:
+    def forward(self, message: Message, learn: bool) -> list[Message]:
         whole = self.whole(message.state)
         members = self.members(whole)
         if message.state not in members:
@@ -98,35 +79,9 @@ class _Members(Node):
         _check_equal(parts)
         return [Message(0, whole, torch.stack(parts))]
 
-    def _split(self, message: Message) -> list[Message]:
-        members, rows = self.members(message.state), message.payload
-        if len(members) != len(rows):
-            raise ValueError(f"{len(members)} members for {len(rows)} rows; they must be as many")
-        return [Message(0, *part) for part in zip(members, rows, strict=True)]
-
-
-class Group(_Members):
-    """Waits for the messages of several states and joins them into one, of a state of its own.
-
-    `whole` gives the state of the joined message, `members` the states that it is made of, in the
-    order of its new first dimension; all have one instance and one shape. Backward it ungroups.
-    """
-
-    def forward(self, message: Message, learn: bool) -> list[Message]:
-        return self._join(message)
-
     def backward(self, message: Message) -> list[Message]:
-        return self._split(message)
-
-
-class Ungroup(_Members):
-    """Sends a message for every row, of the state of that member; backward it groups."""
-
-    def forward(self, message: Message, learn: bool) -> list[Message]:
-        return self._split(message)
-
-    def backward(self, message: Message) -> list[Message]:
-        return self._join(message)
+        rows = zip(self.members(message.state), message.payload, strict=True)
+        return [Message(0, member, row) for member, row in rows]
 
 
 def _check_equal(parts: Sequence[Tensor]) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hybrid_messages.node import Cache, Message, Node
+from hybrid_messages.node import Cache, Message, Node, Updates
 
 
 class _Cached(NamedTuple):
@@ -47,16 +47,21 @@ class Layer(Node):
                 f"min_update_frequency is {min_update_frequency}; it must be at least 1"
             )
         self.module, self.optimizer = module, optimizer
-        self.min_update_frequency = min_update_frequency
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         _check_repeatable(module)
         _check_optimized(self.parameters, optimizer)
-        self.updates = 0
-        """Steps of its optimizer."""
-        self.staleness: Counter[int] = Counter()
-        """Messages by the updates between their forward and their backward pass."""
+        self._updates = Updates(min_update_frequency)
         self._cache: Cache[_Cached] = Cache()
-        self._gradients = 0  # c
+
+    @property
+    def updates(self) -> int:
+        """Steps of its optimizer."""
+        return self._updates.count
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """Messages by the updates between their forward and their backward pass."""
+        return self._updates.staleness
 
     def forward(self, message: Message, learn: bool) -> list[Message]:
         _, state, payload = message
@@ -70,21 +75,20 @@ class Layer(Node):
     def backward(self, message: Message) -> list[Message]:
         _, state, gradient = message
         x, y, updates = self._cache.pop(state)
-        self.staleness[self.updates - updates] += 1
         if y is None or updates != self.updates:
             x, y = self._run(x)
         dx = self._pull(x, y, gradient)
-        self._count(1)
+        self._count([updates])
         return [Message(0, state, dx)]
 
     def drain(self) -> None:
         """The end of a run: steps with what is left over."""
-        if self._gradients:
+        if self._updates.contributions:
             self._step()
 
     def clear(self) -> None:
         super().clear()
-        self._gradients = 0
+        self._updates.contributions = 0
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -104,21 +108,23 @@ class Layer(Node):
         # of indices: nothing, but a message all the same, for those that wait for it
         return torch.zeros(x.shape, dtype=gradient.dtype, device=x.device)
 
-    def _count(self, gradients: int) -> None:
-        self._gradients += gradients
-        if self._gradients >= self.min_update_frequency:
+    def _count(self, befores: Iterable[int]) -> None:
+        """Count gradients of messages by the updates before them; step if it is time."""
+        due = [self._updates.add(before) for before in befores]
+        if due[-1]:
             self._step()
 
     def _step(self) -> None:
-        count, self._gradients = self._gradients, 0
+        count = self._updates.contributions
         if self.optimizer is None:
+            self._updates.contributions = 0
             return
         for parameter in self.parameters:
             if parameter.grad is not None and count > 1:
                 parameter.grad /= count
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.updates += 1
+        self._updates.stepped()
 
 
 class Together(Layer):
@@ -161,14 +167,13 @@ class Together(Layer):
 
     def backward_all(self, messages: Sequence[Message]) -> list[Message]:
         met = [self._cache.pop(message.state) for message in messages]
-        self.staleness.update(self.updates - each.updates for each in met)
         sent: list[Message] = []
         for alike in _by_shape(messages, [each.x for each in met]):
             x, y = self._run(torch.stack([x for _, x in alike]))
             dx = self._pull(x, y, torch.stack([message.payload for message, _ in alike]))
             rows = zip(alike, dx, strict=True)
             sent += [Message(0, message.state, row) for (message, _), row in rows]
-        self._count(len(messages))
+        self._count([each.updates for each in met])
         return sent
 
 

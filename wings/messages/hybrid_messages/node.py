@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -31,7 +32,52 @@ class Message(NamedTuple):
     port: int
     """Of the node that receives it: an input when it goes forward, an output backward."""
     state: State
-    payload: Tensor
+    payload: Any
+    """A tensor; in a chain, whose ranks tell each other's passes, the lengths of a path."""
+
+
+class Letter(NamedTuple):
+    """A message and the node that it goes to."""
+
+    node: int
+    forward: bool
+    message: Message
+
+
+class Updates:
+    """What a node that learns has added up since its last step, and how late that was."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        """Contributions to a step: min_update_frequency."""
+        self.contributions = self.samples = self.count = 0
+        """Of the next step, its samples; steps so far."""
+        self.rate = 0.0
+        """Learning rate of the newest contribution."""
+        self.staleness: Counter[int] = Counter()
+        """Contributions by the steps between their forward and their backward pass."""
+
+    def add(self, before: int, samples: int = 1, rate: float = 0.0) -> bool:
+        """Count gradients; whether it is time for a step. `before`: `count` in the forward pass."""
+        self.staleness[self.count - before] += 1
+        self.contributions += 1
+        self.samples += samples
+        self.rate = rate
+        return self.contributions >= self.every
+
+    def stepped(self) -> None:
+        """Begin anew after a step."""
+        self.contributions = self.samples = 0
+        self.count += 1
+
+    def numbers(self) -> list[float]:
+        """For a checkpoint."""
+        return [self.contributions, self.samples, self.rate]
+
+    def set_numbers(self, numbers: Sequence[float]) -> None:
+        """Take back what `numbers` gave; steps are counted from here."""
+        contributions, samples, self.rate = numbers
+        self.contributions, self.samples = int(contributions), int(samples)
 
 
 class Cache(Generic[Item]):

@@ -16,14 +16,10 @@ class Key(NamedTuple):
     place: Any = 0
 
 
-def modules(*names: str, inputs: Mapping[str, int] | None = None) -> dict[str, nn.Module]:
-    """A small non-linear module a name, of seeded weights; `inputs` where more than one."""
+def modules(*names: str) -> dict[str, nn.Module]:
+    """A small non-linear module a name, of seeded weights."""
     torch.manual_seed(0)
-    many = inputs or {}
-    return {
-        name: nn.Sequential(nn.Linear(WIDTH * many.get(name, 1), WIDTH), nn.Tanh()).double()
-        for name in names
-    }
+    return {name: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double() for name in names}
 
 
 def layers(modules: Mapping[str, nn.Module], every: int, kind: type[Layer] = Layer, **options):

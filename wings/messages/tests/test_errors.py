@@ -8,7 +8,6 @@ from message_graphs import Key, assert_stepped, entries, graph, layers, modules,
 from torch import nn
 
 from hybrid_messages import (
-    AnyOrder,
     Cond,
     Entry,
     Graph,
@@ -20,7 +19,6 @@ from hybrid_messages import (
     Static,
     Sum,
     Together,
-    Ungroup,
 )
 
 X = samples(4)
@@ -52,7 +50,6 @@ BAD = {
         [("in", "a"), ("a", "node"), ("node", "node:1"), ("node:1", "loss")],
     ),
     "waits": (Group(lambda key: Key(key.instance, 1), square), CHAIN),
-    "members": (Ungroup(lambda key: Key(key.instance), square), CHAIN),
     "foreign": (Foreign(lambda key: 0, 1), CHAIN),
     "user": (Cond(lambda key: {}[key.instance], 1), CHAIN),
 }
@@ -61,38 +58,34 @@ SAYS = {
     "way": r"node 'node', Key\(instance=0.*: the chosen way is 7; there are 0 to 0",
     "loop": r"node 'node', Key\(instance=0.*`step` has given the same state again",
     "waits": r"node 'node', Key\(instance=0.*it belongs to Key\(instance=0, place=1\)",
-    "members": r"node 'node', Key\(instance=0.*2 members for 3 rows",
-    "foreign": r"node 'loss' got a message of instance 99, which is not active",
+    "foreign": r"node 'node' sends a message of instance 99 for one of Key\(instance=0",
     "user": r"node 'node', Key\(instance=0.*: KeyError: 0",
 }
 
 
-@pytest.mark.parametrize("run", [Static, AnyOrder])
 @pytest.mark.parametrize("fault", BAD)
-def test_a_fault_names_its_node_and_key_and_leaves_the_graph_empty(run, fault):
+def test_a_fault_names_its_node_and_key_and_leaves_the_graph_empty(fault):
     node, edges = BAD[fault]
     built = build(node, edges)
     before = deepcopy({"a": built.layers["a"].module})
     with pytest.raises(ValueError, match=SAYS[fault]) as caught:
-        run(built, 1).run(entries(X))
+        Static(built, 1).run(entries(X))
     assert "\n" not in str(caught.value)
     assert built.kept() == 0
     wanted = {name: list(module.parameters()) for name, module in before.items()}
     assert_stepped({"a": built.layers["a"].module}, wanted, tolerance=0)
 
 
-@pytest.mark.parametrize("run", [Static, AnyOrder])
-def test_a_message_that_never_comes_is_named_by_who_waits_for_it(run):
+def test_a_message_that_never_comes_is_named_by_who_waits_for_it():
     nodes = {**layers(modules("a"), 1), "half": Source(), "sum": Sum(2)}
     built = graph(nodes, [("in", "a"), ("a", "sum"), ("half", "sum:1"), ("sum", "loss")])
     with pytest.raises(ValueError, match=r"node 'a' still waits for .*Key\(instance=0, place=0\)"):
-        run(built, 2).run(entries(X))
+        Static(built, 2).run(entries(X))
     assert built.kept() == 0
     whole = [[*each, Entry("half", each[0].state, X[0])] for each in entries(X)]
-    assert len(run(built, 2).run(whole)) == 4  # and it works on
+    assert len(Static(built, 2).run(whole)) == 4  # and it works on
 
 
-@pytest.mark.parametrize("run", [Static, AnyOrder])
 @pytest.mark.parametrize(
     ("instances", "says"),
     [
@@ -105,10 +98,10 @@ def test_a_message_that_never_comes_is_named_by_who_waits_for_it(run):
         ([[Entry("in", Key(0), X[0] * torch.nan)]], "node 'loss', .*the loss is nan; a lower"),
     ],
 )
-def test_instances_that_cannot_be(run, instances, says):
+def test_instances_that_cannot_be(instances, says):
     built = graph(layers(modules("a"), 1), [("in", "a"), ("a", "loss")])
     with pytest.raises(ValueError, match=says):
-        run(built, 3).run(instances)
+        Static(built, 3).run(instances)
     assert built.kept() == 0
 
 
@@ -162,14 +155,6 @@ def test_nodes_that_cannot_be():
         Together(module, sgd, most=0)
 
 
-def test_executors_that_cannot_be():
-    built = graph({}, [("in", "loss")])
-    for run in (Static, AnyOrder):
-        with pytest.raises(ValueError, match="max_active_keys is 0; it must be at least 1"):
-            run(built, 0)
-        with pytest.raises(ValueError, match="workers is 0; it must be at least 1"):
-            run(built, 1, 0)
-    with pytest.raises(ValueError, match="'in' is placed on worker 2; there are 2"):
-        AnyOrder(built, 1, 2, {"in": 2})
-    with pytest.raises(ValueError, match="unknown node 'out'"):
-        AnyOrder(built, 1, 2, {"out": 0})
+def test_at_least_one_instance_is_active():
+    with pytest.raises(ValueError, match="max_active_keys is 0; it must be at least 1"):
+        Static(graph({}, [("in", "loss")]), 0)

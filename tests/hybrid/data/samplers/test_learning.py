@@ -18,7 +18,6 @@ from hybrid.solvers import (
     DDG,
     FDG,
     PDASGD,
-    AMPNet,
     AugmentedLagrangian,
     AuxNet,
     Backprop,
@@ -244,11 +243,6 @@ REFUSED = [
         PDASGD(any_order=True),
         {"sampler": SelectiveBackprop(), "blocks": 1},
         "as none does with solver.any_order: take another solver",
-    ),
-    (
-        AMPNet(),
-        {"sampler": SelectiveBackprop()},
-        "only where the solver reports the losses of all samples",
     ),
     (
         AuxNet(),

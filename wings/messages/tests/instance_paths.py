@@ -16,9 +16,10 @@ from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.solvers import Batch
 from hybrid.solvers.blocks.buffers import frozen_statistics
-from hybrid.solvers.instances.nodes import node_slices
 from hybrid.solvers.layers.residual import Skippable, nothing_left_out, survival
 from hybrid.solvers.state import State
+from hybrid_messages.chain import Chain
+from hybrid_messages.units import node_slices
 
 MOMENTUM = 0.9
 
@@ -78,7 +79,7 @@ def trained(problem, solver, at=None, run=run_threads, pieces=None, watch=None):
         stats.append(mine.drain())
         assert mine.state().flight == {}
         assert not mine._under_way
-        assert all(t.contributions == 0 for t in mine._units.tallies)
+        assert all(u.contributions == 0 for u in mine._units.updates)
         assert all(p.grad is None for p in block.module.parameters())
         late = sum((s.staleness for s in stats), Counter())
         return late, stats
@@ -90,8 +91,8 @@ def trained(problem, solver, at=None, run=run_threads, pieces=None, watch=None):
 class Masked:
     """One process: the dense network with masks, every unit's weights by version.
 
-    Ranks are simulated by what they do at every instant. A unit's mask is 0 where the instance's
-    path leaves it out: its branch is multiplied by it, and its gradient is not counted.
+    A unit's mask is 0 where the instance's path leaves it out: its branch is multiplied by it, and
+    its gradient is not counted. Blocks take turns as ranks do.
     """
 
     def __init__(self, problem, solver, paths):
@@ -101,25 +102,24 @@ class Masked:
         self.current = solver.weights == "current"
         self.m = solver.num_micro_batches(len(problem.batches[0]))
         self.muf = solver.min_update_frequency or self.m
-        self.parts, self.names, self.w = [], [], []
+        self.parts, self.w = [], []
         for k in range(K):
             module = problem.blocks.module(k).train()
-            children = [*module]
             for some in node_slices(module):
-                unit = nn.Sequential(*children[some])
+                unit = nn.Sequential(*[*module][some])
                 self.parts.append((k, unit))
                 self.w.append([copied(dict(unit.named_parameters()))])
         self.late, self.momenta = Counter(), {}
-        self.acc = [None] * len(self.parts)
-        self.count, self.samples = [0] * len(self.parts), [0] * len(self.parts)
-        self.rates = [0.0] * len(self.parts)
+        self.added = [None for _ in self.parts]
+        self.samples = [[] for _ in self.parts]
+        self.rates = [0.0 for _ in self.parts]
 
     def units(self, k):
         return [u for u, (block, _) in enumerate(self.parts) if block == k]
 
     def mask(self, i, u):
         k = self.parts[u][0]
-        return float(u - self.units(k)[0] in self.paths[i].units[k])
+        return float(u - self.units(k)[0] in self.paths[i][k])
 
     def run_unit(self, i, u, x, weights):
         unit = self.parts[u][1]
@@ -128,67 +128,37 @@ class Masked:
         with nothing_left_out():
             return x + self.mask(i, u) * (functional_call(unit, weights, (x,)) - x)
 
-    def ticks(self, i, k, forward):
-        return (1 if forward else 2) * len(self.paths[i].units[k])
-
     def train(self):
-        batches, K = self.problem.batches, self.K
-        sizes = [len(ids) for ids in batches[0].ids.tensor_split(self.m)]
-        total = len(batches) * self.m
-        xs = [x for b in batches for x in b.images().split(sizes)]
-        ys = [y for b in batches for y in b.labels().split(sizes)]
-        self.rate = [b.learning_rate for b in batches for _ in sizes]
-        up, home = [[*range(total)], *([] for _ in range(K - 1))], [[] for _ in range(K)]
-        flying, busy, t = [set() for _ in range(K)], {}, 0
-        limits = [min(self.most, max(self.most, K) - k) for k in range(K)]
+        batches = self.problem.batches
+        self.sizes = [len(ids) for ids in batches[0].ids.tensor_split(self.m)]
+        self.value = dict(enumerate(x for b in batches for x in b.images().split(self.sizes)))
+        self.labels = [y for b in batches for y in b.labels().split(self.sizes)]
         self.inputs, self.met, self.seen = defaultdict(dict), defaultdict(dict), defaultdict(dict)
-        value, adjoint, homes = {}, {}, 0
-        while homes < total:
-            for k in range(K):
-                if k in busy:
-                    continue
-                if home[k]:
-                    i = min(home[k])
-                    home[k].remove(i)
-                    adjoint[i] = self.backward(i, k, adjoint[i], sizes)
-                    busy[k] = (t + self.ticks(i, k, False), i, False)
-                elif up[k] and len(flying[k]) < limits[k]:
-                    i = up[k].pop(0)
-                    flying[k].add(i)
-                    value[i] = self.forward(i, k, xs[i] if k == 0 else value[i])
-                    if k == self.paths[i].last:
-                        out = value[i].detach().requires_grad_()
-                        loss = nn.functional.cross_entropy(out, ys[i])
-                        (loss * (len(ys[i]) / sum(sizes))).backward()
-                        adjoint[i] = out.grad
-                    busy[k] = (t + self.ticks(i, k, True), i, True)
-            t = min(end for end, _, _ in busy.values())
-            for k, (end, i, forward) in sorted(busy.items()):
-                if end != t:
-                    continue
-                del busy[k]
-                if forward and k < self.paths[i].last:
-                    up[k + 1].append(i)
-                elif forward:
-                    home[k].append(i)
-                else:
-                    flying[k].discard(i)
-                    homes += k == 0
-                    if k:
-                        home[k - 1].append(i)
+        chain = Chain(self.K, self.most, self.work)
+        chain.extend([len(units) for units in path] for path in self.paths)
+        chain.drain()
         for u in range(len(self.parts)):
-            self.settle(u, sum(sizes))
+            self.step(u)
         return [w[-1] for w in self.w]
 
-    def forward(self, i, k, x):
+    def work(self, k, forward, i):
+        if not forward:
+            self.backward(i, k)
+            return
+        x = self.value[i]
         for u in self.units(k):
             version = {n: w.clone().requires_grad_() for n, w in self.w[u][-1].items()}
             self.inputs[i][u] = x = x.detach().requires_grad_(u > 0)
             self.met[i][u], self.seen[i][u] = version, len(self.w[u])
             x = self.run_unit(i, u, x, version)
-        return x
+        self.value[i] = x
+        if k == self.K - 1:
+            out, y = x.detach().requires_grad_(), self.labels[i]
+            (nn.functional.cross_entropy(out, y) * (len(y) / sum(self.sizes))).backward()
+            self.value[i] = out.grad
 
-    def backward(self, i, k, p, sizes):
+    def backward(self, i, k):
+        p = self.value[i]
         for u in reversed(self.units(k)):
             met = self.met[i][u]
             if self.current:
@@ -199,31 +169,30 @@ class Masked:
                 self.run_unit(i, u, x, met).backward(p)
             p = x.grad
             if self.mask(i, u):
-                self.add(i, u, {n: w.grad for n, w in met.items()}, sizes)
-        return p
+                self.add(i, u, {n: w.grad for n, w in met.items()})
+        self.value[i] = p
 
-    def add(self, i, u, g, sizes):
-        had = self.acc[u]
-        self.acc[u] = g if had is None else {n: had[n] + g[n] for n in g}
-        self.count[u] += 1
-        self.samples[u] += sizes[i % self.m]
-        self.rates[u] = self.rate[i]
+    def add(self, i, u, g):
+        had = self.added[u]
+        self.added[u] = g if had is None else {n: had[n] + g[n] for n in g}
+        self.samples[u].append(self.sizes[i % self.m])
+        self.rates[u] = self.problem.batches[i // self.m].learning_rate
         if g:
             self.late[len(self.w[u]) - self.seen[i][u]] += 1
-        if self.count[u] >= self.muf:
-            self.settle(u, sum(sizes))
+        if len(self.samples[u]) >= self.muf:
+            self.step(u)
 
-    def settle(self, u, size):
-        if not self.count[u]:
+    def step(self, u):
+        if not self.samples[u]:
             return
         new = {}
         for name, w in self.w[u][-1].items():
-            g = self.acc[u][name] * (size / self.samples[u])
+            g = self.added[u][name] * (sum(self.sizes) / sum(self.samples[u]))
             v = self.momenta.get((u, name))
             v = self.momenta[u, name] = g if v is None else v * MOMENTUM + g
             new[name] = w.add(g.add(v, alpha=MOMENTUM), alpha=-self.rates[u])
         self.w[u].append(new)
-        self.acc[u], self.count[u], self.samples[u] = None, 0, 0
+        self.added[u], self.samples[u] = None, []
 
 
 def on_ranks(comm, K, solver, cuts, at=None):

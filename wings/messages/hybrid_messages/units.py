@@ -1,10 +1,9 @@
-"""Units as nodes: what the instances contribute to a unit, and when it steps by that."""
+"""Units of a block as nodes: what the instances contribute to a unit, and when it steps by that."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,93 +26,76 @@ from hybrid.solvers.delayed.units import (
 from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.layers.residual import Skippable, nothing_left_out, survival
 from hybrid.solvers.state import Tensors
-from hybrid.solvers.windows import PhaseStats
-
-_NO_WEIGHTS: Tensors = {}
-"""The weights of a unit that an instance's path leaves out."""
+from hybrid_messages.node import Updates
 
 
 @dataclass
 class Instance(UnitFlight):
-    """A micro-batch with a path of its own."""
+    """A micro-batch with a path of its own; without an input before its forward pass."""
 
     item: int = 0
     """Its number since the last drain."""
-    active: frozenset[int] = frozenset()
-    """The units of the block that are on its path."""
     rate: float = 0.0
     """Learning rate of its mini-batch."""
+    active: frozenset[int] = frozenset()
+    """The units of the block that are on its path."""
     updates: list[int] = field(default_factory=list)
     """The number of each unit's steps before its forward pass."""
 
+    def save(self, ages: list[int]) -> None:
+        """Put what it needs beside a `UnitFlight` where a checkpoint finds it."""
+        self.stash |= {
+            "item": torch.tensor(self.item),
+            "rate": torch.tensor(self.rate, dtype=torch.float64),
+            "active": torch.tensor(sorted(self.active), dtype=torch.int64),
+            "ages": torch.tensor(ages, dtype=torch.int64),
+        }
+        classified = {"labels": self.part.labels, "weight": self.part.weight}
+        self.stash |= {name: x for name, x in classified.items() if x is not None}
 
-@dataclass
-class Tally:
-    """The contributions to a unit since its last step, and the number of its steps."""
-
-    contributions: int = 0
-    samples: int = 0
-    rate: float = 0.0
-    """Of the newest contribution."""
-    updates: int = 0
-
-    def add(self, part: MicroBatch, rate: float) -> None:
-        """Count an instance."""
-        self.contributions += 1
-        self.samples += part.stop - part.start
-        self.rate = rate
-
-    def step(
-        self, weights: Iterable[nn.Parameter], size: int, step: Callable[[float], None]
-    ) -> None:
-        """Step by the mean over the samples of the contributions, if there are any.
-
-        The gradients at hand are sums over these samples, divided by the mini-batch's `size`.
-        """
-        if not self.contributions:
-            return
-        if self.samples != size:
-            for w in weights:
-                w.grad = None if w.grad is None else w.grad * (size / self.samples)
-        step(self.rate)
-        self.contributions = self.samples = 0
-        self.updates += 1
-
-    def numbers(self) -> list[float]:
-        """For a checkpoint."""
-        return [self.contributions, self.samples, self.rate]
-
-    @classmethod
-    def of(cls, numbers: Sequence[float]) -> Tally:
-        """The tally that gave these `numbers`; its steps are counted from here."""
-        return cls(int(numbers[0]), int(numbers[1]), numbers[2])
+    def load(self, stash: Tensors) -> list[int]:
+        """Take back what `save` put there."""
+        self.item, self.rate = int(stash["item"]), float(stash["rate"])
+        self.active = frozenset(stash["active"].tolist())
+        labels, weight = stash.get("labels"), stash.get("weight")
+        self.part = self.part._replace(labels=labels, weight=weight)
+        ages: list[int] = stash["ages"].tolist()
+        return ages
 
 
 class Nodes(Units):
     """Units that step as soon as `frequency` instances have contributed a gradient.
 
-    A module that a path may leave out is a unit by itself.
+    A module that a path may leave out is a unit by itself. The gradients at hand are sums over the
+    samples that contributed, divided by the `size` of a mini-batch; a step is by their mean.
     """
 
     def __init__(self, block: Block, clip_norm: float, frequency: int, size: int) -> None:
         super().__init__(block, clip_norm, node_slices(block.module))
-        self.frequency, self.size = frequency, size
+        self.size = size
         children = [*block.module._modules.values()]
         self.survivals = [survival(children[some.start]) for some in self.slices]
-        self.tallies = [Tally() for _ in self.slices]
+        self.updates = [Updates(frequency) for _ in self.slices]
         self.trained = [any(w.requires_grad for w in own.values()) for own in self.parameters]
-        self.staleness: Counter[int] = Counter()
-        """Contributions by the unit's steps since their forward pass."""
 
-    def report_staleness(self, stats: PhaseStats) -> None:
-        """Move the counts to `stats`."""
-        stats.staleness += self.staleness
-        self.staleness.clear()
+    def staleness(self) -> Counter[int]:
+        """Contributions by the unit's steps since their forward pass, since the last call."""
+        found: Counter[int] = Counter()
+        for updates, trained in zip(self.updates, self.trained, strict=True):
+            found += updates.staleness if trained else Counter()
+            updates.staleness.clear()
+        return found
 
     def step(self, unit: int) -> None:
         """Step by the contributions since the last step, if there are any."""
-        weights = self.parameters[unit].values()
-        self.tallies[unit].step(weights, self.size, lambda rate: self._step(unit, rate))
+        updates = self.updates[unit]
+        if not updates.contributions:
+            return
+        if updates.samples != self.size:
+            for w in self.parameters[unit].values():
+                w.grad = None if w.grad is None else w.grad * (self.size / updates.samples)
+        self._step(unit, updates.rate)
+        updates.stepped()
 
     def new_flight(self, part: MicroBatch, lam: Tensor) -> Instance:
         if self.block.draws is not None:
@@ -122,7 +104,7 @@ class Nodes(Units):
 
     def forward(self, flight: UnitFlight, unit: int, lock: UnitLock) -> None:
         assert isinstance(flight, Instance)
-        flight.updates.append(self.tallies[unit].updates)
+        flight.updates.append(self.updates[unit].count)
         if unit not in flight.active:
             self._skip_forward(flight)
             return
@@ -155,39 +137,31 @@ class Nodes(Units):
     def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients, rate: float) -> None:
         assert isinstance(flight, Instance)
         self._add(unit, gradients)
-        tally = self.tallies[unit]
-        tally.add(flight.part, rate)
-        if self.trained[unit]:
-            self.staleness[tally.updates - flight.updates[unit]] += 1
-        if tally.contributions >= self.frequency:
+        samples = flight.part.stop - flight.part.start
+        if self.updates[unit].add(flight.updates[unit], samples, rate):
             self.step(unit)
 
     def save(self, flight: UnitFlight, known: dict[tuple[int, ...], Tensors]) -> None:
         assert isinstance(flight, Instance)
-        super().save(flight, known)
-        pairs = zip(self.tallies, flight.updates, strict=True)
-        flight.stash |= {
-            "item": torch.tensor(flight.item),
-            "active": torch.tensor(sorted(flight.active), dtype=torch.int64),
-            "rate": torch.tensor(flight.rate, dtype=torch.float64),
-            "ages": torch.tensor([tally.updates - before for tally, before in pairs]),
-        }
+        if flight.lam is not None:
+            super().save(flight, known)
+        # none before its forward pass
+        pairs = zip(self.updates, flight.updates, strict=False)
+        flight.save([updates.count - before for updates, before in pairs])
 
     def _from_checkpoint(self, flight: Flight) -> Instance:
-        made, stash = super()._from_checkpoint(flight), flight.stash
-        assert isinstance(made, Instance)
-        made.item, made.rate = int(stash["item"]), float(stash["rate"])
-        made.active = frozenset(stash["active"].tolist())
-        ages = stash["ages"].tolist()
-        made.updates = [t.updates - age for t, age in zip(self.tallies, ages, strict=True)]
-        return made
+        instance = super()._from_checkpoint(flight)
+        assert isinstance(instance, Instance)
+        pairs = zip(self.updates, instance.load(flight.stash), strict=True)
+        instance.updates = [updates.count - age for updates, age in pairs]
+        return instance
 
 
 class StashedNodes(Nodes, Stashed):
     """Keep every graph, over the versions of the weights that the forward passes used."""
 
     def _skip_forward(self, flight: Instance) -> None:
-        flight.versions.append(_NO_WEIGHTS)
+        flight.versions.append({})
         flight.output_edges.append([])
         flight.input_edges.append(flight.input_edges[-1])
 

@@ -1,1 +1,0 @@
-"""Instances with paths of their own: their schedule, and the units that they contribute to."""

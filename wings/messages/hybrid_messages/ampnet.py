@@ -1,0 +1,335 @@
+"""AMPNet on a chain: instances as messages, each on a path of its own (arXiv 1705.09786)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hybrid.solvers.acting import Acts, CountOrZero, NotNegative
+from hybrid.solvers.base import GraphBytes, Side, program_of
+from hybrid.solvers.delayed.base import (
+    NOT_COMPILED,
+    NOT_FLOAT16,
+    ONE_REPLICA,
+    SEVERAL_BLOCKS,
+    Delayed,
+    tensor_bytes,
+)
+from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.delayed.unit_program import UnitProgram
+from hybrid.solvers.delayed.units import UnitFlight, unit_memories
+from hybrid.solvers.exact.pipeline import MicroBatch, split_into_micro_batches
+from hybrid.solvers.state import State
+from hybrid.solvers.windows import Batch, Classified, PhaseStats, Window
+from hybrid_messages.chain import Chain, Mailbox, draw_path, limit
+from hybrid_messages.units import Instance, Nodes, RecomputedNodes, StashedNodes, node_slices
+
+SEVERAL_UNDER_WAY = Acts(
+    "units step while an instance is under way (solver.max_active_keys is not 1)",
+    lambda run: run.solver.max_active_keys != 1,
+)
+
+
+@dataclass(frozen=True)
+class AMPNet(Delayed):
+    r"""Following AMPNet (arXiv 1705.09786) on a chain whose depth depends on the instance.
+
+    An instance i, a micro-batch, is a message that goes up through its own units u and back down:
+
+        cache[i] <- x_{u-1},   x_u = f_u(x_{u-1}; w_u)                         forward
+        p_{u-1} = (d f_u / d x_{u-1})^T p_u                                    backward
+        acc_u <- acc_u + n_i (d f_u / d w_u)^T p_u,   c_u <- c_u + 1,   n_u <- n_u + n_i
+        c_u >= min_update_frequency:  w_u <- optimizer step with acc_u / n_u;  acc_u, c_u, n_u <- 0
+
+    where n_i is its number of samples, so a step is by the mean over the samples that contributed.
+    The derivatives are at the weights that x_u was computed with (stashed), or at the newest w_u
+    and the cached x_{u-1} (current). At most `max_active_keys` instances are under way. A unit that
+    an instance's path leaves out (`layers.depth`) costs it no time and gets no gradient of it.
+
+    A path is a pure function of (seed, step, the instance's first sample). So which pass a rank
+    does next follows from a simulation that all ranks make (`Chain`): a Kahn network, whose bits
+    depend neither on links nor on time. The pipeline is not flushed within an epoch. At its end,
+    and before a serial round, all backward passes are completed, and units step by what has been
+    added up since their last step.
+
+    Staleness is the number of a unit's updates between an instance's forward and its backward pass.
+    Block k has at most `chain.limit` instances under way, so with equal paths, whose backward
+    passes are completed in order, the staleness is at most
+    ceil((limit - 1) / min_update_frequency), which for max_active_keys = K is
+    ceil((K-1-k) / min_update_frequency). max_active_keys = 1 is SGD with accumulated gradients.
+    """
+
+    name: ClassVar[str] = "ampnet"
+
+    needs: ClassVar = (NOT_COMPILED, ONE_REPLICA, NOT_FLOAT16)
+    acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}
+
+    micro_batches: CountOrZero = 0
+    """m, instances of a mini-batch, each with its path; 0: 8, but at least 16 samples each."""
+    clip_norm: NotNegative = 0.0
+    """Largest norm of one unit's gradient, 0: any; serial rounds have correction.clip_norm."""
+    max_active_keys: Annotated[CountOrZero, SEVERAL_BLOCKS] = 0
+    """Most instances under way in all blocks together; 0: twice as many as blocks."""
+    min_update_frequency: CountOrZero = 0
+    """Instances that contribute to a unit's step; 0: as many as a mini-batch has."""
+    weights: Annotated[Literal["stashed", "current"], SEVERAL_BLOCKS, SEVERAL_UNDER_WAY] = "stashed"
+    """Those of a backward pass: that its forward pass used, or the newest, on the same inputs."""
+    any_order: Annotated[bool, SEVERAL_BLOCKS] = False
+    """A rank works first on what arrives first, by the clock. No run can be repeated."""
+
+    @property
+    def repeatable(self) -> bool:
+        return not self.any_order
+
+    @property
+    def reports_losses(self) -> bool:
+        return False  # of what a drain completes no loss is reported
+
+    def active_keys(self, count: int) -> int:
+        """max_active_keys of K = `count`."""
+        return self.max_active_keys or 2 * count
+
+    def delay(self, index: int, count: int) -> int:
+        return limit(index, count, self.active_keys(count)) - 1 if count > 1 else 0
+
+    def steps_late(self, index: int, count: int, size: int) -> float:
+        return self.delay(index, count) / self.frequency(size)
+
+    def frequency(self, size: int) -> int:
+        """min_update_frequency of mini-batches of `size`."""
+        return self.min_update_frequency or self.num_micro_batches(size)
+
+    def held_bytes(
+        self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
+    ) -> int:
+        x, most = self.first_part(lam), self.delay(index, count) + 1
+        if self.weights == "stashed":
+            older = ceil((most - 1) / self.frequency(len(lam)))
+            return most * graph(module, x) + older * tensor_bytes(module.parameters())
+        units = [*unit_memories(module, node_slices(module), x, graph)]
+        return most * sum(unit.input for unit in units) + max(unit.graph for unit in units)
+
+
+@program_of(AMPNet)
+class AMPNetProgram(UnitProgram):
+    """One rank's instances, and the messages that came before they were needed."""
+
+    solver: AMPNet
+    _units: Nodes
+
+    def begin(self) -> None:
+        super().begin()
+        solver, size = self.solver, self.setup.batch_size
+        if solver.any_order and self.links.clocked:
+            raise ValueError(
+                "solver.any_order is true, but links.kind is 'virtual', which runs ranks in turn: "
+                "leave one of the two out"
+            )
+        kind = StashedNodes if solver.weights == "stashed" else RecomputedNodes
+        self._units = kind(self.block, solver.clip_norm, solver.frequency(size), size)
+        self._survivals: Sequence[Sequence[float]] | None = None
+        self._scores: list[tuple[MicroBatch, Classified]] = []
+        """Of the instances that have reached the loss."""
+        self._reset()
+
+    def _reset(self) -> None:
+        """No instance is under way, as after a drain."""
+        count = self.block.count
+        self._chain = Chain(count, self.solver.active_keys(count), self._work)
+        self._waiting: dict[int, Instance] = {}
+        """Instances whose forward pass over this block is yet to come."""
+        self._under_way: dict[int, Instance] = {}
+        """Instances whose forward pass over this block is done and whose backward pass is not."""
+        self._from_below, self._from_above = (
+            Mailbox(self.links, above, self._wire.tensors) for above in (False, True)
+        )
+
+    def train(self, window: Window) -> PhaseStats:
+        """The forward passes of the window's instances, and the backward passes due meanwhile."""
+        stats = PhaseStats()
+        with stats.timed(self.links):
+            for batch in window.batches:
+                lengths = self._enter(batch)
+                if self.solver.any_order:
+                    self._run_in_any_order()
+                else:
+                    self._chain.extend(lengths)
+                stats.samples += len(batch)
+                stats.steps += 1
+            self._report_scores(stats)
+            stats.staleness = self._units.staleness()
+        return stats
+
+    def drain(self) -> PhaseStats:
+        stats = PhaseStats()
+        if self._ticks:
+            if self.solver.any_order:
+                self._run_in_any_order()
+            else:
+                self._chain.drain()
+            for unit in range(self._units.count):
+                self._units.step(unit)
+            self._scores.clear()
+            stats.staleness = self._units.staleness()
+        self._ticks = 0
+        self._reset()
+        self.links.flush()
+        return stats
+
+    def _enter(self, batch: Batch) -> list[list[int]]:
+        """Draw the paths of a mini-batch's instances; their numbers of units in each block."""
+        if self._survivals is None:
+            self._survivals = self.links.all_gather(self._units.survivals)
+        lengths = []
+        for part in split_into_micro_batches(batch, self.num_micro_batches(batch), self.block):
+            first = int(batch.ids[part.start])
+            path = draw_path(self.setup.seed, batch.step, first, self._survivals)
+            lengths.append([len(units) for units in path])
+            self._waiting[self._ticks] = Instance(
+                part,
+                item=self._ticks,
+                rate=batch.learning_rate,
+                active=frozenset(path[self.block.index]),
+            )
+            self._ticks += 1
+        return lengths
+
+    def _work(self, index: int, forward: bool, item: int) -> None:
+        """Do a pass of this rank; the neighbors' say in which order messages come."""
+        if index == self.block.index - 1 and forward:
+            self._from_below.expect(item)
+        elif index == self.block.index + 1 and not forward:
+            self._from_above.expect(item)
+        elif index == self.block.index and forward:
+            self._forward_pass(item)
+        elif index == self.block.index:
+            self._backward(self._under_way.pop(item))
+
+    def _run_in_any_order(self) -> None:
+        """Do what can be done, until all forward passes are done; without any, all backward passes.
+
+        Instances come up in order; a message from above begins with its instance's number.
+        """
+        block, drains = self.block, not self._waiting
+        most = self.solver.delay(block.index, block.count) + 1
+        while self._waiting or (drains and self._under_way):
+            room = bool(self._waiting) and len(self._under_way) < most
+            if not block.last and not (room and block.first and not self.links.has_message("next")):
+                below: list[Side] = ["previous"] if room and not block.first else []
+                if self.links.wait_any("next", *below) == "next":
+                    item = int(self.links.from_next())
+                    self._from_above.expect(item)
+                    self._backward(self._under_way.pop(item))
+                    continue
+            item = min(self._waiting)
+            if not block.first:
+                self._from_below.expect(item)
+            self._forward_pass(item)
+            if block.last:
+                self._backward(self._under_way.pop(item))
+
+    def _forward_pass(self, item: int) -> None:
+        """An instance's forward pass over the block, and its loss."""
+        waiting, lam = self._waiting.pop(item), None
+        part = waiting.part
+        if not self.block.first:
+            lam = self._wire.receive(self._from_below.message(item), self.block.dtype)
+        leaf = self._leaf(part.images if self.block.first else lam)
+        flight = self._units.new_flight(part._replace(images=None, labels=None), leaf)
+        flight.item, flight.rate, flight.active = item, waiting.rate, waiting.active
+        self._forward_units(flight)
+        self._under_way[item] = flight
+        if part.labels is None:
+            self._send_output(flight.value.detach())
+            flight.value = None
+        else:
+            self._scores.append((flight.part, self._units.classify(flight, part.labels)))
+
+    def _backward(self, flight: Flight) -> None:
+        assert isinstance(flight, Instance)
+        if not self.block.last:
+            message, size = self._from_above.message(flight.item), flight.part.size
+            flight.adjoint = [self._wire.receive_adjoint(message, self.block.dtype, size)]
+        self._rate = flight.rate
+        super()._backward(flight)
+
+    def _send_input_adjoint(self, flight: UnitFlight) -> None:
+        if self.solver.any_order:
+            assert isinstance(flight, Instance)
+            self.links.to_previous(torch.tensor([flight.item]))
+        super()._send_input_adjoint(flight)
+
+    def _report_scores(self, stats: PhaseStats) -> None:
+        """The means over the instances that have reached the loss, in each mini-batch."""
+        found, samples = PhaseStats(), 0
+        losses: dict[int, list[Tensor]] = {}
+        shares: dict[int, float] = {}
+        for part, classified in self._scores:
+            losses.setdefault(part.step, []).append(classified.loss)
+            shares[part.step] = shares.get(part.step, 0.0) + part.share
+            samples += part.stop - part.start
+            found.scored(classified)
+        self._scores.clear()
+        stats.losses = [torch.stack(of).sum() / shares[step] for step, of in losses.items()]
+        if found.correct:
+            total = torch.stack([torch.as_tensor(each) for each in found.correct]).sum()
+            stats.correct = [total * (stats.samples / samples)]
+        stats.each, stats.seen = found.each, found.seen
+
+    def state(self) -> State:
+        if self.solver.any_order:
+            self.drain()
+        if not self._ticks:
+            return State()
+        self._flights.extend([*self._under_way.values(), *self._waiting.values()])
+        found = super().state().flight
+        self._flights.clear()
+        found |= self._from_below.state() | self._from_above.state()
+        found["asked"] = self._fixed_settings()
+        found["lengths"] = torch.tensor(self._chain.lengths)
+        numbers = [updates.numbers() for updates in self._units.updates]
+        found["updates"] = torch.tensor(numbers, dtype=torch.float64)
+        return State(flight=found)
+
+    def _fixed_settings(self) -> Tensor:
+        """Settings that cannot change while instances are under way."""
+        return torch.tensor([self._chain.max_active_keys, self.solver.weights == "current"])
+
+    def load_state(self, state: State) -> None:
+        found = state.flight
+        if not found:
+            return
+        if not torch.equal(found["asked"], self._fixed_settings()):
+            most, current = found["asked"].tolist()
+            raise ValueError(
+                f"what is under way was kept with solver.max_active_keys={most} and "
+                f"solver.weights={'current' if current else 'stashed'}: leave them as they were"
+            )
+        for updates, numbers in zip(self._units.updates, found["updates"].tolist(), strict=True):
+            updates.set_numbers(numbers)
+        super().load_state(state)
+        self._flights.clear()
+        self._chain.work = lambda index, forward, item: None  # all of this is done
+        self._chain.extend(found["lengths"].tolist())
+        self._chain.work = self._work
+        for mailbox in (self._from_below, self._from_above):
+            mailbox.load_state(found)
+
+    def _rebuild(self, flight: Flight) -> UnitFlight:
+        if flight.lam is not None:
+            rebuilt = super()._rebuild(flight)
+            assert isinstance(rebuilt, Instance)
+            self._under_way[rebuilt.item] = rebuilt
+            return rebuilt
+        waiting = Instance(flight.part)
+        waiting.load(flight.stash)
+        self._waiting[waiting.item] = waiting
+        return waiting
+
+    def _adjoints_sent(self) -> int:
+        return 0  # the mailboxes hold them
