@@ -13,7 +13,7 @@ from hybrid.solvers import registry
 
 if TYPE_CHECKING:
     from hybrid.solvers.base import Links, Program, Recorder, Setup, Solver
-    from hybrid.solvers.blocks.block import Block
+    from hybrid.solvers.block import Block
     from hybrid.solvers.delayed.ddg import DDG
     from hybrid.solvers.delayed.fdg import FDG
     from hybrid.solvers.delayed.features_replay import FeaturesReplay
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 _HOMES = {place.partition(":")[2]: place.partition(":")[0] for place in registry.OWN.values()} | {
-    "Block": "hybrid.solvers.blocks.block",
+    "Block": "hybrid.solvers.block",
     "State": "hybrid.solvers.state",
     **dict.fromkeys(("Batch", "PhaseStats", "Record", "Window"), "hybrid.solvers.windows"),
 }

@@ -13,14 +13,38 @@ run by name: solver, correction, setup, rounds, train, optimizer, sync, sampler,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from difflib import SequenceMatcher
 from functools import cache
 from math import inf
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from hybrid.solvers.checks import nearest
+
+def unknown(name: str, known: Iterable[str], kind: str) -> str:
+    """An error message for a name that is not known, with the name that may be meant."""
+    known = list(known)
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}; {hint}"
+
+
+def nearest(word: str, known: Iterable[str], least: float = 0.5) -> str | None:
+    """The known word that is most similar, in any case of letters; None below similarity `least`.
+
+    Of two equally similar words it is the one with the same letters: who types fast swaps letters.
+    """
+    word, best, highest = word[:100].lower(), None, (least, 0.0)
+    for other in known:
+        match = SequenceMatcher(None, other.lower(), word)
+        # cheap upper bounds of the ratio
+        if match.real_quick_ratio() >= highest[0] and match.quick_ratio() >= highest[0]:
+            found = match.ratio(), match.quick_ratio()
+            if found > highest:
+                best, highest = other, found
+    return best
+
 
 LARGEST, SMALLEST = 1e15, 1e-30
 """Of any number, but for 0: beyond, float32 overflows."""

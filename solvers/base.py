@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from torch import Tensor, nn
 
 from hybrid.solvers.acting import HAVE_TIME, Acts, Needs, Settings
-from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.block import Block
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 

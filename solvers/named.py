@@ -9,7 +9,7 @@ from importlib import import_module, metadata
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, TypeVar
 
-from hybrid.solvers.checks import unknown
+from hybrid.solvers.acting import unknown
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from hybrid.networks import models
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window
-from hybrid.solvers.delayed import unstashed
+from hybrid.solvers.delayed import ddg
 
 
 class Kept:
@@ -113,7 +113,7 @@ def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> lis
             program.drain()
         return kept.peak
 
-    with patch.object(unstashed, "saved_tensors_hooks", counting_hooks):
+    with patch.object(ddg, "saved_tensors_hooks", counting_hooks):
         return run_threads(blocks_count, peak)
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from hybrid.solvers import DDG
 from hybrid.solvers.base import program_of
-from hybrid.solvers.blocks.optimizer_state import clone_optimizer, over
 from hybrid.solvers.delayed.ddg import StashingProgram
-from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.delayed.stash import Flight
 from hybrid.solvers.exact.pipeline import MicroBatch
+from hybrid.solvers.numerics.optimizer_state import clone_optimizer, over
 from hybrid.solvers.state import Tensors
 from hybrid.solvers.windows import PhaseStats
 

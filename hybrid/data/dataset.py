@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hybrid.data.augment import Augmentation
-from hybrid.solvers.blocks.metrics import LEFT_OUT
 from hybrid.solvers.layers.bundle import Bundle
+from hybrid.solvers.metrics import LEFT_OUT
 
 
 class Data(ABC):

@@ -10,7 +10,7 @@ from hybrid.data.dataset import Dataset
 from hybrid.data.files import Download, read_cifar_binary
 from hybrid.data.generated import digits, synthetic
 from hybrid.errors import one_line
-from hybrid.solvers.checks import unknown
+from hybrid.solvers.acting import unknown
 from hybrid.solvers.named import Added
 
 GROUP = "hybrid.data"

@@ -20,7 +20,7 @@ from torch import Tensor
 from hybrid.files import read_whole, remove, write_durably
 from hybrid.folder.manifest import MOST_BYTES, Files, RunPosition, check
 from hybrid.networks.units import Unit
-from hybrid.solvers.blocks.optimizer_state import from_tensors, optimizer_state, to_tensors
+from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.state import entries
 
 FORMAT = 8

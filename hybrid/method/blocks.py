@@ -13,10 +13,10 @@ from hybrid.errors import format_error, one_line
 from hybrid.networks.blocks import Blocks
 from hybrid.settings import torch_classes
 from hybrid.settings.config import DelaySettings, OptimizerSettings, TrainSettings
-from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.blocks.draws import Draws
-from hybrid.solvers.blocks.optimizer_state import Average, optimizer_state
+from hybrid.solvers.block import Block
 from hybrid.solvers.layers.projection import leading_projection
+from hybrid.solvers.numerics.draws import Draws
+from hybrid.solvers.numerics.optimizer_state import Average, optimizer_state
 from hybrid.solvers.optimizers.mends import Extrapolation
 
 M = TypeVar("M", bound=nn.Module)

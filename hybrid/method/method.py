@@ -21,11 +21,11 @@ from hybrid.rounds.trace import Trace
 from hybrid.rounds.windows import Rate, Windows
 from hybrid.settings.config import RoundSettings
 from hybrid.solvers.base import Setup, Solver, SubProblems
-from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.block import Block
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.exact.filling import BubbleFill, stored_batches
 from hybrid.solvers.exact.gaps import Gaps
-from hybrid.solvers.layers.norms import SharedNorms
+from hybrid.solvers.norms import SharedNorms
 from hybrid.solvers.optimizers.muon import Muon
 from hybrid.solvers.peers import Sharing
 

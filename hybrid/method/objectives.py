@@ -15,12 +15,17 @@ from hybrid.data import Data
 from hybrid.data.mixing import Mix, shapes
 from hybrid.data.samplers.base import Learning
 from hybrid.networks.blocks import Blocks
-from hybrid.solvers.blocks.metrics import LEFT_OUT, Metric, right_answers, tried_metrics
-from hybrid.solvers.blocks.objective import Objective, check_mean, whole_and_parts
-from hybrid.solvers.blocks.user_code import detached
-from hybrid.solvers.blocks.weighted import Loss, OverClasses, weighted
-from hybrid.solvers.checks import unknown
+from hybrid.solvers.acting import unknown
 from hybrid.solvers.layers.bundle import Bundle
+from hybrid.solvers.metrics import LEFT_OUT, Metric, detached, right_answers, tried_metrics
+from hybrid.solvers.objective import (
+    Loss,
+    Objective,
+    OverClasses,
+    check_mean,
+    weighted,
+    whole_and_parts,
+)
 
 if TYPE_CHECKING:
     from hybrid.method.options import Options

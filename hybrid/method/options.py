@@ -22,9 +22,9 @@ from hybrid.settings.config import (
 from hybrid.settings.sections.base import Section
 from hybrid.settings.sections.rounds import settled
 from hybrid.solvers import Solver, registry
-from hybrid.solvers.blocks.metrics import Metric
-from hybrid.solvers.blocks.weighted import Loss
 from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.solvers.metrics import Metric
+from hybrid.solvers.objective import Loss
 from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.base import Strategy
 

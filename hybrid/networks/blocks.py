@@ -15,9 +15,9 @@ from hybrid.networks.costs import count_costs, merge_packed_units
 from hybrid.networks.segments import number_module_calls
 from hybrid.networks.units import BlockModule, Chain, Unit, make_single_unit_blocks, mode
 from hybrid.solvers.base import Shape
-from hybrid.solvers.blocks.draws import find_random_parts
 from hybrid.solvers.exact.gaps import Cost
 from hybrid.solvers.layers.bundle import Bundle, call_network
+from hybrid.solvers.numerics.draws import find_random_parts
 
 SAMPLES = 32
 """Batch size for the units' cost: weights are read once for each batch."""

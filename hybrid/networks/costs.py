@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from hybrid.networks.units import Unit, make_single_unit_blocks, mode
-from hybrid.solvers.blocks.buffers import frozen_statistics
-from hybrid.solvers.dispatch import DispatchMode
 from hybrid.solvers.exact.gaps import Cost
 from hybrid.solvers.layers.residual import nothing_left_out, survival
-from hybrid.solvers.uncompiled import paired
+from hybrid.solvers.numerics.buffers import frozen_statistics
+from hybrid.solvers.numerics.draws import DispatchMode
+from hybrid.solvers.numerics.uncompiled import paired
 
 OPERATIONS_A_BYTE = 4.0
 """Floating-point operations that take as long as moving one byte.

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.networks.blocks import Blocks
-from hybrid.solvers.dispatch import DispatchMode
 from hybrid.solvers.exact.gaps import Cost
+from hybrid.solvers.numerics.draws import DispatchMode
 
 LARGE = 2**16
 """Bytes from which a parameter of another block is not kept; all that is smaller is."""

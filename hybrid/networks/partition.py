@@ -15,7 +15,7 @@ from hybrid.networks.blocks import Blocks, default_sample
 from hybrid.networks.costs import count_costs, measure_costs, merge_units
 from hybrid.networks.segments import Graph
 from hybrid.networks.units import Chain, Unit, check_shared_tensors, is_sequence, units
-from hybrid.solvers.checks import nearest
+from hybrid.solvers.acting import nearest
 from hybrid.solvers.exact.gaps import Cost
 
 BALANCES = ("operations", "measured", "even")

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from hybrid.networks.tracing import trace, writes_in_place
 from hybrid.networks.units import Unit, mode
-from hybrid.solvers.checks import nearest
+from hybrid.solvers.acting import nearest
 
 FIRST = 1 << 20
 """The first number of a graph's calls, beyond those of units."""

@@ -10,8 +10,7 @@ from hybrid.solvers.base import Program, Recorder, Recording
 from hybrid.solvers.exact.exact_pass import ExactPass
 from hybrid.solvers.exact.filling import BubbleFill
 from hybrid.solvers.state import State
-from hybrid.solvers.stopwatch import Stopwatch
-from hybrid.solvers.windows import PhaseStats, Window
+from hybrid.solvers.windows import PhaseStats, Stopwatch, Window
 
 
 class AlternatingRounds(Rounds):

@@ -12,8 +12,8 @@ import torch
 
 from hybrid.errors import AgreedError
 from hybrid.links import RankLinks
-from hybrid.solvers.blocks.metrics import Accumulating, evaluated, reset
-from hybrid.solvers.blocks.objective import Objective
+from hybrid.solvers.metrics import Accumulating, evaluated, reset
+from hybrid.solvers.objective import Objective
 from hybrid.solvers.windows import PhaseStats, Seen
 
 PHASES = ("serial", "parallel")

@@ -17,7 +17,7 @@ from hybrid.registries import SAMPLERS
 from hybrid.settings.config import Config, Section, declared_settings
 from hybrid.settings.sections.base import field_docs, first_fault
 from hybrid.solvers import Solver, acting, registry
-from hybrid.solvers.checks import nearest
+from hybrid.solvers.acting import nearest
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.named import Named
 from hybrid.solvers.registry import STRATEGIES

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hybrid.solvers.checks import nearest
+from hybrid.solvers.acting import nearest
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

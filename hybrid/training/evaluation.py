@@ -12,8 +12,8 @@ from torch import Tensor
 from hybrid.data import Data
 from hybrid.links import RankLinks, run_threads
 from hybrid.rounds.report import Scores
-from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.blocks.objective import Objective
+from hybrid.solvers.block import Block
+from hybrid.solvers.objective import Objective
 
 
 def measure_network(

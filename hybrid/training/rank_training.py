@@ -20,7 +20,7 @@ from hybrid.method.schedule import make_schedule
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
-from hybrid.solvers.blocks.optimizer_state import optimizer_state
+from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
 from hybrid.training.checkpointing import Position, StateFiles, check_same_run

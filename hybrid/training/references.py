@@ -13,8 +13,8 @@ from torch import nn
 from hybrid.errors import one_line
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import is_reference
-from hybrid.solvers.blocks.metrics import Accumulating, Metric
-from hybrid.solvers.checks import nearest
+from hybrid.solvers.acting import nearest
+from hybrid.solvers.metrics import Accumulating, Metric
 
 FLAGS = {"model.name": "--model", "data.name": "--data", "train.loss": "--loss"}
 """The settings that may name one, and the flags that do."""

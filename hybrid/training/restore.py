@@ -26,7 +26,7 @@ from hybrid.ranks import launch
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import is_reference
-from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.block import Block
 from hybrid.training import build, references
 from hybrid.training.evaluation import measure_one_block
 from hybrid.training.summary import OWN_LOSS

@@ -25,7 +25,7 @@ from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import RoundOptions
-from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.block import Block
 from hybrid.solvers.kernels.choice import choose
 from hybrid.training.evaluation import measure_network
 from hybrid.training.options import RunOptions

@@ -15,12 +15,7 @@ from torch import Tensor, nn
 
 from hybrid.solvers.acting import Acts, CountOrZero, Needs, NotNegative
 from hybrid.solvers.base import GraphBytes, Program, Solver
-from hybrid.solvers.delayed.flights import (
-    Flight,
-    load_flights,
-    save_flights,
-    with_parameter_strides,
-)
+from hybrid.solvers.delayed.stash import Flight, load_flights, save_flights, with_parameter_strides
 from hybrid.solvers.exact.pipeline import MicroBatch, split_into_micro_batches
 from hybrid.solvers.exact.wire import Wire, WireFormat
 from hybrid.solvers.peers import statistics

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from hybrid.solvers.base import program_of
-from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.delayed.base import Delayed, DelayedProgram
-from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.delayed.stash import Flight
 from hybrid.solvers.exact.pipeline import MicroBatch
+from hybrid.solvers.numerics.buffers import frozen_statistics
 
 
 @dataclass(frozen=True)

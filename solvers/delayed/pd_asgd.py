@@ -21,8 +21,7 @@ from hybrid.solvers.delayed.base import (
     SEVERAL_BLOCKS,
     Delayed,
 )
-from hybrid.solvers.delayed.flights import Flight
-from hybrid.solvers.delayed.stash import CopyingStash, Stash
+from hybrid.solvers.delayed.stash import CopyingStash, Flight, Stash
 from hybrid.solvers.delayed.timetable import MOST_SLOTS, Timetable
 from hybrid.solvers.delayed.unit_program import UnitProgram
 from hybrid.solvers.delayed.units import (

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from hybrid.solvers.acting import Needs
 from hybrid.solvers.base import GraphBytes, program_of
-from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.delayed.base import NOT_COMPILED, Delayed, DelayedProgram, tensor_bytes
-from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.delayed.stash import Flight
 from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.layers.residual import Reversible
+from hybrid.solvers.numerics.buffers import frozen_statistics
 
 
 @dataclass(frozen=True)

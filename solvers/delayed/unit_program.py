@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from hybrid.solvers.delayed.base import DelayedProgram
-from hybrid.solvers.delayed.edges import with_strides_of
-from hybrid.solvers.delayed.flights import Flight
-from hybrid.solvers.delayed.units import UnitFlight, UnitLock, Units
+from hybrid.solvers.delayed.stash import Flight
+from hybrid.solvers.delayed.units import UnitFlight, UnitLock, Units, with_strides_of
 from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.state import State, Tensors
 

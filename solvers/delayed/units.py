@@ -10,27 +10,79 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.solvers.base import GraphBytes
-from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import tensor_bytes
-from hybrid.solvers.delayed.edges import (
-    Edges,
-    Gradients,
-    detached_leaf,
-    gradient_edges,
-    separate_memory,
-    vjp,
-    with_strides_of,
-)
-from hybrid.solvers.delayed.flights import Flight
-from hybrid.solvers.delayed.stash import Stash
+from hybrid.solvers.delayed.stash import Flight, Stash
 from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.layers.residual import nothing_left_out
+from hybrid.solvers.metrics import failure
+from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.state import Tensors, entries
 from hybrid.solvers.windows import Classified
+
+Gradients = dict[str, Tensor]
+
+Edges = list[GradientEdge | None]
+"""Where the adjoints of a value's tensors go in its graph, in order; None: nowhere."""
+
+
+def gradient_edges(value: Any) -> Edges:
+    """The edges of a tensor, or of the tensors in a tuple, list or dict."""
+    return [
+        get_gradient_edge(x) if isinstance(x, Tensor) and x.requires_grad else None
+        for x in tree_leaves(value)
+    ]
+
+
+def vjp(
+    out: Edges | list[Tensor],
+    p_out: Sequence[Tensor | None],
+    inputs: Edges,
+    weights: Sequence[Tensor],
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Adjoints of the inputs and gradients of the weights; None where nothing depends on them."""
+    pairs = [(o, p) for o, p in zip(out, p_out, strict=True) if o is not None and p is not None]
+    wanted = [edge for edge in inputs if edge is not None]
+    pairs = [(o, p) for o, p in pairs if not isinstance(o, Tensor) or o.requires_grad]
+    if not pairs or not (wanted or weights):
+        return [None] * len(inputs), [None] * len(weights)
+    outputs, adjoints = zip(*pairs, strict=True)
+    try:
+        grads = torch.autograd.grad(outputs, [*wanted, *weights], adjoints, allow_unused=True)  # type: ignore[arg-type]
+    except RuntimeError as error:
+        raise ValueError(f"the backward pass fails: {failure(error)}") from error
+    found = iter(grads)
+    return [None if edge is None else next(found) for edge in inputs], [*found]
+
+
+def separate_memory(
+    gradients: dict[str, Tensor | None], p_in: Sequence[Tensor | None]
+) -> Gradients:
+    """The gradients that there are, each in memory of its own: a step may write to it."""
+    seen = {p.untyped_storage().data_ptr() for p in p_in if p is not None}
+    found: Gradients = {}
+    for name, g in gradients.items():
+        if g is not None:
+            address = g.untyped_storage().data_ptr()
+            found[name] = g.clone() if address in seen else g
+            seen.add(address)
+    return found
+
+
+def with_strides_of(x: Tensor, like: Tensor) -> Tensor:
+    """x in the memory layout of another tensor of its shape, as autograd leaves a gradient."""
+    return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
+
+
+def detached_leaf(x: Any) -> Any:
+    """A floating-point tensor as a leaf that gets a gradient; anything else as it is."""
+    grows = isinstance(x, Tensor) and x.is_floating_point()
+    return x.detach().requires_grad_() if grows else x
+
 
 UnitLock = AbstractContextManager[Any]
 """Within it a thread may read and step the weights of a unit."""

@@ -13,15 +13,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hybrid.solvers.base import Recorder, SubProblems
-from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.blocks.buffers import frozen_statistics
-from hybrid.solvers.blocks.clipping import clip_gradients, gradient_norms, total_norm
+from hybrid.solvers.block import Block
 from hybrid.solvers.exact.exact_pass import ExactPass, MicroBatchPasses
 from hybrid.solvers.exact.gaps import FillStep, Gaps
 from hybrid.solvers.exact.pipeline import Kind, pass_order
+from hybrid.solvers.numerics.buffers import frozen_statistics
+from hybrid.solvers.numerics.clipping import clip_gradients, gradient_norms, total_norm
 from hybrid.solvers.state import State, entries
-from hybrid.solvers.stopwatch import Stopwatch
-from hybrid.solvers.windows import Batch, PhaseStats, Rows
+from hybrid.solvers.windows import Batch, PhaseStats, Rows, Stopwatch
 
 _RECORDS = "record "
 """Prefix of the records' names in a checkpoint."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.blocks.draws import Key
+from hybrid.solvers.block import Block
 from hybrid.solvers.exact.gaps import Gaps
+from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.windows import Batch
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hybrid.solvers.acting import Acts, Count, Needs
 from hybrid.solvers.base import Program, Setup, Solver, program_of
-from hybrid.solvers.blocks import heads
-from hybrid.solvers.blocks.buffers import frozen_statistics
-from hybrid.solvers.blocks.heads import Head, HeadKind
+from hybrid.solvers.local import heads
+from hybrid.solvers.local.heads import Head, HeadKind
+from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, PhaseStats, Window
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid.solvers.blocks.optimizer_state import clone_optimizer, over
+from hybrid.solvers.numerics.optimizer_state import clone_optimizer, over
 
 
 class Extrapolation(torch.optim.Optimizer):

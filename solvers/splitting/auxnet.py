@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from hybrid.solvers.acting import Count, NotNegative, Positive, Share
 from hybrid.solvers.base import Program, Shape, Solver, program_of
-from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.layers.auxiliary import HASHED, auxiliary_network
+from hybrid.solvers.numerics.buffers import frozen_statistics
+from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.penalty import couple_backward
 from hybrid.solvers.state import State, entries
-from hybrid.solvers.uncompiled import paired
 from hybrid.solvers.windows import Batch, PhaseStats, Window
 
 

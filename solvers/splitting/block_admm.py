@@ -18,6 +18,7 @@ from hybrid.solvers.kernels.operations import (
     descend,
 )
 from hybrid.solvers.layers.projection import Factorization, leading_projection, projection, skipping
+from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.augmented_lagrangian import (
     AugmentedLagrangian,
     AugmentedLagrangianProgram,
@@ -32,7 +33,6 @@ from hybrid.solvers.splitting.conditions import (
 from hybrid.solvers.splitting.factors import FactorCut
 from hybrid.solvers.splitting.variables import FORMATS, Coefficients, channels_last
 from hybrid.solvers.state import State
-from hybrid.solvers.uncompiled import paired
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
 

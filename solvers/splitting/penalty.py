@@ -9,9 +9,7 @@ from torch import Tensor
 
 from hybrid.solvers.acting import NotNegative, Positive, Share
 from hybrid.solvers.base import SubProblems, program_of
-from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.blocks.buffers import frozen_statistics
-from hybrid.solvers.blocks.draws import Key
+from hybrid.solvers.block import Block
 from hybrid.solvers.kernels.operations import (
     Coupling,
     Stepped,
@@ -19,10 +17,12 @@ from hybrid.solvers.kernels.operations import (
     couple,
     step,
 )
+from hybrid.solvers.numerics.buffers import frozen_statistics
+from hybrid.solvers.numerics.draws import Key
+from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.conditions import COMPARED, OWN_STEPS
 from hybrid.solvers.splitting.variables import AuxiliaryVariables, Splitting
 from hybrid.solvers.state import State, Tensors
-from hybrid.solvers.uncompiled import paired
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid.solvers.blocks.optimizer_state import from_tensors, optimizer_state, to_tensors
+from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.peers import Sync, statistics
 from hybrid.solvers.state import State, Tensors, entries
 from hybrid.solvers.sync.reduction import Reduction, packed, unpack

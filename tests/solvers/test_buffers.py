@@ -20,7 +20,7 @@ from hybrid.solvers import (
     LocalUpdates,
     Petra,
 )
-from hybrid.solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
+from hybrid.solvers.numerics.buffers import captured_buffers, frozen_statistics, replaced_buffers
 
 STEPS = 10
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybrid.solvers.checks import nearest
+from hybrid.solvers.acting import nearest
 
 
 @pytest.mark.parametrize(

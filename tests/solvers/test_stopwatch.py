@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hybrid.solvers.stopwatch import Stopwatch
+from hybrid.solvers.windows import Stopwatch
 
 
 def test_times_of_pieces_add_up_until_they_are_asked_for():

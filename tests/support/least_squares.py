@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from hybrid.links import run_threads
-from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.block import Block
 
 LR, SAMPLES, DECAY = 0.05, 6, 0.3
 SGD, HEAVY = torch.optim.SGD, partial(torch.optim.SGD, momentum=0.9)

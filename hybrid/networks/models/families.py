@@ -19,7 +19,7 @@ from hybrid.networks.models.residual import (
 )
 from hybrid.networks.models.reversible import revnet
 from hybrid.networks.units import Chain
-from hybrid.solvers.checks import nearest
+from hybrid.solvers.acting import nearest
 from hybrid.solvers.layers.residual import Skippable
 
 STEM_WIDTH = 16

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hybrid.solvers.acting import Acts
-from hybrid.solvers.checks import nearest, unknown
+from hybrid.solvers.acting import Acts, nearest, unknown
 
 S = TypeVar("S", bound="Section")
 

@@ -25,8 +25,8 @@ from hybrid.solvers import (
     LocalUpdates,
     Penalty,
 )
-from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.blocks.objective import Objective
+from hybrid.solvers.block import Block
+from hybrid.solvers.objective import Objective
 from hybrid.solvers.sync.local_sgd import LocalSGD
 from hybrid.training.evaluation import measure_network
 

@@ -15,8 +15,8 @@ from unit_steps import MOMENTUM, trained
 from unit_steps import made as units_made
 
 from hybrid.solvers import DDG, FDG, FeaturesReplay
-from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.delayed.ddg import StashingProgram
+from hybrid.solvers.numerics.buffers import frozen_statistics
 
 OTHER = {"ddg": ["features-replay"], "features-replay": ["ddg"], "fdg": ["local-updates"]}
 """Two blocks, corrected so often: DDG's delay is the same as FDG's."""

@@ -21,8 +21,8 @@ from hybrid.links import run_virtual
 from hybrid.settings.config import CheckpointSettings
 from hybrid.solvers import FDG, PDASGD
 from hybrid.solvers.base import Setup
-from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.delayed.units import Recomputed, Stashed, Units, unit_slices
+from hybrid.solvers.numerics.buffers import frozen_statistics
 
 OTHER = {"solver.name": ["local-updates"]}
 SLOTS = {

@@ -10,9 +10,9 @@ from unit_steps import SGD, made, trained
 
 from hybrid import split
 from hybrid.solvers import PDASGD, Batch
-from hybrid.solvers.blocks.draws import Draws
-from hybrid.solvers.blocks.optimizer_state import Average
 from hybrid.solvers.delayed.units import unit_slices
+from hybrid.solvers.numerics.draws import Draws
+from hybrid.solvers.numerics.optimizer_state import Average
 
 
 def chain(make):

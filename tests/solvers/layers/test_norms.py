@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from hybrid.links import run_threads
-from hybrid.solvers.blocks.buffers import frozen_statistics
-from hybrid.solvers.layers.norms import SharedNorms
+from hybrid.solvers.norms import SharedNorms
+from hybrid.solvers.numerics.buffers import frozen_statistics
 
 SHAPES = {nn.BatchNorm1d: (7, 3), nn.BatchNorm2d: (7, 3, 4, 5), nn.BatchNorm3d: (7, 3, 2, 2, 3)}
 

@@ -14,7 +14,7 @@ from hybrid.method.blocks import make_optimizer
 from hybrid.networks import models
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import LocalUpdates
-from hybrid.solvers.blocks.heads import Head
+from hybrid.solvers.local.heads import Head
 from hybrid.solvers.local.local_updates import PROGRESS_INTERVAL, LocalUpdatesProgram
 from hybrid.solvers.state import State, Tensors
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.blocks.optimizer_state import optimizer_state
+from hybrid.solvers.block import Block
+from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.optimizers.mends import Extrapolation
 from hybrid.solvers.optimizers.muon import Muon
 

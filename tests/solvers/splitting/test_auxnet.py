@@ -11,7 +11,7 @@ from setting_modes import windowed
 from hybrid import split
 from hybrid.links import run_threads
 from hybrid.solvers import AuxNet, Batch, Block, Setup, Window
-from hybrid.solvers.blocks.objective import Objective
+from hybrid.solvers.objective import Objective
 from hybrid.solvers.splitting.auxnet import auxiliary_network
 from hybrid.solvers.state import State
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from hybrid.networks.partition import split
 from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM
-from hybrid.solvers.blocks.objective import Objective
+from hybrid.solvers.objective import Objective
 
 
 def linear_chain(K):

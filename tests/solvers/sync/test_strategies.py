@@ -17,7 +17,7 @@ from least_squares import (
 from torch import nn
 
 from hybrid.links import run_threads
-from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.block import Block
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.hpsgd import HPSGD

@@ -20,7 +20,7 @@ from hybrid.solvers.delayed.base import (
     Delayed,
     tensor_bytes,
 )
-from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.delayed.stash import Flight
 from hybrid.solvers.delayed.unit_program import UnitProgram
 from hybrid.solvers.delayed.units import UnitFlight, unit_memories
 from hybrid.solvers.exact.pipeline import MicroBatch, split_into_micro_batches

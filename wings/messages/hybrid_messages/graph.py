@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hybrid.solvers import checks
+from hybrid.solvers.acting import unknown
 from hybrid_messages.control import Loss, Source
 from hybrid_messages.layer import Layer
 from hybrid_messages.node import Letter, Message, Node
@@ -28,7 +28,7 @@ class Graph:
     def index(self, name: str) -> int:
         """The number of a node; ValueError for an unknown name."""
         if name not in self.names:
-            raise ValueError(checks.unknown(name, self.names, "node"))
+            raise ValueError(unknown(name, self.names, "node"))
         return self.names.index(name)
 
     @property

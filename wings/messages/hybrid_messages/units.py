@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.delayed.edges import Gradients
-from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.block import Block
+from hybrid.solvers.delayed.stash import Flight
 from hybrid.solvers.delayed.units import (
+    Gradients,
     Recomputed,
     Stashed,
     UnitFlight,

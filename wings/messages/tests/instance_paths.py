@@ -15,8 +15,8 @@ from hybrid.links import run_threads
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.solvers import Batch
-from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.layers.residual import Skippable, nothing_left_out, survival
+from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.state import State
 from hybrid_messages.chain import Chain
 from hybrid_messages.units import node_slices

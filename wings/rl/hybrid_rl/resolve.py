@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from hybrid.settings.resolve import read_toml
 from hybrid.settings.sections.base import first_fault
 from hybrid.solvers import acting
-from hybrid.solvers.acting import Known
-from hybrid.solvers.checks import unknown
+from hybrid.solvers.acting import Known, unknown
 from hybrid_rl.settings import RlConfig, RlSettings, help_texts
 
 

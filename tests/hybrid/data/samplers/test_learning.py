@@ -25,7 +25,7 @@ from hybrid.solvers import (
     LocalUpdates,
     Penalty,
 )
-from hybrid.solvers.blocks.objective import Objective
+from hybrid.solvers.objective import Objective
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hybrid.solvers.blocks.draws import Draws, find_random_parts
 from hybrid.solvers.layers.residual import Reversible
+from hybrid.solvers.numerics.draws import Draws, find_random_parts
 
 
 class Layer(nn.Module):

@@ -10,9 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from hybrid.solvers.dispatch import DispatchMode
 from hybrid.solvers.layers.residual import Reversible, Skippable, nothing_left_out, set_next_draw
+
+
+class DispatchMode(TorchDispatchMode):
+    """The base of the modes here; torch would import its compiler for it, for a second."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """What torch asks a class: whether the compiler is to be told to leave its code alone."""
+        return False
+
 
 Key = tuple[int, ...]
 """What a pass draws for: its step, its micro-batch, and what else distinguishes passes."""

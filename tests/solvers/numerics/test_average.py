@@ -5,7 +5,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hybrid.solvers import Block
-from hybrid.solvers.blocks.optimizer_state import Average
+from hybrid.solvers.numerics.optimizer_state import Average
 
 
 def test_the_average_is_that_of_torchs_averaged_model_bit_for_bit():

@@ -6,11 +6,12 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hybrid.solvers.layers.projection import Projection
-from hybrid.solvers.state import Tensors
+
+Tensors = dict[str, Tensor]
 
 _APART = (_NormBase, Projection)
 """Not of interest here: statistics have a switch, and only sub-problems change a dictionary."""

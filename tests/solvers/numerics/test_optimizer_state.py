@@ -6,8 +6,8 @@ from answers import refusal
 from torch import nn
 
 from hybrid.solvers import Block
-from hybrid.solvers.blocks.heads import Head
-from hybrid.solvers.blocks.optimizer_state import (
+from hybrid.solvers.local.heads import Head
+from hybrid.solvers.numerics.optimizer_state import (
     clone_optimizer,
     from_tensors,
     optimizer_state,

@@ -7,9 +7,9 @@ import torch
 from answers import refusal
 from torch import nn
 
-from hybrid.solvers.blocks.metrics import right_answers
-from hybrid.solvers.blocks.objective import Objective
 from hybrid.solvers.layers.bundle import Bundle
+from hybrid.solvers.metrics import right_answers
+from hybrid.solvers.objective import Objective
 
 OUT = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
 Y = torch.arange(6) % 3

@@ -5,14 +5,14 @@ import torch
 from answers import refusal
 from measures import Kappa, macro_f1
 
-from hybrid.solvers.blocks.metrics import (
+from hybrid.solvers.metrics import (
     AllSamples,
     right_answers,
     sum_and_weight,
     training_sum,
     tried_metrics,
 )
-from hybrid.solvers.blocks.objective import Objective
+from hybrid.solvers.objective import Objective
 
 OUT = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(6) % 3

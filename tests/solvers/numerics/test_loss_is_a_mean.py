@@ -6,7 +6,7 @@ from answers import refusal
 from torch import nn
 from torch.nn import functional as F
 
-from hybrid.solvers.blocks.objective import check_mean, whole_and_parts
+from hybrid.solvers.objective import check_mean, whole_and_parts
 
 _random = torch.Generator().manual_seed(0)
 OUT = torch.randn(2, 3, generator=_random)

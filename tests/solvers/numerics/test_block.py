@@ -6,7 +6,7 @@ from torch import nn
 
 from hybrid.links import run_threads
 from hybrid.solvers import Block
-from hybrid.solvers.blocks.clipping import gradient_norms, total_norm
+from hybrid.solvers.numerics.clipping import gradient_norms, total_norm
 
 
 def block(precision=torch.float16, optimizer=torch.optim.SGD, **settings):

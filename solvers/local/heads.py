@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.acting import Allowed
-from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.blocks.optimizer_state import (
+from hybrid.solvers.block import Block
+from hybrid.solvers.numerics.optimizer_state import (
     clone_optimizer,
     from_tensors,
     optimizer_state,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hybrid.solvers import Block
-from hybrid.solvers.blocks.heads import Head, sizes
+from hybrid.solvers.local.heads import Head, sizes
 
 
 def block(module):

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from hybrid.solvers.blocks.clipping import Chain, clip_gradients, gradient_norms, total_norm
-from hybrid.solvers.blocks.draws import Draws, Key
-from hybrid.solvers.blocks.objective import Objective
-from hybrid.solvers.blocks.optimizer_state import Average, clone_optimizer, restrict_to
-from hybrid.solvers.blocks.user_code import FAULTS, described, failure
-from hybrid.solvers.layers.norms import SharedNorms
 from hybrid.solvers.layers.projection import Projection
+from hybrid.solvers.metrics import FAULTS, described, failure
+from hybrid.solvers.norms import SharedNorms
+from hybrid.solvers.numerics.clipping import Chain, clip_gradients, gradient_norms, total_norm
+from hybrid.solvers.numerics.draws import Draws, Key
+from hybrid.solvers.numerics.optimizer_state import Average, clone_optimizer, restrict_to
+from hybrid.solvers.numerics.uncompiled import paired
+from hybrid.solvers.objective import Objective
 from hybrid.solvers.peers import Sync
 from hybrid.solvers.state import State
-from hybrid.solvers.uncompiled import paired
 from hybrid.solvers.windows import Batch, Classified
 
 

@@ -1,1 +1,0 @@
-"""A block, and the parts of its steps."""

@@ -1,0 +1,1 @@
+"""What a block's passes and steps need beside torch: draws, buffers, clipping, optimizers."""
