@@ -24,7 +24,6 @@ from hybrid.solvers.splitting.augmented_lagrangian import (
     AugmentedLagrangianProgram,
 )
 from hybrid.solvers.splitting.conditions import (
-    CARRIED,
     EXCHANGES,
     FACTORIZED,
     PLAIN_CUT,
@@ -65,8 +64,7 @@ class BlockADMM(AugmentedLagrangian):
         gauss-seidel  w_0, Z_1, U_1, w_1, Z_2, ... with the newest values (classical ADMM); block k
                       works k mini-batches behind the first, so all blocks work at the same time
 
-    Residual balancing changes rho_k; kappa stays, so U is rescaled with it. A dual that grows
-    beyond `dual_limit` times its start and its Z is reset to zero, with a notice.
+    Residual balancing changes rho_k; kappa stays, so U is rescaled with it.
     """
 
     name: ClassVar[str] = "block-admm"
@@ -101,8 +99,6 @@ class BlockADMM(AugmentedLagrangian):
     """Constraint on Z: none, non-negative, box:LOW:HIGH, quantized:BITS:LOW:HIGH or sign."""
     factor_rho: Annotated[Positive, FACTORIZED] = 1e-3
     """Penalty coefficient of Z = M S at a cut with a factorization."""
-    dual_limit: Annotated[NotNegative, CARRIED] = 10.0
-    """Growth of a dual at which it starts again from zero, with a notice; 0: never."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beta", self.rho / 2)
@@ -166,24 +162,11 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             variables.constraint_before = self._layer or everywhere
         if not block.last and not isinstance(block.cut_after, Factorization):
             variables.constraint_after = block.cut_after or everywhere
-        self._start_norm: float | None = None
-        """||U_k|| as the window's records started it; None: it has not been measured."""
 
     def record(self, record: Record) -> None:
         super().record(record)
-        if self.variables.starts_lam(record):
-            self._start_norm = None
-            if self._factors is not None:
-                self._factors.record(record.rows, self.variables.lam(record.rows))
-
-    def train(self, window: Window) -> PhaseStats:
-        """Sweep the window, then limit the duals if they outlive it."""
-        if self._start_norm is None:
-            self._start_norm = self._dual_norm()
-        stats = super().train(window)
-        if self.setup.carried and self.solver.dual_limit:
-            self._limit_duals(stats)
-        return stats
+        if self._factors is not None and self.variables.starts_lam(record):
+            self._factors.record(record.rows, self.variables.lam(record.rows))
 
     def sweep(self, window: Window, number: int, exchange: bool) -> PhaseStats:
         """Solve every sub-problem once: Z, then w, and with an exchange U."""
@@ -351,43 +334,17 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         p_in = block.stored_adjoint(p.to(z.dtype) * samples)
         return None if block.last else x.detach(), p_in
 
-    def _limit_duals(self, stats: PhaseStats) -> None:
-        """Reset duals that have grown too large; both sides of a cut decide alike."""
-        index, limit, norms = self.block.index, self.solver.dual_limit, None
-        if not self.block.first:
-            norms = self._dual_norm(), max(self._start_norm or 0.0, self.store.norm("lam"))
-        for k, measured in enumerate(self.links.agree(norms)):
-            if measured is None:
-                continue
-            norm, size = measured
-            if not norm <= limit * size:
-                stats.notices.append(
-                    f"block-admm: the dual at cut {k} has grown to {norm:.3g}, its Z is "
-                    f"{size:.3g} (limit: {limit:g} times); it starts again from zero"
-                )
-                if k in (index, index + 1):
-                    self.store.clear("kappa_in" if k == index else "kappa_out")
-
-    def _dual_norm(self) -> float:
-        """||U_k|| over the window."""
-        rho = 2 * self.variables.before.step_beta
-        return 0.0 if self.block.first else self.store.norm("kappa_in") / rho
-
     def state(self) -> State:
-        state, carried = super().state(), self.setup.carried
-        if carried and self._start_norm is not None:
-            state.cut["start"] = torch.tensor(self._start_norm, dtype=torch.float64)
+        state = super().state()
         if self._factors is not None:
             state.cut |= self._factors.state()
-            state.cut |= self.store.state(["codes", "factor_dual"]) if carried else {}
+            state.cut |= self.store.state(["codes", "factor_dual"] if self.setup.carried else [])
         return state
 
     def load_state(self, state: State) -> None:
         before = state.cut
         if self._factors is not None and "factors.cross" in before:
             self._factors.load_state(before["factors.cross"], before["factors.gram"])
-        if "start" in before:
-            self._start_norm = float(before["start"])
         super().load_state(state)
         if self._factors is not None and "lam" in before:
             everything = slice(0, self.store.samples)

@@ -39,10 +39,6 @@ EXCHANGES = Acts(
     "another sweep uses the dual of the first (rounds.sweeps is above 1, or Z are carried)",
     lambda run: run.setup.exchanges,
 )
-CARRIED = Acts(
-    "duals outlive a window (rounds.window is all, rounds.correct_every not 1)",
-    lambda run: run.setup.carried,
-)
 FACTORIZED = Acts("a cut has a factorization", lambda run: run.setup.factorized)
 PLAIN_CUT = Acts(
     "a cut has no factorization, whose Z has a closed form",

@@ -40,11 +40,9 @@ class Penalty(Splitting):
     where b is beta, or the separate lam_beta: a large beta undoes the step that the weights have
     just made, and a large b keeps lam close to x. With lam_step < 1 the error is multiplied by
     lam_step each time it goes from a cut to the one before, and under a filter by 1 / filter^2,
-    too, since S S^T = I / filter^2. With beta_unit "energy" both are divided by the mean
-    ||S lam_k||^2 of the window's first record, rounded to a power of two, so that they mean the
-    same at every cut. Residual balancing doubles both at a cut after a window where the primal
-    residual's norm is more than balance_ratio times the dual's, and halves them in the opposite
-    case.
+    too, since S S^T = I / filter^2. Residual balancing doubles both at a cut after a window where
+    the primal residual's norm is more than balance_ratio times the dual's, and halves them in the
+    opposite case.
 
     lam starts at the activations that an exact pass recorded ("feasible"), or one lam step from
     them ("stepped"): lam_{k+1} = x_k - eta p_{k+1}, which both ranks of a cut know without a
@@ -96,10 +94,6 @@ class PenaltyProgram(SubProblems):
         links, carried = self.links, self.setup.carried
         self.variables.carried = (False, False)
         with total.timed(links), frozen_statistics(self.block.module):
-            if self.solver.moves(self.setup) and self.solver.beta_unit == "energy":
-                # that of lam's owner: if messages are rounded, the two sides measured differently
-                energies = [*links.agree(self.variables.before.energy), 1.0]
-                self.variables.after.energy = energies[self.block.index + 1]
             for number in range(window.sweeps):
                 exchange = carried or number < window.sweeps - 1
                 stats = self.sweep(window, number, exchange)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, log2
 from typing import Annotated, Literal
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from hybrid.solvers.acting import Count, NotNegative, OverOne, Positive
 from hybrid.solvers.base import Setup, Shape, Solver, values_of
-from hybrid.solvers.kernels.operations import dot, pool, upsample, wide
+from hybrid.solvers.kernels.operations import pool, upsample
 from hybrid.solvers.layers.projection import Free, Projection
 from hybrid.solvers.splitting.conditions import (
     CORRECTED,
@@ -33,8 +32,6 @@ class Splitting(Solver):
 
     beta: Positive = 5e-4
     """Coefficient of the coupling, of the squared norm over one sample's C, H, W."""
-    beta_unit: Literal["square", "energy"] = "square"
-    """What beta multiplies: squared norms, or squared norms over the activations' energy."""
     lam_beta: Annotated[Positive | None, LAM_STEPS_OR_STARTS] = None
     """Coefficient of the steps of lam (and of kappa); unset: beta."""
     lam_step: Annotated[NotNegative, LAM_STEPS_OR_STARTS] = 1.0
@@ -90,8 +87,6 @@ class Store:
         self.samples = samples
         self.format = FORMATS[number_format]
         self._buffers: dict[str, Tensor] = {}
-        self._used: dict[str, int] = {}
-        """Rows of each buffer that belong to the window."""
 
     def put(self, name: str, rows: Rows, value: Tensor) -> None:
         """Store `value` (N, ...) as the samples `rows` of buffer `name`."""
@@ -99,8 +94,6 @@ class Store:
         if buffer is None:
             buffer = self._buffers[name] = self._allocate(value)
         buffer[rows] = value.to(buffer.dtype)
-        if isinstance(rows, slice):
-            self._used[name] = max(rows.stop, self._used[name] if rows.start else 0)
 
     def get(self, name: str, rows: Rows) -> Tensor:
         """The samples `rows` of buffer `name`: a view if that needs neither gather nor cast."""
@@ -110,15 +103,6 @@ class Store:
     def raw(self, name: str, rows: Rows) -> Tensor:
         """The samples `rows` of buffer `name`, in the number format of the store."""
         return self._buffers[name][rows]
-
-    def clear(self, name: str) -> None:
-        """Set the buffer `name` to zero."""
-        self._buffers[name].zero_()
-
-    def norm(self, name: str) -> float:
-        """Euclidean norm of the window's rows of buffer `name`."""
-        values = self._buffers[name][: self._used[name]]
-        return float(torch.linalg.vector_norm(values.float()))
 
     def state(self, names: list[str] | None = None) -> dict[str, Tensor]:
         """The buffers of these names, as far as they exist; without names all of them."""
@@ -146,33 +130,23 @@ class Store:
 class Coefficients:
     """beta at one cut, the same on both its sides.
 
-    beta couples weights; lam_beta is that of the steps of lam and kappa. Both are divided by the
-    activations' `energy`, and residual balancing multiplies them by `factor`.
+    beta couples weights; lam_beta is that of the steps of lam and kappa. Residual balancing
+    multiplies both by `factor`.
     """
 
     beta: float
     lam_beta: float
-    energy: float = 1.0
     factor: float = 1.0
 
     @property
     def weight_beta(self) -> float:
         """beta of the weights' sub-problems."""
-        return self.beta * self.factor / self.energy
+        return self.beta * self.factor
 
     @property
     def step_beta(self) -> float:
         """beta of the steps of lam and kappa."""
-        return self.lam_beta * self.factor / self.energy
-
-    def measure(self, x: Tensor) -> None:
-        """Let `energy` be the mean ||x||^2 of a sample of x (N, ...), rounded to a power of two.
-
-        Of zeros it is 1. The rounding leaves few values of beta, each of which a graph may contain.
-        """
-        x = wide(x)
-        energy = float(dot(x, x)) / len(x)
-        self.energy = 2.0 ** round(log2(energy)) if 0 < energy < inf else 1.0
+        return self.lam_beta * self.factor
 
     def balance(self, primal: float, dual: float, ratio: float) -> None:
         """Double both where the primal residual is `ratio` times the dual's, or halve them.
@@ -212,7 +186,6 @@ class AuxiliaryVariables:
         """
         rows, x, put = record.rows, record.lam, self.store.put
         if x is not None and self.starts_lam(record):
-            self._measure_energy(rows, self.before, x)
             lam = self._first_lam(x, record.p_in, self.before, self.constraint_before)
             put("lam", rows, lam if self.whole else self.pool(lam))
             if "kappa_in" in self._names_before:
@@ -221,16 +194,10 @@ class AuxiliaryVariables:
                 put("x", rows, self.pool(x))
         x = record.out
         if x is not None and not (self.carried[1] and record.p_out is None):
-            self._measure_energy(rows, self.after, x)
             lam = self._first_lam(x, record.p_out, self.after, self.constraint_after)
             put("target", rows, self.pool(lam))
             if "kappa_out" in self._names_after:
                 put("kappa_out", rows, self._first_multiplier(x, record.p_out))
-
-    def _measure_energy(self, rows: slice, cut: Coefficients, x: Tensor) -> None:
-        """Measure the activations' energy, once in each window, if beta_unit is "energy"."""
-        if self.solver.beta_unit == "energy" and rows.start == 0:
-            cut.measure(self.pool(x))
 
     def _first_lam(
         self, x: Tensor, p: Tensor | None, cut: Coefficients, constraint: Projection
@@ -273,12 +240,10 @@ class AuxiliaryVariables:
 
     def records(self) -> Tensors:
         """Everything that is stored, by name."""
-        energies = torch.tensor([self.before.energy, self.after.energy], dtype=torch.float64)
-        return self.store.state() | {"energies": energies}
+        return self.store.state()
 
     def load_records(self, records: Tensors) -> None:
         """Go on from what `records` gave."""
-        self.before.energy, self.after.energy = records.pop("energies").tolist()
         for name, value in channels_last(records).items():
             self.store.put(name, slice(0, self.store.samples), value)
 
@@ -287,8 +252,6 @@ class AuxiliaryVariables:
         kept = self.store.state(["lam", "kappa_in"]) if self.setup.carried else {}
         if self.solver.balance_ratio:
             kept["factor"] = torch.tensor(self.before.factor, dtype=torch.float64)
-        if self.setup.carried and self.solver.beta_unit == "energy":
-            kept["energy"] = torch.tensor(self.before.energy, dtype=torch.float64)
         return State(cut=kept)
 
     def load_state(self, state: State) -> None:
@@ -296,7 +259,6 @@ class AuxiliaryVariables:
         everything, setup = slice(0, self.store.samples), self.setup
         for cut, kept in ((self.before, state.cut), (self.after, state.after)):
             cut.factor = float(kept.get("factor", cut.factor))
-            cut.energy = float(kept.get("energy", cut.energy))
         before = self._matching(channels_last(state.cut), setup.shape_before(self.index))
         after = self._matching(channels_last(state.after), setup.shape_after(self.index))
         for name in ("lam", "kappa_in"):

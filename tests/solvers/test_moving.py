@@ -11,7 +11,6 @@ from problems import buffers, make_problem, problems, recorded
 
 from hybrid.solvers import AugmentedLagrangian, Penalty, PhaseStats
 from hybrid.solvers.kernels.operations import pool
-from hybrid.solvers.splitting.variables import Coefficients
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 BETA = st.floats(1e-3, 10)
@@ -82,33 +81,6 @@ def test_under_a_filter_the_limit_takes_what_arrives_and_the_mean_adjoint(mode):
         torch.testing.assert_close(below[1]["target"], x, **CLOSE)
         torch.testing.assert_close(above[1]["kappa_in"], -4 * pool(above[0]["p_in"], 2), **CLOSE)
         assert torch.equal(below[1]["kappa_out"], above[1]["kappa_in"])
-
-
-@pytest.mark.parametrize("kind", [Penalty, AugmentedLagrangian])
-def test_beta_counts_the_share_of_energy_at_every_cut_alike_on_both_sides(kind):
-    problem = make_problem(seed=3, units=3, cuts=[1, 2], batch=4)
-
-    def program(block, links):
-        mine = recorded(problem, kind(beta=0.5, beta_unit="energy"), block, links, sweeps=2)
-        lam, target = (mine.store._buffers.get(name) for name in ("lam", "target"))
-        mine.train(problem.window(2))
-        return mine.variables.before, mine.variables.after, lam, target
-
-    ranks = problem.on_every_block(program)
-    for below, above in pairwise(ranks):
-        assert below[1] == above[0]
-        assert above[0].weight_beta == above[0].step_beta == 0.5 / above[0].energy
-    if kind is AugmentedLagrangian:  # its lam starts at the activations
-        for _, cut, lam, _ in ((r[0], r[0], r[2], r[3]) for r in ranks[1:]):
-            mean = float(lam.square().sum()) / len(lam)
-            assert 2**-0.5 <= cut.energy / mean <= 2**0.5
-
-
-def test_an_energy_of_nothing_or_of_no_number_is_one():
-    cut = Coefficients(1.0, 2.0)
-    for x in (torch.zeros(2, 3), torch.full((2, 3), float("inf"))):
-        cut.measure(x)
-        assert (cut.energy, cut.step_beta) == (1.0, 2.0)
 
 
 @pytest.mark.parametrize("kind", [Penalty, AugmentedLagrangian])

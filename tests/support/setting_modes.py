@@ -150,7 +150,6 @@ OTHERS: dict[str, list[Any]] = {
     "solver.return_ratio": [1e-9],
     # the least over 1 in single precision: norms that are equal to the last bit are left alone
     "solver.balance_ratio": [1 + 1e-7],
-    "solver.dual_limit": [1e-6],
     "solver.lam_beta": [0.02],
     "solver.kappa_step": [0.5],
     "solver.constraint": ["box:0:0.5"],

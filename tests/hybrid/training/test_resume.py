@@ -30,16 +30,15 @@ from hybrid.training.run import Run
 ALONE: dict[str, Any] = {"correct_every": 0}
 KEPT: dict[str, Any] = {"window": "all", "correct_every": 0}
 WINDOWS: dict[str, Any] = {"window": 2, "sweeps": 2}
-# two mini-batches beside the one that is recorded: energies are measured at every third
+# two mini-batches beside the one that is recorded
 GAPS: dict[str, Any] = {
     "correction": PassSettings(micro_batches=4),
     "gaps": [(2 * BATCH, 0), (0, 2 * BATCH)],
     "fill_step": "own",
 }
-ENERGY: dict[str, Any] = {"beta": 0.1, "beta_unit": "energy"}
 BALANCED: dict[str, Any] = {"beta": 0.1, "lam_step": 0.3, "balance_ratio": 1.2}
 ADMM: dict[str, Any] = {"rho": 0.1, "balance_ratio": 1.5}
-FOLLOWING = AugmentedLagrangian(**ENERGY | BALANCED, lam_move="step")
+FOLLOWING = AugmentedLagrangian(**BALANCED, lam_move="step")
 
 
 def torch_optimizer(name, **arguments):
@@ -54,10 +53,10 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "auxiliary networks": (AuxNet(), ALONE),
     "auxiliary networks, the whole set": (AuxNet(), KEPT),
-    "energy in gaps": (AugmentedLagrangian(**ENERGY), GAPS),
+    "gaps": (AugmentedLagrangian(beta=0.1), GAPS),
     "balanced, corrected rarely": (Penalty(**BALANCED), WINDOWS | {"correct_every": 2}),
-    "energy, balanced": (FOLLOWING, WINDOWS),
-    "energy, balanced and carried": (FOLLOWING, KEPT | {"sweeps": 2}),
+    "balanced": (FOLLOWING, WINDOWS),
+    "balanced and carried": (FOLLOWING, KEPT | {"sweeps": 2}),
     "serial epochs": (DDG(micro_batches=4), {"serial_epochs": 1.5}),
     "serial epochs, carried": (BlockADMM(rho=0.1), KEPT | {"serial_epochs": 1.5}),
     "auto": (

@@ -47,7 +47,7 @@ EXAMPLES = {
 }
 IMPOSSIBLE = [
     (BlockADMM, {"rho": -1.0, "theta_steps": 0, "z_steps": 0, "balance_ratio": 0.5}),
-    (BlockADMM, {"dual_limit": -1.0, "momentum": 0.5, "order": "seidel", "optimizer": "adagrad"}),
+    (BlockADMM, {"momentum": 0.5, "order": "seidel", "optimizer": "adagrad"}),
     (BlockADMM, {"constraint": "positive", "factor_rho": float("nan")}),
 ]
 MODES = [
@@ -55,7 +55,7 @@ MODES = [
     Mode("block-admm", "hops", {**NEAR, **NEVER_RESTS, **HOPS}),
     Mode("block-admm", "factorized", {**NEAR, **NEVER_RESTS, **LAYER}),
 ]
-CLASSIC = {"local_lr": 0.05, "lam_step": 0.3, "dual_limit": 0}
+CLASSIC = {"local_lr": 0.05, "lam_step": 0.3}
 LONG = CLASSIC | {"lam_step": 1.5}
 ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
 
@@ -128,7 +128,7 @@ def assert_follows(ranks, reference):
 @given(
     problems(batches=2),
     st.floats(1e-4, 10),
-    st.floats(0.0, 1.5),
+    st.just(0.0) | st.floats(1e-6, 1.5),
     st.sampled_from(["zero", "adjoint"]),
 )
 def test_with_one_full_step_of_everything_it_is_the_augmented_lagrangian_bit_for_bit(
@@ -137,9 +137,7 @@ def test_with_one_full_step_of_everything_it_is_the_augmented_lagrangian_bit_for
     same: dict[str, Any] = {"kappa_step": kappa_step, "multiplier_start": start, "local_lr": 0.3}
     other = deepcopy(problem)
     expected = trained(other, AugmentedLagrangian(beta=beta, lam_move="step", **same))
-    found = trained(
-        problem, BlockADMM(rho=2 * beta, order="jacobi", lam_step=1.0, dual_limit=0, **same)
-    )
+    found = trained(problem, BlockADMM(rho=2 * beta, order="jacobi", lam_step=1.0, **same))
     for before, after in zip(expected, found, strict=True):
         for a, b in zip(before, after, strict=True):
             assert a.buffers.keys() == b.buffers.keys()
@@ -250,26 +248,6 @@ def test_balancing_doubles_and_halves_rho_at_each_cut_and_rescales_its_dual_vari
         for k, (below, above) in enumerate(pairwise(ranks), 1):
             assert below.rho[1] == above.rho[0] == reference.rho[k]
     assert {0.5, 2.0} <= factors
-
-
-def test_a_dual_that_outgrows_its_limit_starts_again_on_both_sides_and_is_named_once():
-    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
-    # from zero multipliers only the last cut's residual moves in the first window
-    wild = {"rho": 0.5, "multiplier_start": "zero", "kappa_step": 1e6, "order": "jacobi"}
-    guarded = trained(deepcopy(problem), BlockADMM(dual_limit=10.0, **wild), windows=1)[0]
-    free = trained(problem, BlockADMM(dual_limit=0, **wild), windows=1)[0]
-    for ranks, reset in ((guarded, True), (free, False)):
-        assert bool(ranks[1].buffers["kappa_out"].any()) is not reset
-        assert bool(ranks[2].buffers["kappa_in"].any()) is not reset
-    for rank in guarded:
-        assert len(rank.notices) == 1
-        assert rank.notices[0].startswith("block-admm: the dual at cut 2 has grown to ")
-    assert all(rank.notices == [] for rank in free)
-    steps: dict[str, Any] = {"rho": 0.5, "order": "jacobi"}
-    both = trained(deepcopy(problem), BlockADMM(kappa_step=1e9, dual_limit=2.0, **steps), windows=1)
-    for rank in both[0]:
-        assert ["cut 1" in rank.notices[0], "cut 2" in rank.notices[1]] == [True, True]
-        assert len(rank.notices) == 2
 
 
 class Sphere(Projection):
