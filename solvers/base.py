@@ -314,11 +314,11 @@ class Solver(Settings, ABC):
 def program_of(solver: type[Solver]) -> Callable[[type[P]], type[P]]:
     """Make a class the program of a method."""
 
-    def made(program: type[P]) -> type[P]:
+    def register(program: type[P]) -> type[P]:
         solver.program = program
         return program
 
-    return made
+    return register
 
 
 def values_of(shape: Shape | None) -> int:

@@ -155,8 +155,8 @@ class Block:
         labels = labels if batch.whole is None else batch.whole.labels()
         weight = self.objective.weight(labels)
         assert weight is not None
-        own = torch.stack([weight, torch.full_like(weight, len(labels))])
-        weight, samples = own if self.sync is None else self.sync.total(own)
+        sums = torch.stack([weight, torch.full_like(weight, len(labels))])
+        weight, samples = sums if self.sync is None else self.sync.total(sums)
         return [weight * size / samples for size in sizes]
 
     def step(
@@ -222,8 +222,8 @@ class Block:
     def _stepping(
         self, kind: str, only: Sequence[Tensor] | None = None
     ) -> list[torch.optim.Optimizer]:
-        found = [o for o in (self.companions.get(kind), self.optimizers[kind]) if o]
-        return found if only is None else [restrict_to(only, o) for o in found]
+        optimizers = [o for o in (self.companions.get(kind), self.optimizers[kind]) if o]
+        return optimizers if only is None else [restrict_to(only, o) for o in optimizers]
 
     def release(self) -> None:
         """Remove from the module what was added to it for this run."""
@@ -236,8 +236,8 @@ class Block:
     @property
     def average(self) -> Average | None:
         """The moving average of the weights; None without one."""
-        found = self.optimizers.get("ema")
-        return found if isinstance(found, Average) else None
+        average = self.optimizers.get("ema")
+        return average if isinstance(average, Average) else None
 
     def joined(self) -> AbstractContextManager[None]:
         """A context in which all replicas have the same weights and statistics."""
@@ -347,8 +347,8 @@ class Block:
     def load_state(self, state: State) -> None:
         if self.scaler is not None and state.block:
             scale, steps = state.block["loss scale"].tolist()
-            kept = {"scale": scale, "_growth_tracker": int(steps)}
-            self.scaler.load_state_dict(self.scaler.state_dict() | kept)
+            saved = {"scale": scale, "_growth_tracker": int(steps)}
+            self.scaler.load_state_dict(self.scaler.state_dict() | saved)
 
     def own_optimizer(self, momentum: float) -> None:
         """Give local steps an optimizer of their own: the exact one with another momentum.

@@ -53,10 +53,10 @@ def right_answers(out: Tensor, targets: Tensor) -> Tensor | Counted:
 
     If there are samples that do not count (class -100, as in cross-entropy), the number of hits.
     """
-    right, known = out.argmax(1) == targets, targets != LEFT_OUT
-    if not targets.is_cuda and bool(known.all()):  # on a GPU the host would have to wait
+    right, counts = out.argmax(1) == targets, targets != LEFT_OUT
+    if not targets.is_cuda and bool(counts.all()):  # on a GPU the host would have to wait
         return right
-    return Counted(right.sum(), known.sum())
+    return Counted(right.sum(), counts.sum())
 
 
 class AllSamples:
@@ -96,18 +96,18 @@ def _tried(name: str, metric: Metric, out: Any, targets: Any) -> Metric:
         kind = metric.__name__
         raise ValueError(f"the metric {name!r} is the class {kind}: give an object, {kind}(...)")
     if not isinstance(metric, Accumulating):
-        found = call_user_code(f"the metric {name!r}", metric, out, targets)
-        if isinstance(found, Counted) or _tensor(found).dim():
+        scores = call_user_code(f"the metric {name!r}", metric, out, targets)
+        if isinstance(scores, Counted) or _tensor(scores).dim():
             return metric
         return AllSamples(name, metric)
     reset(name, metric)
     call_user_code(f"the metric {name!r}", metric.update, out, targets)
     try:
-        found = metric.compute()
+        result = metric.compute()
     except FAULTS:  # a few samples may be too few
         pass
     else:
-        one_number(name, found)
+        one_number(name, result)
     reset(name, metric)
     return metric
 
@@ -123,20 +123,20 @@ def reset(name: str, metric: Accumulating) -> None:
 def evaluated(name: str, metric: Accumulating) -> float:
     """The result of an evaluation; ValueError if that fails, or is not one number."""
     try:
-        found = metric.compute()
+        result = metric.compute()
     except FAULTS as error:
         if isinstance(metric, AllSamples):
             raise
         raise ValueError(f"the metric {name!r} fails in compute: {failure(error)}") from error
-    return one_number(name, found)
+    return one_number(name, result)
 
 
-def one_number(name: str, found: Any) -> float:
+def one_number(name: str, result: Any) -> float:
     """As a float; ValueError if it is none."""
     try:
-        value = torch.as_tensor(found)
+        value = torch.as_tensor(result)
     except (TypeError, ValueError, RuntimeError):
-        shown = f"a {type(found).__name__}"
+        shown = f"a {type(result).__name__}"
     else:
         if value.numel() == 1:
             return float(value)

@@ -41,8 +41,8 @@ def _forward(norm: Any, peers: Peers, x: Tensor) -> Tensor:
     channels = x.shape[1]
     weight = x.new_ones(channels) if norm.weight is None else norm.weight
     bias = x.new_zeros(channels) if norm.bias is None else norm.bias
-    found: Any = _Shared.apply(x, weight, bias, norm.eps, peers)  # type: ignore[no-untyped-call]
-    y, mean, variance, count = found
+    normalized: Any = _Shared.apply(x, weight, bias, norm.eps, peers)  # type: ignore[no-untyped-call]
+    y, mean, variance, count = normalized
     if norm.track_running_stats:
         with torch.no_grad():
             _track(norm, mean, variance * (count / (count - 1)))
@@ -55,9 +55,9 @@ def _track(norm: Any, mean: Tensor, variance: Tensor) -> None:
     momentum = norm.momentum
     if momentum is None:
         momentum = 1.0 / float(norm.num_batches_tracked)
-    for running, found in ((norm.running_mean, mean), (norm.running_var, variance)):
+    for running, value in ((norm.running_mean, mean), (norm.running_var, variance)):
         # .data: graphs under way do not use them
-        running.data.mul_(1 - momentum).add_(found.to(running.dtype), alpha=momentum)
+        running.data.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
 class _Shared(torch.autograd.Function):
@@ -95,8 +95,8 @@ class _Shared(torch.autograd.Function):
         of_p, of_both = means.split(len(bias_gradient))
         inner = wide - _wide(of_p, p) - normal * _wide(of_both, p)
         p_in = inner * _wide(weight.to(wide.dtype) * scale, p)
-        own = weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype)
-        return p_in.to(p.dtype), *own, None, None
+        gradients = weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype)
+        return p_in.to(p.dtype), *gradients, None, None
 
 
 def _gathered(peers: Peers, vector: Tensor) -> list[Tensor]:

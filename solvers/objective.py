@@ -91,13 +91,13 @@ def weighted(loss: Loss) -> Weighted | None:
     if isinstance(loss, Weighted):
         return loss
     function = loss.func if isinstance(loss, partial) else loss
-    given = loss.keywords if isinstance(loss, partial) and not loss.args else {}
+    arguments = loss.keywords if isinstance(loss, partial) and not loss.args else {}
     if function in (nn.functional.cross_entropy, nn.functional.nll_loss):
-        if given.get("reduction", "mean") == "mean":
-            return OverClasses(loss, given.get("weight"), given.get("ignore_index", -100))
+        if arguments.get("reduction", "mean") == "mean":
+            return OverClasses(loss, arguments.get("weight"), arguments.get("ignore_index", -100))
     elif isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and loss.reduction == "mean":
-        known = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
-        if type(loss).forward in known:
+        forwards = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+        if type(loss).forward in forwards:
             return OverClasses(loss, loss.weight, loss.ignore_index)
     return None
 
@@ -139,33 +139,33 @@ class Objective:
         to that of the undivided mini-batch.
         """
         count = len(targets)
-        known = self._unpacked(targets)
-        loss = self._mean(out, known, count, weight)
+        unpacked = self._unpacked(targets)
+        loss = self._mean(out, unpacked, count, weight)
         if torch.is_grad_enabled() and not loss.requires_grad and _has_graph(out):
             raise ValueError(
                 "the loss gave a tensor without a gradient: let torch compute it from the output, "
                 "without detach(), item() or a comparison"
             )
-        each = self._each(out, known, count) if self.each else None
+        each = self._each(out, unpacked, count) if self.each else None
         metric = self.metrics.get("accuracy")
         if metric is None:
             return Classified(loss, None, each)
         if self.accumulates_in_training:
             return Classified(loss, None, each, self.seen(detached(out), targets))
         function: Any = metric.function if isinstance(metric, AllSamples) else metric
-        scores = call_user_code("the metric 'accuracy'", function, detached(out), known)
+        scores = call_user_code("the metric 'accuracy'", function, detached(out), unpacked)
         return Classified(loss, training_sum(scores, count), each)
 
     def _unpacked(self, targets: Tensor) -> Any:
         return targets if self.targets is None else self.targets.unpack(targets)
 
-    def _mean(self, out: Any, known: Any, count: int, weight: Tensor | None = None) -> Tensor:
+    def _mean(self, out: Any, unpacked: Any, count: int, weight: Tensor | None = None) -> Tensor:
         """The mean over these samples, or of a part of a mini-batch; 0 where nothing counts."""
         if self.weighted is None:
-            return mean(call_user_code(self.named, self.loss, out, known), count)
-        values = mean(call_user_code(self.named, self.weighted, out, known), count)
-        own = denominator(self.named, self.weighted, known)
-        factor = own / (own if weight is None else weight).clamp_min(SMALLEST)
+            return mean(call_user_code(self.named, self.loss, out, unpacked), count)
+        values = mean(call_user_code(self.named, self.weighted, out, unpacked), count)
+        total = denominator(self.named, self.weighted, unpacked)
+        factor = total / (total if weight is None else weight).clamp_min(SMALLEST)
         return values * factor.to(values)
 
     @property
@@ -174,14 +174,14 @@ class Objective:
         metric = self.metrics.get("accuracy")
         return isinstance(metric, Accumulating) and not isinstance(metric, AllSamples)
 
-    def _each(self, out: Any, known: Any, count: int) -> Tensor:
+    def _each(self, out: Any, unpacked: Any, count: int) -> Tensor:
         """Loss of each of `count` samples, (count,), float32."""
         loss: Any = self.loss
         with suppress(TypeError, ValueError):  # without a signature there is no such argument
             if "reduction" in signature(loss).parameters:
                 loss = partial(loss, reduction="none")
         with torch.no_grad():
-            values = call_user_code(self.named, loss, detached(out), known)
+            values = call_user_code(self.named, loss, detached(out), unpacked)
         if values.dim() == 0 or len(values) != count:
             raise ValueError(
                 f"{self.named} gives a tensor of shape {tuple(values.shape)} for {count} samples, "
@@ -194,8 +194,10 @@ class Objective:
     @cached_property
     def accumulated(self) -> dict[str, Accumulating]:
         """What is no sum over batches: such metrics and, if it cannot be divided, the loss."""
-        found = {k: v for k, v in self.metrics.items() if isinstance(v, Accumulating)}
-        return found if self.splits else {"loss": AllSamples("loss", self.loss), **found}
+        accumulating = {k: v for k, v in self.metrics.items() if isinstance(v, Accumulating)}
+        return (
+            accumulating if self.splits else {"loss": AllSamples("loss", self.loss), **accumulating}
+        )
 
     @property
     def sums(self) -> list[str]:
@@ -206,18 +208,18 @@ class Objective:
     def measured(self, out: Any, targets: Tensor) -> Tensor:
         """Sums and weights (M, 2), in float64, of the loss and of the metrics that are sums."""
         count, device = len(targets), tree_leaves(out)[0].device
-        known = self._unpacked(targets)
+        unpacked = self._unpacked(targets)
         pairs: list[tuple[Tensor, Tensor | int]] = []
         for name in self.sums:
             if name == "loss":
                 weight: Tensor | int = count
                 if self.weighted is not None:
-                    weight = denominator(self.named, self.weighted, known)
-                pairs.append((self._mean(out, known, count).double() * weight, weight))
+                    weight = denominator(self.named, self.weighted, unpacked)
+                pairs.append((self._mean(out, unpacked, count).double() * weight, weight))
                 continue
             scores: Any = self.metrics[name]
             pairs.append(
-                sum_and_weight(call_user_code(f"the metric {name!r}", scores, out, known), count)
+                sum_and_weight(call_user_code(f"the metric {name!r}", scores, out, unpacked), count)
             )
         numbers = [
             torch.as_tensor(x, dtype=torch.float64, device=device) for pair in pairs for x in pair
@@ -232,10 +234,10 @@ class Objective:
         """Update metrics by outputs and targets."""
         for seen in batches:
             *leaves, targets = (tensor.detach().cpu() for tensor in seen)
-            known = self._unpacked(targets)
+            unpacked = self._unpacked(targets)
             out = tree_unflatten(leaves, self.output)
             for name in names:
-                call_user_code(f"the metric {name!r}", self.accumulated[name].update, out, known)
+                call_user_code(f"the metric {name!r}", self.accumulated[name].update, out, unpacked)
 
 
 def check_mean(named: str, loss: Loss, out: Any, targets: Any) -> None:
@@ -245,15 +247,15 @@ def check_mean(named: str, loss: Loss, out: Any, targets: Any) -> None:
     micro-batches and replicas would give other steps than the whole mini-batch: each weighs its
     part by its samples, as a mean. If the loss fails here, or is random, nothing is concluded.
     """
-    found = []
+    losses = []
     for times in (1, 2, 4):
         try:
             many, theirs = tree_map(lambda x, n=times: torch.cat([x] * n), (detached(out), targets))
             with torch.no_grad():
-                found.append(float(mean(loss(many, theirs), len(tree_leaves(theirs)[0]))))
+                losses.append(float(mean(loss(many, theirs), len(tree_leaves(theirs)[0]))))
         except FAULTS:
             return
-    once, twice, fourfold = found
+    once, twice, fourfold = losses
     grown = twice - once
     # beside a constant that is so much larger, rounding in float32 would hide the growth
     if not abs(grown) > 1e-4 * max(abs(once), abs(twice)):
@@ -273,13 +275,17 @@ def whole_and_parts(loss: Loss, out: Any, targets: Any) -> tuple[float, float] |
     Then the parts of a mini-batch have another loss, and other gradients, than the whole of it. If
     the loss fails here, or is random, nothing is concluded.
     """
-    count, known = len(tree_leaves(targets)[0]), weighted(loss)
+    count, weighted_loss = len(tree_leaves(targets)[0]), weighted(loss)
 
     def of(rows: slice) -> tuple[float, float | int]:
         some, theirs = tree_map(lambda x: x[rows], (detached(out), targets))
         samples = len(range(count)[rows])
-        weight = samples if known is None else float(denominator("the loss", known, theirs))
-        return float(mean((known or loss)(some, theirs), samples)), weight
+        weight = (
+            samples
+            if weighted_loss is None
+            else float(denominator("the loss", weighted_loss, theirs))
+        )
+        return float(mean((weighted_loss or loss)(some, theirs), samples)), weight
 
     try:
         with torch.no_grad():
@@ -298,18 +304,18 @@ def whole_and_parts(loss: Loss, out: Any, targets: Any) -> tuple[float, float] |
 def denominator(named: str, loss: Weighted, targets: Any) -> Tensor:
     """What targets weigh together, in float64; ValueError for what is no one number."""
     try:
-        found = loss.denominator(targets)
+        weight = loss.denominator(targets)
     except FAULTS as error:
         raise ValueError(
             f"the denominator of {named} fails on targets {described(targets)}: {failure(error)}"
         ) from error
-    if not isinstance(found, Tensor) or found.numel() != 1:
-        shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(weight, Tensor) or weight.numel() != 1:
+        shown = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(
             f"the denominator of {named} gave {shown}: let it give a tensor of one number, the sum "
             "of the targets' weights"
         )
-    return found.detach().double().reshape(())
+    return weight.detach().double().reshape(())
 
 
 def _has_graph(out: Any) -> bool:

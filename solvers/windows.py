@@ -122,8 +122,8 @@ class Batch:
 
     def part(self, places: Rows) -> Batch:
         """The samples in those places as a mini-batch of their own."""
-        ids, mine = self.within or (self.ids, slice(None))
-        places = places if self.within is None else torch.arange(len(ids))[mine][places]
+        ids, rows = self.within or (self.ids, slice(None))
+        places = places if self.within is None else torch.arange(len(ids))[rows][places]
         whole = self.whole or self
         return replace(self, ids=ids[places], within=(ids, places), total=0, whole=whole)
 
@@ -135,8 +135,8 @@ class Batch:
             return replace(self, ids=self.ids.tensor_split(replicas)[replica], total=len(self))
         sizes = [len(ids) for ids in self.ids.tensor_split(replicas)]
         start = sum(sizes[:replica])
-        mine = self.part(slice(start, start + sizes[replica]))
-        return replace(mine, total=len(self), whole=None)
+        part = self.part(slice(start, start + sizes[replica]))
+        return replace(part, total=len(self), whole=None)
 
     def _of_source(self, give: Callable[[Tensor, int], Tensor]) -> Tensor:
         if self.within is None or not (self.source.mixes or self.source.joint):
@@ -225,19 +225,19 @@ class PhaseStats:
     staleness: Counter[int] = field(default_factory=Counter)
     """Number of gradients by the updates of their weights since their forward pass."""
 
-    def classified(self, found: Classified) -> None:
+    def classified(self, batch: Classified) -> None:
         """Count one mini-batch's loss and metric."""
-        self.losses.append(found.loss.detach())
-        self.scored(found)
+        self.losses.append(batch.loss.detach())
+        self.scored(batch)
 
-    def scored(self, found: Classified) -> None:
+    def scored(self, batch: Classified) -> None:
         """Count the metric, and the losses of the samples, if there are any."""
-        if found.correct is not None:
-            self.correct.append(found.correct)
-        if found.each is not None:
-            self.each.append(found.each)
-        if found.seen is not None:
-            self.seen.append(found.seen)
+        if batch.correct is not None:
+            self.correct.append(batch.correct)
+        if batch.each is not None:
+            self.each.append(batch.each)
+        if batch.seen is not None:
+            self.seen.append(batch.seen)
 
     def add(self, part: PhaseStats) -> None:
         """Add the statistics of another part of the phase."""

@@ -55,8 +55,8 @@ class BubbleFill:
         step: FillStep = "added",
     ) -> None:
         if step not in get_args(FillStep):
-            known = ", ".join(get_args(FillStep))
-            raise ValueError(f"fill_step is {step!r}; choose one of {known}")
+            choices = ", ".join(get_args(FillStep))
+            raise ValueError(f"fill_step is {step!r}; choose one of {choices}")
         self.program, self.gaps, self.samples, self.kind = program, gaps, samples, step
         self.block: Block = program.block
         self.slots = stored_batches(gaps, samples)
@@ -76,12 +76,12 @@ class BubbleFill:
 
     def state(self) -> State:
         """The program's state and, within an epoch, the records."""
-        kept = self.program.state()
+        state = self.program.state()
         if self._history:
             numbers = {"slot": torch.tensor(self._slot), "held": torch.tensor(len(self._history))}
             records = self.program.records() | numbers
-            kept.flight |= {_RECORDS + name: tensor for name, tensor in records.items()}
-        return kept
+            state.flight |= {_RECORDS + name: tensor for name, tensor in records.items()}
+        return state
 
     def load_state(self, state: State) -> None:
         """Take back what `state` gave; the records are of the `latest` mini-batches."""
@@ -174,8 +174,8 @@ class BubbleFill:
             self.program.gradient(batch, rows, False, self.stats, visit)
         for p, before in exact:
             if p.grad is not None:
-                mine = p.grad.mul_(len(batch))
-                self._sums[p] = self._sums[p].add_(mine) if p in self._sums else mine
+                gradient = p.grad.mul_(len(batch))
+                self._sums[p] = self._sums[p].add_(gradient) if p in self._sums else gradient
             p.grad = before
         self._samples += len(batch)
 

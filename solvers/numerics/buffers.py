@@ -31,16 +31,16 @@ def captured_buffers(
     BatchNorm's are given only with `norms`; with `first`, only those of these children. A buffer
     that does not change, such as a mask, is not given.
     """
-    own: Tensors = {
+    buffers: Tensors = {
         f"{path}.{name}" if path else name: buffer
         for path, m in module.named_modules()
         if not isinstance(m, _APART) or (norms and isinstance(m, _NormBase))
         for name, buffer in m._buffers.items()
         if buffer is not None and (not first or path.partition(".")[0] in first)
     }
-    copies = _cloned(own)
+    copies = _cloned(buffers)
     yield copies
-    for name, buffer in own.items():
+    for name, buffer in buffers.items():
         path, _, field = name.rpartition(".")
         now = module.get_submodule(path)._buffers[field]
         # versions would not tell: BatchNorm's kernels and changes of .data do not count there
@@ -50,8 +50,8 @@ def captured_buffers(
 
 def _cloned(values: Tensors) -> Tensors:
     """Copies, one of each tensor."""
-    known = {id(value): value.clone() for value in values.values()}
-    return {name: known[id(value)] for name, value in values.items()}
+    clones = {id(value): value.clone() for value in values.values()}
+    return {name: clones[id(value)] for name, value in values.items()}
 
 
 def set_buffers(module: nn.Module, values: Tensors) -> Tensors:
@@ -67,11 +67,11 @@ def set_buffers(module: nn.Module, values: Tensors) -> Tensors:
 @contextmanager
 def replaced_buffers(module: nn.Module, values: Tensors) -> Iterator[None]:
     """A context in which a module has copies of these buffers; its own come back unchanged."""
-    own = set_buffers(module, _cloned(values))
+    before = set_buffers(module, _cloned(values))
     try:
         yield
     finally:
-        set_buffers(module, own)
+        set_buffers(module, before)
 
 
 @contextmanager

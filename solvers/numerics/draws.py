@@ -52,8 +52,8 @@ class _Drawing(DispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags or _drops_nothing(func, args, kwargs):
             return func(*args, **kwargs)
         self.drew = True
-        given = (a.device for a in args if isinstance(a, Tensor))
-        device = next(given, torch.device(kwargs.get("device") or "cpu"))
+        devices = (a.device for a in args if isinstance(a, Tensor))
+        device = next(devices, torch.device(kwargs.get("device") or "cpu"))
         if func is torch.ops.aten.native_dropout.default:
             return self._dropout(*args)
         names = {argument.name for argument in func._schema.arguments}
@@ -152,7 +152,7 @@ def find_random_parts(
 
     If a part lies within another, its draws count for the inner one only.
     """
-    found: list[nn.Module] = []
+    random_parts: list[nn.Module] = []
     modes: list[_Drawing] = []
 
     def begin(part: nn.Module, args: Any) -> None:
@@ -162,7 +162,7 @@ def find_random_parts(
     def end(part: nn.Module, args: Any, out: Any) -> None:
         mode = modes.pop()
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        found.extend([part] * mode.drew)
+        random_parts.extend([part] * mode.drew)
         if isinstance(part, Skippable) and mode.drew and out is not None:
             with nothing_left_out(), _Drawing((0,)) as inside:
                 part.forward(*args)
@@ -175,7 +175,7 @@ def find_random_parts(
             part.register_forward_hook(end, always_call=True),
         ]
     try:
-        return found, module(x)
+        return random_parts, module(x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -185,8 +185,8 @@ def _drops_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether it is attention without dropout, which draws nothing."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
-            given = args[i] if i < len(args) else argument.default_value
-            return not kwargs.get("dropout_p", given)
+            dropout = args[i] if i < len(args) else argument.default_value
+            return not kwargs.get("dropout_p", dropout)
     return False
 
 

@@ -20,17 +20,19 @@ def restrict_to(parameters: Sequence[Tensor], optimizer: Made) -> Made:
 
     Its groups are copies: a learning rate that is set there is not set in the original.
     """
-    own = {id(p) for p in parameters}
+    some = {id(p) for p in parameters}
     groups = optimizer.param_groups
-    some = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in groups]
-    return over(some, optimizer)
+    restricted = [
+        {**group, "params": [p for p in group["params"] if id(p) in some]} for group in groups
+    ]
+    return over(restricted, optimizer)
 
 
 def over(groups: list[dict[str, Any]], optimizer: Made) -> Made:
     """An optimizer that steps these groups, by their settings, and shares the state of all."""
-    made = object.__new__(type(optimizer))
-    vars(made).update(vars(optimizer), param_groups=groups)
-    return made
+    another = object.__new__(type(optimizer))
+    vars(another).update(vars(optimizer), param_groups=groups)
+    return another
 
 
 def clone_optimizer(
@@ -85,10 +87,10 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict
 
 def to_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """A parameter's state as tensors, numbers without dimensions; None is left out."""
-    found = {slot: value for slot, value in state.items() if value is not None}
+    slots = {slot: value for slot, value in state.items() if value is not None}
     return {
         slot: v if isinstance(v, Tensor) else torch.tensor(v, dtype=NUMBERS[type(v)])
-        for slot, v in found.items()
+        for slot, v in slots.items()
     }
 
 

@@ -37,8 +37,8 @@ def paired(x: Tensor, p: Tensor) -> Tensor:
 
     Its backward pass is that of x from p.
     """
-    found: Tensor = _Paired.apply(x, p)  # type: ignore[no-untyped-call]
-    return found
+    end: Tensor = _Paired.apply(x, p)  # type: ignore[no-untyped-call]
+    return end
 
 
 def leave_compiler_out() -> None:

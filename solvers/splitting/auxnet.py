@@ -115,9 +115,9 @@ class AuxNetProgram(Program):
         x = block.forward(lam, (1, batch.step, self._sweep))
         if block.last:
             labels = batch.labels()
-            found = block.classify(x, labels, block.part_weight(batch, labels))
-            block.backward(found.loss if batch.share == 1 else found.loss * batch.share)
-            stats.classified(found)
+            classified = block.classify(x, labels, block.part_weight(batch, labels))
+            block.backward(classified.loss if batch.share == 1 else classified.loss * batch.share)
+            stats.classified(classified)
         else:
             links.to_next(x.detach())
             lam_above = links.from_next()
@@ -160,14 +160,14 @@ class AuxNetProgram(Program):
     def _make_network(self, image: Shape, cut: Shape, dtype: torch.dtype) -> nn.Sequential:
         solver, block = self.solver, self.block
         numbers = not dtype.is_floating_point
-        made = auxiliary_network(image, cut, solver.width, solver.depth, block.index, numbers)
-        made.to(block.device, block.dtype if numbers else dtype)
-        made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._network, self._shapes = made, (image, cut)
-        self._adam = torch.optim.Adam(made.parameters(), lr=solver.aux_lr)
+        network = auxiliary_network(image, cut, solver.width, solver.depth, block.index, numbers)
+        network.to(block.device, block.dtype if numbers else dtype)
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._network, self._shapes = network, (image, cut)
+        self._adam = torch.optim.Adam(network.parameters(), lr=solver.aux_lr)
         block.optimizers["auxiliary"] = self._adam
         block.rates["auxiliary"] = 1.0
-        return made
+        return network
 
     def state(self) -> State:
         if self._network is None:
@@ -190,8 +190,8 @@ class AuxNetProgram(Program):
         layers = [w for w in weights.values() if w.dim() > 1]
         dtype = torch.int64 if before["numbers"] else layers[0].dtype
         network = self._make_network(image, cut, dtype)
-        made = network.state_dict()
-        if {k: v.shape for k, v in made.items()} != {k: v.shape for k, v in weights.items()}:
+        new = network.state_dict()
+        if {k: v.shape for k, v in new.items()} != {k: v.shape for k, v in weights.items()}:
             table = bool(before["numbers"])  # whose rows are not layers
             width, depth = layers[0].shape[1 if table else 0], len(layers) - 1 - table
             raise ValueError(

@@ -249,16 +249,16 @@ class AuxiliaryVariables:
 
     def state(self) -> State:
         """What outlives a window, at the cut before this block."""
-        kept = self.store.state(["lam", "kappa_in"]) if self.setup.carried else {}
+        tensors = self.store.state(["lam", "kappa_in"]) if self.setup.carried else {}
         if self.solver.balance_ratio:
-            kept["factor"] = torch.tensor(self.before.factor, dtype=torch.float64)
-        return State(cut=kept)
+            tensors["factor"] = torch.tensor(self.before.factor, dtype=torch.float64)
+        return State(cut=tensors)
 
     def load_state(self, state: State) -> None:
         """Go on from what `state` gave at the cut before, and at the cut after this block."""
         everything, setup = slice(0, self.store.samples), self.setup
-        for cut, kept in ((self.before, state.cut), (self.after, state.after)):
-            cut.factor = float(kept.get("factor", cut.factor))
+        for cut, tensors in ((self.before, state.cut), (self.after, state.after)):
+            cut.factor = float(tensors.get("factor", cut.factor))
         before = self._matching(channels_last(state.cut), setup.shape_before(self.index))
         after = self._matching(channels_last(state.after), setup.shape_after(self.index))
         for name in ("lam", "kappa_in"):
