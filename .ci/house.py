@@ -18,6 +18,7 @@ from collections import Counter
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -81,24 +82,62 @@ def arrows(paths: list[Path]) -> dict[str, set[str]]:
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for path in paths
     }
+    short = partial(re.sub, r"^hybrid\.solvers\b", "solvers")  # which is a link to the folder
     found: dict[str, set[str]] = {name: set() for name in names}
     for name, path in names.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                found[name] |= {alias.name for alias in node.names}
+                found[name] |= {short(alias.name) for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                found[name] |= (inner & names.keys()) or {str(node.module)}
+                inner = {short(f"{node.module}.{alias.name}") for alias in node.names}
+                found[name] |= (inner & names.keys()) or {short(str(node.module))}
     return {name: others & names.keys() for name, others in found.items()}
 
 
-def has_circle(graph: dict[str, set[str]]) -> bool:
-    """Whether modules import each other in a circle."""
+def of_folders(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The graph of folders; a package's face, its __init__.py, is apart from the files beside it."""
+    folders = {".".join(name.split(".")[:2]) for name in graph if name.count(".") > 1}
+
+    def folder(module: str) -> str:
+        package, *inner = module.split(".")
+        name = ".".join([package, *inner[:1]])
+        if inner == ["__main__"]:
+            return f"{package}.cli"
+        return name if not inner or name in folders else f"{package}/*.py"
+
+    joined: dict[str, set[str]] = {folder(module): set() for module in graph}
+    for module, others in graph.items():
+        joined[folder(module)] |= {folder(other) for other in others} - {folder(module)}
+    return joined
+
+
+def floors(graph: dict[str, set[str]]) -> int:
+    """The length of the longest chain of imports; 0 if there is a circle."""
+    heights: dict[str, int] = {}
     try:
-        TopologicalSorter(graph).prepare()
+        for name in TopologicalSorter(graph).static_order():
+            heights[name] = 1 + max((heights[other] for other in graph[name]), default=0)
     except CycleError:
-        return True
-    return False
+        return 0
+    return max(heights.values())
+
+
+def has_circle(graph: dict[str, set[str]]) -> bool:
+    """Whether modules, or folders, import each other in a circle."""
+    return not floors(graph)
+
+
+def mean_lengths(paths: list[Path]) -> dict[str, float]:
+    """Characters of a line that is not empty, and lines of a function."""
+    texts = [path.read_text() for path in paths]
+    widths = [len(line) for text in texts for line in text.splitlines() if line.strip()]
+    heights = [
+        node.end_lineno - node.lineno + 1
+        for text in texts
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    return {"line": round(mean(widths), 1), "function": round(mean(heights), 1)}
 
 
 def prose(path: Path) -> int:
@@ -124,6 +163,11 @@ def counted() -> dict[str, Any]:
         "lines that refuse": sum(len(refusing_lines(path)) for path in core),
         "import arrows": sum(map(len, graph.values())),
         "circles": has_circle(graph),
+        "folders": len(folders := of_folders(graph)),
+        "floors of folders": floors(folders),
+        "circles of folders": has_circle(folders),
+        "mean lengths": mean_lengths(core),
+        "lines of docs/benchmarks": lines(tracked("docs/benchmarks/*.py")),
         "files that name": {
             word: sum(bool(re.search(rf"\b{word}\b", text)) for text in texts.values())
             for word in CONCEPTS
