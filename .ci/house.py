@@ -95,7 +95,7 @@ def arrows(paths: list[Path]) -> dict[str, set[str]]:
 
 
 def of_folders(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """The graph of folders; a package's face, its __init__.py, is apart from the files beside it."""
+    """The graph of folders; a package's face, its __init__.py, is apart from files beside it."""
     folders = {".".join(name.split(".")[:2]) for name in graph if name.count(".") > 1}
 
     def folder(module: str) -> str:
