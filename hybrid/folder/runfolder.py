@@ -170,14 +170,14 @@ class RunFolder:
 
         Later lines stay until the run has ended: a resumed run may continue from one of them.
         """
-        self._check_before_writing()
+        self.check_owner()
         if self._board is not None:
             self._board.close()
         self._board = Board(self.events, to_step)
 
     def metric(self, line: Mapping[str, Any]) -> None:
         """Append one object to metrics.jsonl and its numbers to TensorBoard."""
-        self._check_before_writing()
+        self.check_owner()
         with naming(self.path / "metrics.jsonl"):
             self._metrics.write(json.dumps(line) + "\n")
         if self._board is not None:
@@ -195,22 +195,13 @@ class RunFolder:
         The summary marks the end of the run, so it is written last: if the disk is full before, a
         resumed run only has to repeat this.
         """
-        self._check_before_writing()
+        self.check_owner()
         self._metrics.close()
         if self._board is not None:
             self._board.close()
         if summary is not None:
             self._write_course()
             write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
-
-    def _check_before_writing(self) -> None:
-        """As `check_owner`; events that are not in their file yet never get there."""
-        try:
-            self.check_owner()
-        except ValueError:
-            if self._board is not None:
-                self._board.discard()
-            raise
 
     def _write_course(self, last_step: float = inf, most_rollbacks: float = inf) -> None:
         """Write the lines of metrics again that are of the run's present course."""

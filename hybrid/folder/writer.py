@@ -77,7 +77,7 @@ class Writer:
 
     @contextmanager
     def _agreement(self) -> Iterator[None]:
-        """That of all ranks, in which the loss of the folder is why nothing can be written there."""
+        """That of all ranks; if this run has lost its folder, that is why writing fails."""
         with self.links.agreement():
             try:
                 yield

@@ -80,21 +80,6 @@ def test_a_job_is_requeued_as_often_as_it_may_and_then_ends_with_75(
     assert "after 1 requeues" in (tmp_path / f"run-{job}.out").read_text()
 
 
-def test_every_seed_of_an_array_is_requeued_by_itself(
-    slurm: Slurm, begin, stand_in, tmp_path
-) -> None:
-    job = begin(1, seeds="0-1")
-    for seed in (0, 1):
-        wait_for_ranks(tmp_path / f"run-seed{seed}", 1)
-    slurm("scancel", "--signal=USR1", "--batch", f"{job}_1")
-    slurm.wait_for(f"{job}_1", "PENDING")
-    assert slurm.job(f"{job}_0")["JobState"] == "RUNNING"
-    stand_in.with_name("end").touch()
-    assert slurm.wait_for(f"{job}_1", "COMPLETED")["Restarts"] == "1"
-    assert slurm.wait_for(f"{job}_0", "COMPLETED")["Restarts"] == "0"
-    assert {folder.name for folder in tmp_path.glob("run-seed?")} == {"run-seed0", "run-seed1"}
-
-
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_rank_sees_the_gpus_of_its_node_and_a_canceled_job_stays_canceled(
     slurm: Slurm, begin, tmp_path, launcher

@@ -13,13 +13,13 @@ import torch
 from answers import assert_one_line, refusal
 from trainings import digits, trainer
 
-from hybrid.ranks import launch, meeting
+from hybrid.ranks import launch
 from hybrid.solvers import Backprop
 
 SLURM = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 VARIABLES = (
     *SLURM,
-    *(launch._TORCHRUN, launch._TORCHRUN_AGENTS),
+    launch._TORCHRUN,
     "SLURM_NTASKS",
     *(name for pair in (*launch._MPI, launch._TORCH) for name in pair),
 )
@@ -124,32 +124,18 @@ OF_TORCHRUN = {"WORLD_SIZE": "8", "RANK": "5", "TORCHELASTIC_RUN_ID": "none"}
 def test_ranks_of_torchrun_are_its_own_where_its_agents_were_started_one_on_each_host(
     agents, monkeypatch
 ):
-    for name, value in {**agents, **OF_TORCHRUN, "GROUP_WORLD_SIZE": "2"}.items():
+    for name, value in {**agents, **OF_TORCHRUN}.items():
         monkeypatch.setenv(name, value)
     assert (launch.launched_size(), launch.launched_rank()) == (8, 5)
 
 
-def test_mpirun_and_torchrun_of_all_ranks_of_each_other_are_refused_once(
-    monkeypatch, hybrid, tmp_path
-):
-    for name, value in {**OF_MPIRUN, **OF_TORCHRUN, "GROUP_WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
-    monkeypatch.setenv("RANK", "0")
-    assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    said = "an MPI launcher and torchrun have started these 16 processes"
-    assert_one_line(hybrid(*TRAIN, tmp_path / "run"), said, "use one of them")
-
-
 OF_MPI = "started 2 ranks but MPI sees 1: use mpirun of the MPI library that mpi4py is built for"
 OF_TORCH = "2 ranks were started, but MASTER_ADDR= and MASTER_PORT= are no address and port where"
-OF_SLURM = "of 2 ranks that the launcher's variables announce, rank 1 did not come to localhost:"
 APART = {
     "mpirun of another Open MPI": (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), {}, OF_MPI),
     "mpiexec of another MPI": (("PMI_SIZE", "PMI_RANK"), {}, OF_MPI),
-    "srun": (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_SLURM),
-    "an older srun": (("SLURM_NTASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_SLURM),
+    "srun": (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_MPI),
+    "an older srun": (("SLURM_NTASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_MPI),
     "torchrun": (("WORLD_SIZE", "RANK"), {"TORCHELASTIC_RUN_ID": "none"}, OF_TORCH),
     "torchrun under mpirun": (
         ("WORLD_SIZE", "RANK"),
@@ -165,15 +151,11 @@ def test_ranks_that_do_not_find_each_other_are_refused_once_with_the_remedy(
     kind, monkeypatch, hybrid, tmp_path
 ):
     (size, rank), others, said = APART[kind]
-    monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.1)
-    monkeypatch.setattr(meeting, "CONNECT_SECONDS", 0.2)
-    monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
     for name, value in (others | {size: "2", rank: "0"}).items():
         monkeypatch.setenv(name, value)
     assert_one_line(hybrid(*TRAIN, tmp_path / "run"), said)
     monkeypatch.setenv(rank, "1")
     assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
-    said = "rank 1 of 2 cannot reach rank 0 at localhost:" if said == OF_SLURM else said
     assert said in refusal(trainer(Backprop()).fit, *digits(1))
     assert not (tmp_path / "run").exists()
 

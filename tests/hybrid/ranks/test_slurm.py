@@ -18,7 +18,6 @@ REQUESTS = {
         PLAIN, gpus_per_rank=1, setup="module load openmpi; source .venv/bin/activate"
     ),
     "srun": replace(PLAIN, launcher="srun", partition="gpu", account="p 1", time="1-00:00:00"),
-    "array": replace(PLAIN, nodes=1, seeds="0-4,7", cpus_per_rank=3, max_requeues=0),
     "quoting": replace(
         PLAIN,
         config=Path("/home/ada l/it's.toml"),
@@ -180,15 +179,3 @@ def test_words_with_spaces_and_quotes_arrive_unchanged(cluster, tmp_path) -> Non
     assert words[words.index("hybrid") :] == [
         *("hybrid", "train", str(request.config), *sets, "--auto-resume", "--out", str(request.out))
     ]
-
-
-@needs_bash
-def test_a_seed_of_an_array_has_its_own_folder_and_requeues_itself_alone(
-    cluster, request_here
-) -> None:
-    task = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "3"}
-    assert cluster.run(replace(request_here, seeds="0-4"), "75", **task)[0] == 0
-    words, requeue = cluster.calls()
-    out = f"{request_here.out}-seed3"
-    assert words[-5:] == ["--set", "train.seed=3", "--auto-resume", "--out", out]
-    assert requeue == ["scontrol", "requeue", "16_3"]
