@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,18 +129,3 @@ def test_a_job_that_is_interrupted_goes_on(
     stand_in.with_name("end").touch()
     assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
     assert said in (tmp_path / f"run-{job}.out").read_text()
-
-
-@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
-def test_a_job_that_stops_while_the_controller_is_away_is_requeued(
-    slurm: Slurm, begin, stand_in, tmp_path, seconds
-) -> None:
-    """As long as the controller is away, and it needs some seconds to come back."""
-    job = begin(2)
-    wait_for_ranks(tmp_path / "run", 2)
-    (shell,) = slurm.named("slurm_script")
-    with slurm.without_controller():
-        os.kill(shell, signal.SIGUSR1)
-        time.sleep(seconds)
-    stand_in.with_name("end").touch()
-    assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
