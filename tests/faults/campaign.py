@@ -26,7 +26,7 @@ _LAUNCHER_SAYS = re.compile(
     r"noticed that process rank|one or more processes exited with non-zero|MPI_ABORT was invoked"
     r"|Root Cause \(first observed failure\)|Received \d+ death signal"
 )
-_REMEDY = re.compile(r"remove (\S+) to resume from")
+_REMEDY = re.compile(r"remove (\S+) to resume from|if (\S+) is another run's, remove it")
 _ANEW = ("no checkpoint to resume from", "start again with a new --out")
 
 
@@ -213,7 +213,7 @@ def _resumed(fault: Fault, scene: Scene, outcome: Outcome, folder: Path) -> Iter
             return
         kept = set(whole(scene.out)) - scene.damaged
         if remedy := _REMEDY.search(said[0]):
-            shutil.rmtree(remedy.group(1))
+            shutil.rmtree(remedy[1] or remedy[2])
         elif any(words in said[0] for words in _ANEW) and not kept:
             out = folder / "anew"
         else:
