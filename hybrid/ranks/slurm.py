@@ -118,8 +118,7 @@ def _directives(request: Request) -> str:
         "nodes": request.nodes,
         "ntasks-per-node": request.ranks_per_node,
         "cpus-per-task": request.cpus_per_rank,
-        # not per task: a rank would not see its neighbor's GPU, which GPU-aware MPI copies from,
-        # and mpirun's one daemon a node would get the GPUs of one rank
+        # not per task: mpirun's one daemon a node would get the GPUs of one rank
         "gpus-per-node": request.ranks_per_node * request.gpus_per_rank or "",
         "hint": "nomultithread",
         "time": request.time,
