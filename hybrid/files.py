@@ -11,7 +11,6 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -119,12 +118,6 @@ def remove(path: Path, first: str = "") -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def free_name(path: Path) -> Path:
-    """The first of PATH-1, PATH-2, ... that does not exist."""
-    names = (path.with_name(f"{path.name}-{number}") for number in count(1))
-    return next(name for name in names if not os.path.lexists(name))
 
 
 def check_file(path: Path) -> None:

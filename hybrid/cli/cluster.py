@@ -27,8 +27,8 @@ def doctor(
 
 
 @commands.command(
-    epilog="Example: hybrid submit runs/first/config.toml --nodes 2 --ranks-per-node 4 --array 0-4 "
-    "--setup 'module load openmpi; source .venv/bin/activate' --out runs/seeds"
+    epilog="Example: hybrid submit runs/first/config.toml --nodes 2 --ranks-per-node 4 "
+    "--setup 'module load openmpi; source .venv/bin/activate' --out runs/second"
 )
 def submit(
     context: typer.Context,
@@ -53,10 +53,6 @@ def submit(
     time: Annotated[
         str, typer.Option(help="Time limit of a job: minutes, HH:MM:SS or D-HH:MM:SS.")
     ] = "04:00:00",
-    array: Annotated[
-        str,
-        typer.Option(metavar="SEEDS", help="One job for each seed, as 0,1,2 or 0-4, in OUT-seedS."),
-    ] = "",
     max_requeues: Annotated[
         int, typer.Option(min=0, help="How often a job may continue after its time limit.")
     ] = 20,
@@ -95,7 +91,7 @@ def submit(
     if out is None:
         out = build.name_run_folder(resolved, now())
     asked = {f.name: context.params.get(f.name) for f in fields(slurm.Request)}
-    asked |= {"config": config.absolute(), "out": Path(os.path.abspath(out)), "seeds": array}
+    asked |= {"config": config.absolute(), "out": Path(os.path.abspath(out))}
     named = {"model.name": model, "data.name": data, "train.loss": loss}
     own = [f"{dotted}={name}" for dotted, name in named.items() if name is not None]
     asked |= {"gpus_per_rank": gpus_per_rank, "settings": (*own, *(set_ or ()))}

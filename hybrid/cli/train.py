@@ -65,7 +65,7 @@ def train(
         if auto_resume and out is None:
             raise ValueError("--auto-resume needs --out, the run folder to continue")
         if (resume or auto_resume) and out is not None and launch.launched_rank() == 0:
-            going_on, notices = build.repair_run_folder(out, auto_resume)
+            going_on, notices = build.repair_run_folder(out)
     for notice in notices:
         tell(f"hybrid: {notice}")
     time = options.now()

@@ -4,6 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,85 +12,63 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 
-from hybrid.errors import one_line, silence
-
-_FLUSH_SECONDS = 10.0
+from hybrid.errors import one_line
 
 
 class _Records(RecordWriter):  # type: ignore[misc]
     """Writes a new local file; tensorboardX's own class follows links and opens s3: folders."""
 
     def __init__(self, file: Path) -> None:
-        self._writer = file.open("xb")
-
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def discard(self) -> None:
-        silence(self._writer.fileno())
+        self._writer = file.open("xb", buffering=0)
 
 
 _ABOUT = ("step", "epoch", "phase")
 
 
 class Board:
-    """One file of events, written by the calling thread, so that no failure stays unseen."""
+    """One file of events, each written at once, so that no failure stays unseen."""
 
     def __init__(self, folder: Path, from_step: int) -> None:
-        self.folder, self._flushed = folder, 0.0
+        self.notice = ""
+        """Why nothing is written from here on; empty while events are written."""
         self._records: _Records | None = None
-        self.notice = self._guarded(self._open, from_step)
-        """Why nothing is written from here on, given once; empty while events are written."""
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Write the numbers of a line of metrics."""
-        if self._records is not None:
-            self.notice = self._guarded(self._add, line)
-
-    def close(self) -> None:
-        """Write what is left."""
-        if self._records is not None:
-            self.notice = self._guarded(self._records.close)
-            self._records = None
-
-    def discard(self) -> None:
-        """Write nothing more, not even what is buffered."""
-        if self._records is not None:
-            self._records.discard()
-            self._records = None
-
-    def _open(self, from_step: int) -> None:
-        self.folder.mkdir(exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        number = len(list(self.folder.iterdir()))
-        self._records = _Records(self.folder / f"{name}.{number}")
+        with self._guarded():
+            folder.mkdir(exist_ok=True)
+            name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+            self._records = _Records(folder / f"{name}.{len(list(folder.iterdir()))}")
         self._write(Event(file_version="brain.Event:2"))
         if from_step:
             # events of later steps belong to a course that the run has discarded
             start = SessionLog(status=SessionLog.SessionStatus.START)
             self._write(Event(step=from_step + 1, session_log=start))
-        self._records.flush()
 
-    def _add(self, line: Mapping[str, Any]) -> None:
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Write the numbers of a line of metrics."""
         values = [Summary.Value(tag=tag, simple_value=number) for tag, number in scalars(line)]
         self._write(Event(step=line["step"], summary=Summary(value=values)))
-        assert self._records is not None
-        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
-            self._records.flush()
-            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """End the file."""
+        if self._records is not None:
+            with self._guarded():
+                self._records.close()
+            self._records = None
 
     def _write(self, event: Event) -> None:
-        event.wall_time = time.time()
-        assert self._records is not None
-        self._records.write(event.SerializeToString())
+        if self._records is not None:
+            event.wall_time = time.time()
+            with self._guarded():
+                self._records.write(event.SerializeToString())
 
-    def _guarded(self, act: Any, *given: Any) -> str:
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
         try:
-            act(*given)
+            yield
         except (OSError, ValueError) as error:
             self._records = None
-            return f"TensorBoard's events end here ({one_line(error)}); the run continues without"
-        return ""
+            self.notice = (
+                f"TensorBoard's events end here ({one_line(error)}); the run continues without"
+            )
 
 
 def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

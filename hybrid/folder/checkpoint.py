@@ -39,19 +39,15 @@ def tensors_of(unit: Unit, optimizers: Optimizers) -> dict[str, Tensor]:
     return tensors
 
 
-def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in host memory that no later step changes; tied weights get one each."""
-    form = torch.contiguous_format
-    return {k: t.detach().to("cpu", copy=True, memory_format=form) for k, t in tensors.items()}
-
-
-def write(folder: Path, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Write one file; give its entry in the manifest."""
-    content = save_tensors(tensors)
+    form = torch.contiguous_format  # copies, since no two tensors of a file may share memory
+    copies = {k: t.detach().to("cpu", copy=True, memory_format=form) for k, t in tensors.items()}
+    content = save_tensors(copies)
     file = quote(name, safe="") + ".safetensors"
     write_durably(folder / file, content)
-    found = hashlib.sha256(content).hexdigest()
-    return {"file": file, "sha256": found, "bytes": len(content)}
+    checksum = hashlib.sha256(content).hexdigest()
+    return {"file": file, "sha256": checksum, "bytes": len(content)}
 
 
 def complete(root: Path) -> list[Path]:

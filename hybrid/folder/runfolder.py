@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from hybrid.files import (
     check_file,
     check_folder,
     check_link,
-    free_name,
     naming,
     read_lines,
     read_whole,
@@ -89,20 +88,6 @@ class RunFolder:
         """Rename whole checkpoints that have temporary names; give a notice for each."""
         return checkpoint.recover(self.checkpoints)
 
-    def set_aside(self) -> Path | None:
-        """Move the files of a run without a checkpoint into a folder within; give that folder.
-
-        Only files that runs write are moved. None if there is no such run.
-        """
-        if self.newest() is not None or not (self.path / "metrics.jsonl").exists():
-            return None
-        aside = free_name(self.path / "without-checkpoint")
-        aside.mkdir()
-        for name in (*_FILES, "checkpoints", "events", traces.FOLDER, "report"):
-            if os.path.lexists(self.path / name):
-                os.replace(self.path / name, aside / name)
-        return aside
-
     def newest(self) -> Path | None:
         """The newest whole checkpoint."""
         return next(reversed(checkpoint.complete(self.checkpoints)), None)
@@ -129,7 +114,8 @@ class RunFolder:
         self._check_places()
         if resume and self.newest() is None:
             raise ValueError(f"{self.path} has no checkpoint to resume from: start a new --out")
-        if not resume and (self.path / "metrics.jsonl").exists():
+        metrics = self.path / "metrics.jsonl"
+        if not resume and metrics.exists() and (metrics.stat().st_size or self.newest()):
             way = (
                 "add --resume (in a script resume=True) to go on with it"
                 if self.newest()
@@ -170,14 +156,14 @@ class RunFolder:
 
         Later lines stay until the run has ended: a resumed run may continue from one of them.
         """
-        self._check_before_writing()
+        self.check_owner()
         if self._board is not None:
             self._board.close()
         self._board = Board(self.events, to_step)
 
     def metric(self, line: Mapping[str, Any]) -> None:
         """Append one object to metrics.jsonl and its numbers to TensorBoard."""
-        self._check_before_writing()
+        self.check_owner()
         with naming(self.path / "metrics.jsonl"):
             self._metrics.write(json.dumps(line) + "\n")
         if self._board is not None:
@@ -195,22 +181,13 @@ class RunFolder:
         The summary marks the end of the run, so it is written last: if the disk is full before, a
         resumed run only has to repeat this.
         """
-        self._check_before_writing()
+        self.check_owner()
         self._metrics.close()
         if self._board is not None:
             self._board.close()
         if summary is not None:
             self._write_course()
             write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
-
-    def _check_before_writing(self) -> None:
-        """As `check_owner`; events that are not in their file yet never get there."""
-        try:
-            self.check_owner()
-        except ValueError:
-            if self._board is not None:
-                self._board.discard()
-            raise
 
     def _write_course(self, last_step: float = inf, most_rollbacks: float = inf) -> None:
         """Write the lines of metrics again that are of the run's present course."""
@@ -262,11 +239,7 @@ def origin(hosts: Sequence[str], step: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this package's sources, if they are in a repository or pip knows it."""
-    with suppress(PackageNotFoundError, OSError, ValueError, AttributeError):
-        installed = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
-        if found := installed.get("vcs_info", {}).get("commit_id"):
-            return str(found)
+    """The commit of this package's sources, if they are in a repository."""
     git = Path(__file__).parents[2] / ".git"
     # read by hand: MPI libraries may not survive a fork
     with suppress(OSError, ValueError):

@@ -1,67 +1,36 @@
-"""Checkpoints are written during training: copied at once, and on the disk a little later."""
+"""A checkpoint is written by all ranks together: it is whole, or it is not there."""
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from time import perf_counter
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 from torch import Tensor
 
-from hybrid.errors import reason
 from hybrid.files import remove, sync, write_durably
 from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import MANIFEST
 from hybrid.links import AgreedError, RankLinks
 
-T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Tensor]]
 """File name -> name -> tensor."""
-_SETTLE_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Share:
-    """The progress of one rank with its part of the checkpoint that is being written."""
-
-    state: Literal["idle", "writing", "written", "failed"] = "idle"
-    units: dict[str, Any] = field(default_factory=dict)
-    """Manifest entries of the unit files it wrote."""
-    states: dict[str, Any] = field(default_factory=dict)
-    """Manifest entries of the states of the run's parts that it wrote."""
-    reason: str = ""
-    """Why it failed."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What all ranks learn of the checkpoint that is being written."""
-
-    failure: str | None
-    """Why a rank could not write its part; None: none has failed."""
-    ended: bool
-    """Whether the first rank has completed it, or has not begun one."""
+Entries = dict[str, dict[str, Any]]
+"""The manifest's entries of the files that a rank has written: "units" and "states" by name."""
 
 
 class Writer:
     """One rank's part in writing checkpoints.
 
-        begin     every rank copies its tensors to host memory; its thread writes
-                  .STEP.TOKEN.partial/*
-        merge     rank 0 takes what the ranks report next; once all have written, its thread
-                  completes the checkpoint: it writes the manifest and renames the folder to STEP
-        hear      every rank learns what rank 0 makes of the reports
-        finish    waits until the checkpoint is whole
+        every rank   writes its files into .STEP.TOKEN.partial
+        rank 0       writes the manifest there, once all have, and renames the folder to STEP
 
     The rename comes last, so a folder of that name is whole; just before, a checkpoint of the same
     step is removed, while the new one is whole under its other name. Checkpoints of later steps,
-    which a roll-back has discarded, are removed. At most one checkpoint is written at a time, and
-    the next one waits for it. A failure is raised on all ranks, as AgreedError, by the next `hear`
-    or `finish`, and leaves no partial folder.
+    which a roll-back has discarded, are removed.
     """
 
     def __init__(
@@ -77,103 +46,66 @@ class Writer:
         self.check = check
         """Raises ValueError if this run no longer owns the folder; every rank calls it."""
         self.keep_best = keep_best
-        self.share = Share()
-        self.blocked_seconds = 0.0
-        """How long training has waited for checkpoints, copies included."""
-        self._thread: Thread | None = None
-        self._manifest: dict[str, Any] = {}
-        self._step = 0
+        self.seconds = 0.0
+        """How long training has waited for checkpoints."""
 
-    @property
-    def _number(self) -> int:
-        return self.links.place.number
+    def write(self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]) -> None:
+        """Write the checkpoint of `step`: this rank's units, and what its run's parts keep.
 
-    @property
-    def _partial(self) -> Path:
-        return self.root / f".{self._step:08d}.{self.token or 0}.partial"
-
-    def begin(self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]) -> None:
-        """Start the checkpoint of `step`: this rank's units, and what its run's parts keep."""
-        self.finish()
-        start = perf_counter()
-        # as text, since training changes the objects that it refers to
-        self._step, self._manifest = step, json.loads(json.dumps(manifest))
-        copies = {n: checkpoint.copied(tensors) for n, tensors in units.items()}
-        beside = {n: checkpoint.copied(tensors) for n, tensors in states.items() if tensors}
-
-        def write() -> Share:
-            self.check()
-            for folder in (self.root, self._partial):  # a run folder that is gone stays so
-                folder.mkdir(exist_ok=True)
-            return Share("written", self._written(copies), self._written(beside))
-
-        self._start(write)
-        self.blocked_seconds += perf_counter() - start
-
-    def _written(self, files: Files) -> dict[str, Any]:
-        return {n: checkpoint.write(self._partial, n, dict(t)) for n, t in files.items()}
-
-    def merge(self, everyone: list[Share]) -> Progress:
-        """Take the shares that all ranks had at the same moment; rank 0 calls it."""
-        if all(share.state == "written" for share in (self.share, *everyone)):
-            self._start(lambda: self._commit(everyone))
-        failed = next((share.reason for share in everyone if share.state == "failed"), None)
-        return Progress(failed, everyone[0].state == "idle")
-
-    def hear(self, progress: Progress) -> None:
-        """Learn what rank 0 has made of all shares; all ranks call it.
-
-        This rank's share may have gone on since, but not from written to anything else.
+        All ranks call it. A failure is raised on all of them, as AgreedError, and leaves no partial
+        folder.
         """
-        if progress.failure is not None:
-            self._abandon()
-            raise AgreedError(progress.failure)
-        if self.share.state == "written" and progress.ended:
-            self.share = Share()
+        start, partial = perf_counter(), self.root / f".{step:08d}.{self.token or 0}.partial"
+        entries: Entries = {}
+        try:
+            with self._agreement():
+                self.check()
+                for folder in (self.root, partial):  # a run folder that is gone stays so
+                    folder.mkdir(exist_ok=True)
+                stateful = {name: tensors for name, tensors in states.items() if tensors}
+                for kind, files in ("units", units), ("states", stateful):
+                    entries[kind] = {n: checkpoint.write(partial, n, t) for n, t in files.items()}
+            everyone = self.links.gather(entries)
+            with self._agreement():
+                if everyone is not None:
+                    self._commit(partial, step, everyone, manifest)
+        except AgreedError:
+            if self.links.place.number == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        self.seconds += perf_counter() - start
 
-    def settle(self) -> None:
-        """Wait for a limited time for what this rank writes; other ranks need not call it."""
-        if self._thread is not None:
-            self._thread.join(_SETTLE_SECONDS)
+    @contextmanager
+    def _agreement(self) -> Iterator[None]:
+        """That of all ranks; if this run has lost its folder, that is why writing fails."""
+        with self.links.agreement():
+            try:
+                yield
+            except OSError:
+                self.check()
+                raise
 
-    def finish(self) -> None:
-        """Wait until the checkpoint begun last is whole; all ranks call it."""
-        start = perf_counter()
-        self._join()
-        while not self._exchange().ended:
-            self._join()  # rank 0 completes it
-        self.blocked_seconds += perf_counter() - start
-
-    def _exchange(self) -> Progress:
-        everyone = self.links.gather(self.share)
-        progress = self.links.broadcast(None if everyone is None else self.merge(everyone))
-        assert progress is not None
-        self.hear(progress)
-        return progress
-
-    def _commit(self, everyone: list[Share]) -> Share:
+    def _commit(
+        self, partial: Path, step: int, everyone: Sequence[Entries], manifest: Mapping[str, Any]
+    ) -> None:
         """Complete the folder, rename it and remove older checkpoints."""
-        final = self.root / f"{self._step:08d}"
-        body = {
-            **self._manifest,
-            "format": checkpoint.FORMAT,
-            "step": self._step,
-            "units": _joined(share.units for share in everyone),
-            "states": _joined(share.states for share in everyone),
-        }
+        final = self.root / f"{step:08d}"
+        body = {**manifest, "format": checkpoint.FORMAT, "step": step}
+        for kind in ("units", "states"):
+            body[kind] = {name: entry for rank in everyone for name, entry in rank[kind].items()}
+        body = json.loads(json.dumps(body))  # as it is read: keys are texts, tuples are lists
         text = json.dumps({**body, "sha256": checkpoint.digest(body)}, indent=1)
-        write_durably(self._partial / MANIFEST, text)
-        sync(self._partial)
+        write_durably(partial / MANIFEST, text)
+        sync(partial)
         self.check()
         if os.path.lexists(final):
             remove(final, MANIFEST)
-        os.replace(self._partial, final)
+        os.replace(partial, final)
         for later in checkpoint.complete(self.root):
-            if int(later.name) > self._step:
+            if int(later.name) > step:
                 remove(later, MANIFEST)
         sync(self.root)
         self._prune()
-        return Share()
 
     def _prune(self) -> None:
         """Remove all but the newest checkpoints and the best one."""
@@ -182,38 +114,3 @@ class Writer:
         for old in folders[: -self.keep_last] if self.keep_last else []:
             if old != spared:
                 remove(old, MANIFEST)
-
-    def _abandon(self) -> None:
-        self._join()
-        self.share = Share()
-        self.links.gather(None)  # nobody writes any more
-        if self._number == 0:
-            shutil.rmtree(self._partial, ignore_errors=True)
-
-    def _start(self, work: Callable[[], Share]) -> None:
-        def run() -> None:
-            try:
-                self.share = work()
-            except Exception as error:
-                self.share = Share("failed", reason=reason(self._loss() or error))
-
-        self.share = Share("writing")
-        self._thread = Thread(target=run, name=f"checkpoint-{self._number}", daemon=True)
-        self._thread.start()
-
-    def _loss(self) -> ValueError | None:
-        """That of the folder, which is why nothing can be written there; None if it is not lost."""
-        try:
-            self.check()
-        except ValueError as lost:
-            return lost
-        return None
-
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-
-def _joined(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    return {key: value for part in parts for key, value in part.items()}

@@ -105,8 +105,6 @@ class RankLinks(ABC):
     """Peers up to which a rank sends them messages one by one, which costs less for a few."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """The settings of [links] that have an effect, beside `kind`."""
-    routes: ClassVar[frozenset[str]] = frozenset({"auto"})
-    """The values of links.device that it takes."""
 
     def __init__(self, place: Place) -> None:
         self.place = place

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hybrid.errors import PeerError, reason
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from hybrid.links.base import RankLinks
 
 
@@ -46,9 +44,9 @@ class Communicator(ABC):
     def gather(self, value: T, root: int = 0) -> list[T] | None:
         """The (picklable) values of all ranks, in order, on rank `root`; None on the others."""
 
-    @abstractmethod
     def allgather(self, value: T) -> list[T]:
         """The (picklable) values of all ranks, in order."""
+        return self.bcast(self.gather(value) or [])
 
     @abstractmethod
     def bcast(self, value: T, root: int = 0) -> T:
@@ -61,14 +59,6 @@ class Communicator(ABC):
     @abstractmethod
     def host_ranks(self) -> list[int]:
         """The ranks of this rank's host, in order."""
-
-    @abstractmethod
-    def send(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
-        """Send an array to a rank, and wait until it has left; not collective."""
-
-    @abstractmethod
-    def receive(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
-        """Receive an array of this size from a rank; not collective."""
 
     @abstractmethod
     def abort(self, status: int) -> None:
@@ -92,10 +82,6 @@ class MpiCommunicator(Communicator):
         everyone: list[T] | None = self.mpi.gather(value, root)
         return everyone
 
-    def allgather(self, value: T) -> list[T]:
-        everyone: list[T] = self.mpi.allgather(value)
-        return everyone
-
     def bcast(self, value: T, root: int = 0) -> T:
         theirs: T = self.mpi.bcast(value, root)
         return theirs
@@ -112,12 +98,6 @@ class MpiCommunicator(Communicator):
         ranks: list[int] = host.allgather(self.rank)
         host.Free()
         return ranks
-
-    def send(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
-        self.mpi.Send(numbers, rank)
-
-    def receive(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
-        self.mpi.Recv(numbers, rank)
 
     def abort(self, status: int) -> None:
         self.mpi.Abort(status)
@@ -153,12 +133,6 @@ class TorchCommunicator(Communicator):
             self._dist.gather_object(value, everyone, root, self._group)
         return everyone
 
-    def allgather(self, value: T) -> list[T]:
-        everyone: list[Any] = [None] * self.size
-        with lost_ranks():
-            self._dist.all_gather_object(everyone, value, self._group)
-        return everyone
-
     def bcast(self, value: T, root: int = 0) -> T:
         values: list[Any] = [value if self.rank == root else None]
         with lost_ranks():
@@ -173,18 +147,6 @@ class TorchCommunicator(Communicator):
     def host_ranks(self) -> list[int]:
         names = self.allgather(socket.gethostname())
         return [rank for rank, name in enumerate(names) if name == names[self.rank]]
-
-    def send(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
-        import torch
-
-        with lost_ranks():
-            self._dist.send(torch.from_numpy(numbers), rank, self._group)
-
-    def receive(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
-        import torch
-
-        with lost_ranks():
-            self._dist.recv(torch.from_numpy(numbers), rank, self._group)
 
     def abort(self, status: int) -> None:
         """End this rank; its launcher then ends the others."""

@@ -41,11 +41,10 @@ class GlooLinks(PostedLinks):
 
     name: ClassVar[str] = "torch"
     settings: ClassVar[frozenset[str]] = frozenset({"device", "timeout"})
-    routes: ClassVar[frozenset[str]] = frozenset({"auto", "nccl", "host"})
 
     def __init__(self, start: Start) -> None:
         self._device = start.device or torch.device("cpu")
-        super().__init__(start, staging(self._device, gpu_aware=False))
+        super().__init__(start, staging(self._device))
         self._is_joined_by_torch = isinstance(start.comm, TorchCommunicator)
         if not self._is_joined_by_torch:
             self._joined = join_by_torch(start.comm)

@@ -43,15 +43,13 @@ class MpiLinks(PostedLinks):
     """
 
     name, over_mpi = "mpi", True
-    settings: ClassVar[frozenset[str]] = frozenset({"device", "timeout"})
-    routes: ClassVar[frozenset[str]] = frozenset({"auto", "mpi", "host"})
+    settings: ClassVar[frozenset[str]] = frozenset({"timeout"})
 
     def __init__(self, start: Start) -> None:
         from mpi4py import MPI
 
-        device, comm = start.device or torch.device("cpu"), start.comm
-        super().__init__(start, staging(device, gpu_aware=start.settings.device == "mpi"))
-        place, self._mpi = self.place, MPI
+        super().__init__(start, staging(start.device or torch.device("cpu")))
+        comm, place, self._mpi = start.comm, self.place, MPI
         self._grid = comm.mpi.Split(0, place.number)
         self._chain = (
             self._grid if place.replicas == 1 else comm.mpi.Split(place.replica, self.rank)
@@ -64,10 +62,10 @@ class MpiLinks(PostedLinks):
         """Collectives of the peers on their way, and their memory."""
 
     def _isend(self, memory: Tensor, number: int, tag: int) -> Request:
-        return MpiRequest(self._grid.Isend([_buffer(memory), self._mpi.BYTE], number, tag))
+        return MpiRequest(self._grid.Isend([memory.numpy(), self._mpi.BYTE], number, tag))
 
     def _irecv(self, memory: Tensor, number: int, tag: int) -> Request:
-        return MpiRequest(self._grid.Irecv([_buffer(memory), self._mpi.BYTE], number, tag))
+        return MpiRequest(self._grid.Irecv([memory.numpy(), self._mpi.BYTE], number, tag))
 
     def _release(self) -> None:
         if self._block is not None:
@@ -88,11 +86,11 @@ class MpiLinks(PostedLinks):
     def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
         mpi = self._mpi
         kind = mpi.DOUBLE if vector.dtype == torch.float64 else mpi.FLOAT
-        total = self._staging.room([len(vector)], [1], vector.dtype)
+        total = self._staging.buffer([len(vector)], [1], vector.dtype)
 
         def begin(memory: Tensor) -> Any:
             # for MPI.IN_PLACE Open MPI takes a tree, whose root sends the vector log2(R) times
-            terms, sums = (_buffer(memory_of(each)) for each in (memory, total))
+            terms, sums = (memory_of(each).numpy() for each in (memory, total))
             return self._block.Iallreduce([terms, kind], [sums, kind])
 
         wait = self._begin_with_peers(self._staging.outgoing(vector), begin)
@@ -107,10 +105,10 @@ class MpiLinks(PostedLinks):
         self, pieces: Sequence[Tensor], expected: Sequence[Tensor]
     ) -> Callable[[], list[Tensor]]:
         byte, sent, sizes = self._mpi.BYTE, sizes_in_bytes(pieces), sizes_in_bytes(expected)
-        received = self._staging.room([sum(sizes)], [1], torch.uint8)
+        received = self._staging.buffer([sum(sizes)], [1], torch.uint8)
 
         def begin(memory: Tensor) -> Any:
-            out, into = _buffer(memory), _buffer(received)
+            out, into = memory.numpy(), received.numpy()
             return self._block.Ialltoallv([out, sent, byte], [into, sizes, byte])
 
         wait = self._begin_with_peers(self._staging.outgoing(joined_bytes(pieces)), begin)
@@ -141,8 +139,3 @@ class MpiLinks(PostedLinks):
             self._drop_sent()  # a grid without a chain has no messages that would do it
 
         return wait
-
-
-def _buffer(memory: Tensor) -> Any:
-    """Bytes (n,) as MPI takes them."""
-    return memory if memory.is_cuda else memory.numpy()

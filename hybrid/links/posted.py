@@ -226,6 +226,8 @@ class PostedLinks(RankLinks):
         posted = box.posted[index]
         if not posted:
             self._post_receive(number, box, index)
+        if not posted:  # a tensor without an element is no message
+            return self._staging.arrived(room_for(box.formats[index], self._staging.buffer))
         request, tensor = posted.popleft()
         if index == box.last and self.place.in_chain(number):
             while len(posted) < AHEAD:
@@ -235,10 +237,9 @@ class PostedLinks(RankLinks):
 
     def _post_receive(self, number: int, box: Inbox, index: int) -> None:
         tensor = room_for(box.formats[index], self._staging.buffer)
-        request: Request = _NOTHING
         if tensor.numel():
             request = self._irecv(memory_of(tensor), number, _FIRST_FORMAT + index)
-        box.posted[index].append((request, tensor))
+            box.posted[index].append((request, tensor))
 
     def _expect(self, number: int, like: Tensor) -> None:
         box, layout = self._inbox(number), format_of(as_dense(like))
@@ -263,24 +264,10 @@ class PostedLinks(RankLinks):
         return self._inbox(number).labels[0][0].done()
 
 
-class _Nothing:
-    """A message without a byte."""
-
-    def wait(self) -> None:
-        return
-
-    def done(self) -> bool:
-        return True
-
-
-_NOTHING = _Nothing()
-
-
 def _posted_bytes(box: Inbox) -> Iterator[tuple[int, int]]:
     """The tag and the bytes of every receive that waits for a message."""
     for _, label in box.labels:
         yield _LABEL, num_bytes(label)
     for index, posted in box.posted.items():
         for _, tensor in posted:
-            if tensor.numel():
-                yield _FIRST_FORMAT + index, num_bytes(tensor)
+            yield _FIRST_FORMAT + index, num_bytes(tensor)

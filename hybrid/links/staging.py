@@ -1,4 +1,4 @@
-"""How a tensor gets into the memory that MPI reads, and out of the memory that it writes."""
+"""How a tensor gets into the host memory that a library sends, and out of where it receives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ class Outgoing:
     """A tensor on its way into a message."""
 
     memory: Tensor
-    """What MPI reads, once the event has happened."""
+    """What is sent, once the event has happened."""
     event: Any = None
 
     def ready(self) -> bool:
-        """Whether MPI may read."""
+        """Whether it may be sent."""
         return self.event is None or bool(self.event.query())
 
     def wait(self) -> None:
-        """Wait until MPI may read."""
+        """Wait until it may be sent."""
         if self.event is not None:
             self.event.synchronize()
 
 
 class Staging:
-    """Between a block's device and MPI, which reads and writes the memory of blocks on the CPU."""
+    """For blocks on the CPU, whose memory the library reads and writes itself."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -38,12 +38,8 @@ class Staging:
         return Outgoing(tensor)
 
     def buffer(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
-        """Memory that MPI may write to at once."""
+        """Memory to receive into."""
         return torch.empty_strided(shape, strides, dtype=dtype)
-
-    def room(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
-        """Memory that MPI may write to once what is handed over afterwards is ready."""
-        return self.buffer(shape, strides, dtype)
 
     def arrived(self, buffer: Tensor) -> Tensor:
         """The tensor on the block's device, whose current stream may use it."""
@@ -77,29 +73,9 @@ class PinnedStaging(Staging):
         return buffer.to(self._device, non_blocking=True)
 
 
-class DirectStaging(Staging):
-    """For a GPU-aware MPI, which reads and writes GPU memory, but does not order streams."""
-
-    def outgoing(self, tensor: Tensor) -> Outgoing:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return Outgoing(tensor, event)
-
-    def buffer(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
-        made = self.room(shape, strides, dtype)
-        # torch may give out memory that work in the queue has yet to read
-        torch.cuda.current_stream(self._device).synchronize()
-        return made
-
-    def room(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
-
-
-def staging(device: torch.device, gpu_aware: bool) -> Staging:
+def staging(device: torch.device) -> Staging:
     """The staging that a block on this device needs."""
-    if device.type != "cuda":
-        return Staging(device)
-    return DirectStaging(device) if gpu_aware else PinnedStaging(device)
+    return PinnedStaging(device) if device.type == "cuda" else Staging(device)
 
 
 DTYPES = (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid.errors import one_line
 from hybrid.links.communicator import Communicator, MpiCommunicator
-from hybrid.ranks import stopping
+from hybrid.ranks import meeting, stopping
 from hybrid.ranks.launcher import end_with_launcher
 
 if TYPE_CHECKING:
@@ -27,15 +27,8 @@ _MPI = (
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
 )
 _TORCH = ("WORLD_SIZE", "RANK")
-_TORCHRUN, _TORCHRUN_AGENTS = "TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE"
-"""What torchrun alone sets, and the number of its agents: one on each host."""
-_LOCAL_RANKS = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "SLURM_LOCALID",
-    "LOCAL_RANK",
-)
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""What torchrun alone sets."""
 _FIRST_STEP_OF_NO_TASKS = 0xFFFFFFF0
 """Slurm numbers a batch script and an interactive shell from here on, and srun's steps from 0."""
 
@@ -52,26 +45,19 @@ def launched_rank() -> int:
 
 def _launched() -> tuple[int, int]:
     """(size, rank), of an MPI launcher, of Slurm's, or of one that knows torch alone."""
-    if (nested := _nested()) is not None:
-        return nested
-    found, torch = _mpi() or _slurm(), _torch()  # mpirun's own daemons may be tasks of Slurm's
-    if torch is not None and (found is None or found[0] == 1 or _TORCHRUN in os.environ):
-        found = torch  # whose agents mpirun or srun may have started, one on each host
-    return found or (0, 0)
+    return (_torch() if _is_by_torch() else _mpi() or _slurm()) or (0, 0)
 
 
-def _nested() -> tuple[int, int] | None:
-    """Of mpirun and torchrun that have each started all ranks of the other; else None."""
-    mpi, torch = _mpi(), _numbers(*_TORCH)
-    if mpi is None or mpi[0] == 1 or torch is None or _TORCHRUN not in os.environ:
-        return None
-    if mpi[0] == _number(_TORCHRUN_AGENTS):
-        return None
-    return mpi[0] * torch[0], mpi[1] * torch[0] + torch[1]
+def _is_by_torch() -> bool:
+    """Whether torchrun started this rank, though mpirun or srun may have started its agents."""
+    if _torch() is None:
+        return False
+    others = _mpi() or _slurm()  # mpirun's own daemons may be tasks of Slurm's
+    return others is None or others[0] == 1 or _TORCHRUN in os.environ
 
 
 def _mpi() -> tuple[int, int] | None:
-    return next((found for names in _MPI if (found := _numbers(*names))), None)
+    return next((numbers for names in _MPI if (numbers := _numbers(*names))), None)
 
 
 def _slurm() -> tuple[int, int] | None:
@@ -85,8 +71,8 @@ def _slurm() -> tuple[int, int] | None:
 
 def _torch() -> tuple[int, int] | None:
     """Of several processes, as torchrun starts them."""
-    found = _numbers(*_TORCH)
-    return found if found is not None and found[0] > 1 and _TORCH[1] in os.environ else None
+    numbers = _numbers(*_TORCH)
+    return numbers if numbers and numbers[0] > 1 and _TORCH[1] in os.environ else None
 
 
 class Ranks(NamedTuple):
@@ -106,30 +92,24 @@ class Ranks(NamedTuple):
 def ranks() -> Ranks | None:
     """The ranks a launcher started, or None where there is no launcher. All must call it.
 
-    mpirun's ranks, and srun's where it has their MPI's plug-in, are joined by MPI; torchrun's, and
-    srun's otherwise, by torch.distributed. Raises ValueError for ranks that do not find each other:
-    the mpirun of another MPI starts N jobs of size one.
+    mpirun's ranks and srun's are joined by MPI, torchrun's by torch.distributed. Raises ValueError
+    for ranks that do not find each other: the mpirun of another MPI, and an srun without its
+    plug-in, start N jobs of size one.
     """
     size = launched_size()
     if not size:
         return None
-    if _nested() is not None:
-        raise ValueError(
-            f"an MPI launcher and torchrun have started these {size} processes, each all ranks of "
-            "the other: use one of them, mpirun -n RANKS hybrid ... or "
-            "torchrun --nproc-per-node RANKS -m hybrid ..."
-        )
-    _set_gpu()
-    by_mpi = _of_mpi(size)
-    with stopping.meeting() if by_mpi is None else nullcontext():
-        comm = by_mpi or _of_torch(size)
+    by_torch = _is_by_torch()
+    comm: Communicator
+    with stopping.meeting() if by_torch else nullcontext():
+        comm = meeting.of_torchrun(launched_rank(), size) if by_torch else _of_mpi(size)
         mates = comm.host_ranks()
     end_with_launcher(speaks=comm.rank == mates[0])
     _abort_on_exceptions(comm)
     cores = comm.allgather(sorted(os.sched_getaffinity(0)))
     sharing = [cores[mate] for mate in mates].count(cores[comm.rank])
     atexit.register(_leave, comm)
-    joined_by = "mpi" if by_mpi else "torch"
+    joined_by = "torch" if by_torch else "mpi"
     return Ranks(comm, mates.index(comm.rank), len(mates), sharing, joined_by)
 
 
@@ -139,31 +119,21 @@ def _leave(comm: Communicator) -> None:
     comm.close()
 
 
-def _of_mpi(size: int) -> Communicator | None:
-    """The communicator of all ranks; None where torch.distributed joins them.
-
-    That is so where torchrun started them, or srun without an MPI in common.
-    """
-    if _launched() == _torch():
-        return None
-    slurm = _launched() == _slurm()
+def _of_mpi(size: int) -> Communicator:
+    """The communicator of all ranks."""
     for name in _EAGER:
         os.environ.setdefault(name, str(EAGER_BYTES))
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        if slurm:
-            return None
         raise ValueError(
             f"{size} ranks were started but MPI cannot be used ({one_line(error)}): "
             "pip install 'hybrid-blocks[mpi]' and an MPI library, or start them by torchrun"
         ) from None
     if MPI.COMM_WORLD.size != size:
-        if slurm and MPI.COMM_WORLD.size == 1:
-            return None
         raise ValueError(
             f"the launcher started {size} ranks but MPI sees {MPI.COMM_WORLD.size}: use mpirun of "
-            "the MPI library that mpi4py is built for, srun or torchrun"
+            "the MPI library that mpi4py is built for, srun --mpi=pmix, or torchrun"
         )
     wait_for_all()
     return MpiCommunicator(MPI.COMM_WORLD.Dup())
@@ -194,14 +164,6 @@ def wait_for_all() -> None:
     fence(None, ctypes.c_size_t(0), info, ctypes.c_size_t(1))
 
 
-def _of_torch(size: int) -> Communicator:
-    """The same through torch.distributed."""
-    from hybrid.ranks import meeting
-
-    meet = meeting.of_torchrun if _launched() == _torch() else meeting.of_slurm
-    return meet(launched_rank(), size)
-
-
 EAGER_BYTES = 2**22
 """Of a message between hosts that Open MPI hands to the system at once, over TCP.
 
@@ -217,14 +179,14 @@ _EAGER = (
 
 def communicator() -> Communicator | None:
     """The communicator of all ranks, or None where there is no launcher."""
-    found = ranks()
-    return None if found is None else found.comm
+    here = ranks()
+    return None if here is None else here.comm
 
 
 def joined_by() -> str:
     """The links that joined the ranks at their start; threads where no launcher started any."""
-    found = ranks()
-    return "threads" if found is None else found.joined_by
+    here = ranks()
+    return "threads" if here is None else here.joined_by
 
 
 def threads_per_rank(blocks: int) -> int:
@@ -232,8 +194,8 @@ def threads_per_rank(blocks: int) -> int:
 
     Those are its `blocks` threads where there is no launcher, else the ranks with its cores.
     """
-    found = ranks()
-    sharing = blocks if found is None else found.sharing
+    here = ranks()
+    sharing = blocks if here is None else here.sharing
     return max(1, len(os.sched_getaffinity(0)) // sharing)
 
 
@@ -245,21 +207,10 @@ def device(setting: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("train.device is 'cuda' but torch sees no GPU; use auto or cpu")
-    found = ranks()
-    gpu = torch.device("cuda", (found.local_rank if found else 0) % torch.cuda.device_count())
+    here = ranks()
+    gpu = torch.device("cuda", (here.local_rank if here else 0) % torch.cuda.device_count())
     torch.cuda.set_device(gpu)
     return gpu
-
-
-def _set_gpu() -> None:
-    """Choose this rank's GPU before MPI is initialized, as a GPU-aware library needs it."""
-    local = _first_number(_LOCAL_RANKS)
-    if local is None:
-        return
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.set_device(local % torch.cuda.device_count())
 
 
 def keep_memory() -> None:
@@ -321,12 +272,8 @@ def _abort_on_exceptions(comm: Communicator) -> None:
 
 def _numbers(size: str, rank: str) -> tuple[int, int] | None:
     """Of a launcher's two variables; None unless it says how many it started."""
-    found = _number(size)
-    return None if found is None else (found, _number(rank) or 0)
-
-
-def _first_number(names: tuple[str, ...]) -> int | None:
-    return next((found for found in map(_number, names) if found is not None), None)
+    count = _number(size)
+    return None if count is None else (count, _number(rank) or 0)
 
 
 def _number(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Where ranks find each other that torchrun, or srun without an MPI, has started."""
+"""Where ranks find each other that torchrun has started, or what else sets its variables."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ PATIENCE_SECONDS = 15.0
 """After which the ranks that are missing are named."""
 CONNECT_SECONDS = 20.0
 """Within which a rank reaches the store of the meeting, or says that it cannot."""
-_FIRST_PORT, _PORTS = 20_000, 12_000
-"""Below those that Linux gives out by itself."""
 
 
 class MeetingError(ValueError):
@@ -56,17 +54,6 @@ def of_torchrun(rank: int, size: int) -> TorchCommunicator:
     # torchrun's own process may have the store, and keeps it for the ranks that it restarts
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return _met(host, int(port), serves, rank, size)
-
-
-def of_slurm(rank: int, size: int) -> TorchCommunicator:
-    """The ranks of srun, which meet on the step's first host, at a port made of its number.
-
-    MASTER_ADDR names that host where its name in Slurm is none of the network's. MeetingError if
-    they do not meet.
-    """
-    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
-    host = os.environ.get("MASTER_ADDR") or first_host(nodes)
-    return _met(host, _slurm_port(), rank == 0, rank, size)
 
 
 def _met(host: str, port: int, serves: bool, rank: int, size: int) -> TorchCommunicator:
@@ -137,7 +124,7 @@ def _wait_for_all(store: Any, where: str, rank: int, size: int) -> None:
     """Wait until all ranks have shown who they are, in looks between which a signal is heard."""
     begin, told, missing = monotonic(), False, list(range(size))
     while missing := [r for r in missing if not store.check([f"rank {r}"])]:
-        stopping.leave_alone("while the ranks met")
+        stopping.leave_alone(rank)
         waited = monotonic() - begin
         first = next(r for r in range(size) if r not in missing)
         said = (
@@ -184,19 +171,3 @@ def identity() -> str:
     names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")
     facts = [*(os.environ.get(name, "") for name in names), os.getcwd(), *sys.argv[1:]]
     return hashlib.sha256("\0".join(facts).encode(errors="replace")).hexdigest()[:16]
-
-
-def first_host(nodes: str) -> str:
-    """The first name of one of Slurm's lists of hosts: of "gpu[07-09,12],x1" it is gpu07."""
-    name, _, rest = nodes.partition("[")
-    if not rest or "," in name:
-        return nodes.partition(",")[0]
-    numbers, _, suffix = rest.partition("]")
-    return name + re.split("[-,]", numbers)[0] + suffix.partition(",")[0]
-
-
-def _slurm_port() -> int:
-    """Of a job's step, spread over all ports: jobs that follow each other are far apart."""
-    names = (f"SLURM_{what}" for what in ("JOB_ID", "STEP_ID", "JOB_START_TIME", "JOB_UID"))
-    step = " ".join(os.environ.get(name, "") for name in names)
-    return _FIRST_PORT + int.from_bytes(hashlib.sha256(step.encode()).digest()[:4], "big") % _PORTS

@@ -32,14 +32,12 @@ class Request:
     config: Path
     """Settings, read when the job starts."""
     out: Path
-    """Run folder; with seeds the beginning of its name."""
+    """Run folder."""
     nodes: int
     ranks_per_node: int
     gpus_per_rank: int = 0
     cpus_per_rank: int = 8
     time: str = "04:00:00"
-    seeds: str = ""
-    """One job for each seed: "0,1,2" or "0-4"; empty: one job with the seed of the settings."""
     max_requeues: int = 20
     partition: str = ""
     account: str = ""
@@ -61,9 +59,6 @@ class Request:
             raise ValueError(f"--out is {str(self.out)!r}; Slurm's log needs a name, without \\")
         if self.launcher not in LAUNCHERS:
             raise ValueError(f"--launcher is {self.launcher!r}; choose {' or '.join(LAUNCHERS)}")
-        names = [text.partition("=")[0].strip() for text in self.settings]
-        if self.seeds and "train.seed" in names:
-            raise ValueError("--array gives the seeds, and so does --set train.seed: choose one")
         if self.setup.endswith("\\"):
             raise ValueError(f"--setup is {self.setup!r}; it ends in the middle, at \\")
 
@@ -117,18 +112,16 @@ def check_grid(split: SplitSettings, request: Request) -> None:
 
 
 def _directives(request: Request) -> str:
-    log = str(request.out).replace("%", "%%") + ("-%A_%a.out" if request.seeds else "-%j.out")
+    log = str(request.out).replace("%", "%%") + "-%j.out"
     options = {
         "job-name": request.out.name,
         "nodes": request.nodes,
         "ntasks-per-node": request.ranks_per_node,
         "cpus-per-task": request.cpus_per_rank,
-        # not per task: a rank would not see its neighbor's GPU, which GPU-aware MPI copies from,
-        # and mpirun's one daemon a node would get the GPUs of one rank
+        # not per task: mpirun's one daemon a node would get the GPUs of one rank
         "gpus-per-node": request.ranks_per_node * request.gpus_per_rank or "",
         "hint": "nomultithread",
         "time": request.time,
-        "array": request.seeds,
         "partition": request.partition,
         "account": request.account,
         "output": log,
@@ -155,12 +148,4 @@ def _job(request: Request) -> str:
     for text in request.settings:
         words += ["--set", text]
     run, train = quote(str(request.out)), " ".join(quote(word) for word in words)
-    lines = ["job=$SLURM_JOB_ID", f"run={run}", f"train=({train})"]
-    if request.seeds:
-        lines = [
-            "seed=$SLURM_ARRAY_TASK_ID",
-            "job=${SLURM_ARRAY_JOB_ID}_$seed",
-            f'run={run}-seed"$seed"',
-            f'train=({train} --set "train.seed=$seed")',
-        ]
-    return "\n".join([*lines, f"launch=({start})"])
+    return "\n".join([f"run={run}", f"train=({train})", f"launch=({start})"])

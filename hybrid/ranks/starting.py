@@ -53,7 +53,7 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
     """
     kind = settings.kind
     if kind == AUTO:
-        read = LINKS["threads"].settings | LINKS["mpi"].settings
+        read = LINKS["torch"].settings
     elif LINKS[kind].in_one_process and ranks:
         raise ValueError(
             f"links.kind is {kind!r}, which runs in one process, but a launcher has started "
@@ -71,12 +71,6 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
         )
     else:
         read = LINKS[kind].settings
-        routes = LINKS[kind].routes
-        if "device" in read and settings.device not in routes:
-            raise ValueError(
-                f"links.device is {settings.device!r}, which links.kind={kind} does not take: "
-                f"choose {', '.join(sorted(routes))}"
-            )
     check({"links": settings}, Known(link_settings=read))
 
 

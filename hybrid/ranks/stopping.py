@@ -5,11 +5,10 @@ This module imports nothing heavy: the command listens before imports that take 
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid.errors import StoppedError, printable, tell
@@ -32,18 +31,10 @@ class StopRequest:
         return self.signal.name if self.signal is not None else ""
 
     def _take(self, number: int, frame: Any) -> None:
-        """Note the first signal; a SIGTERM after it ends the process at once.
-
-        A SIGTERM is acknowledged at once, since its sender may kill the process before it reports.
-        """
+        """Note the first signal; a SIGTERM after it ends the process at once."""
         if number == signal.SIGTERM and self.signal is not None:
-            _say_once(b"hybrid: ended by a second signal; go on with --resume\n")
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        elif number == signal.SIGTERM:
-            _say_once(
-                b"hybrid: SIGTERM: stopping at the next report; if killed before, use --resume\n"
-            )
         self.signal = self.signal or signal.Signals(number)
 
 
@@ -94,38 +85,22 @@ def _on_sigterm(handler: Any) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _say_once(line: bytes) -> None:
-    """Write a line from a signal handler, on the first rank only."""
-    names = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK")
-    if next((os.environ[name] for name in names if name in os.environ), "0") == "0":
-        with suppress(OSError):
-            os.write(_stderr(), line)
-
-
-def _stderr() -> int:
-    """The launcher's own stderr if it is on this host: while it ends ranks it forwards nothing."""
-    if "OMPI_COMM_WORLD_RANK" in os.environ:
-        with suppress(OSError):
-            return os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_APPEND)
-    return 2
-
-
 @contextmanager
 def meeting() -> Iterator[None]:
     """Let a SIGTERM end this process at once while it waits for other ranks, of which one is lost.
 
     Such a wait may be inside torch, where no handler runs; nothing is lost, for nothing is done.
     """
-    leave_alone("before the ranks met")
     with _on_sigterm(signal.SIG_DFL):
         yield
 
 
-def leave_alone(when: str) -> None:
-    """Raise StoppedError on this rank, which has yet to meet the others, if it was asked to."""
+def leave_alone(rank: int) -> None:
+    """Raise StoppedError on this rank, which waits to meet the others, if it was asked to."""
     if _current is not None and (name := _current()):
-        why = f"stopped by {name} {when}; nothing has been done or changed"
-        _say_once(f"hybrid: {why}\n".encode())
+        why = f"stopped by {name} while the ranks met; nothing has been done or changed"
+        if rank == 0:
+            tell(f"hybrid: {why}")
         raise StoppedError(why)
 
 

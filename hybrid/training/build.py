@@ -103,11 +103,10 @@ def _settle_grid(resolved: Config) -> None:
     _update(resolved, "split", **grid._asdict())
 
 
-def repair_run_folder(out: Path, anew: bool) -> tuple[bool, list[str]]:
-    """Whether a run folder has a checkpoint to resume from, after its own repair.
+def repair_run_folder(out: Path) -> tuple[bool, list[str]]:
+    """Whether a run folder has a checkpoint to resume from, after its repair; and its notices.
 
-    Without any, and if it may be begun `anew`, what a run has left there is set aside. The second
-    result is what to report of that. ValueError if the folder is in use.
+    ValueError if the folder is in use.
     """
     folder = RunFolder(out)
     if not out.exists():
@@ -115,9 +114,6 @@ def repair_run_folder(out: Path, anew: bool) -> tuple[bool, list[str]]:
     folder.claim()
     try:
         notices = folder.recover()
-        aside = folder.set_aside() if anew else None
-        if aside is not None:
-            notices.append(f"{out} held a run without a checkpoint, which is now in {aside}")
         return folder.newest() is not None, notices
     finally:
         folder.release()

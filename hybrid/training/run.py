@@ -102,14 +102,12 @@ class Run:
                     self._train_epoch()
                 except DivergedError as error:
                     self._roll_back(error)
-            self.folder.finish_checkpoint()
             if self._early_reason:
                 epoch = self.training.position.epoch
                 self.progress.say(f"stopped early after epoch {epoch}: {self._early_reason}")
         except (AgreedError, StoppedError) as error:
             if isinstance(error, CallbackError):
                 self.training.rounds.drain()
-                self.folder.finish_checkpoint()
             self.folder.write_results(None, self.trace)
             raise
         finally:
@@ -181,7 +179,6 @@ class Run:
         self.training.check_inputs(error)
         if self.folder.path is None or len(before) >= self.options.checkpoint.rollbacks:
             raise DivergedError(self._remedy(error)) from None
-        self.folder.finish_checkpoint()
         checkpoints = self.folder.checkpoints()
         if not self.folder.saved_since_rollback:
             last = before[-1]["to"]
@@ -250,7 +247,6 @@ class Run:
         reports = self.training.run(pairs)
         news = self.training.rounds.news
         self.stopped = news.stop
-        self.folder.advance_checkpoint(news)
         self.callbacks.raise_failure(news.failure)
         for report in reports:
             for notice in report.notices:
@@ -274,7 +270,7 @@ class Run:
         self._write_metric({"phase": "test", **tested})
 
     def _write_checkpoint(self) -> None:
-        """Begin a checkpoint, if there is a run folder; DivergedError if weights are not finite."""
+        """Write a checkpoint, if there is a run folder; DivergedError if weights are not finite."""
         training = self.training
         training.check_weights()
         if self.folder.path is None:
@@ -283,7 +279,7 @@ class Run:
             states, manifest = training.collect()
             with training.block.joined():
                 units = training.collect_units()
-                self.folder.begin_checkpoint(training.position.step, units, states, manifest)
+                self.folder.write_checkpoint(training.position.step, units, states, manifest)
 
     def _stop_with_checkpoint(self) -> None:
         """Write a checkpoint and raise StoppedError."""
@@ -292,7 +288,6 @@ class Run:
             self.training.rounds.drain()
             leave(self.links, f"{when}; nothing is kept, because there is no run folder")
         self._write_checkpoint()
-        self.folder.finish_checkpoint()
         leave(self.links, f"{when}; go on with --resume --out {self.folder.path}")
 
     def _epoch_is_due(self, every: int) -> bool:

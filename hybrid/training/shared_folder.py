@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hybrid.folder import checkpoint, traces
 from hybrid.folder.runfolder import RunFolder
-from hybrid.folder.writer import Files, Progress, Share, Writer
+from hybrid.folder.writer import Files, Writer
 from hybrid.links import RankLinks
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import CheckpointSettings
@@ -22,8 +22,6 @@ class Status(NamedTuple):
 
     stop: str
     """The signal that the rank, or the first of all, has received; empty without one."""
-    checkpoint: Share | Progress
-    """The rank's part of the checkpoint that is being written, or what all ranks learn of it."""
     due: bool
     """Whether, by the first rank's clock, it is time for a checkpoint."""
     failure: str
@@ -62,12 +60,7 @@ class SharedFolder:
         return notices
 
     def release(self) -> None:
-        """Complete this rank's part of a checkpoint, and give up the ownership of the folder.
-
-        The other ranks need not call it: one of them may have failed.
-        """
-        if self._writer is not None:
-            self._writer.settle()
+        """Give up the ownership of the folder. The other ranks need not call it."""
         self._folder.release()
 
     def stored_summary(self) -> dict[str, Any] | None:
@@ -110,42 +103,29 @@ class SharedFolder:
     @property
     def blocked_seconds(self) -> float:
         """Seconds that training has waited for checkpoints."""
-        return self._writer.blocked_seconds if self._writer else 0.0
+        return self._writer.seconds if self._writer else 0.0
 
     def checkpoint_is_due(self) -> bool:
         """Whether, by this rank's clock, it is time for a checkpoint."""
         minutes = self.settings.minutes
         return bool(minutes) and monotonic() - self._saved_at >= 60 * minutes
 
-    def begin_checkpoint(
+    def write_checkpoint(
         self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]
     ) -> None:
-        """Begin a checkpoint."""
+        """Write a checkpoint; AgreedError if a rank cannot."""
         assert self._writer is not None
-        self._writer.begin(step, units, states, manifest)
+        self._writer.write(step, units, states, manifest)
         self._saved_at, self.saved_since_rollback = monotonic(), True
 
     def status(self, stop: str, failure: str) -> Status:
         """This rank's status, with a signal and a callback's failure, if there are any."""
-        share = self._writer.share if self._writer else Share()
-        return Status(stop, share, self.checkpoint_is_due(), failure)
+        return Status(stop, self.checkpoint_is_due(), failure)
 
     def merge(self, everyone: list[Status]) -> Status:
         """What all ranks shall know of their statuses; the first rank calls it."""
         stop = next((one.stop for one in everyone if one.stop), "")
-        shares = [one.checkpoint for one in everyone if isinstance(one.checkpoint, Share)]
-        progress = self._writer.merge(shares) if self._writer else shares[0]
-        return everyone[0]._replace(stop=stop, checkpoint=progress)
-
-    def advance_checkpoint(self, merged: Status) -> None:
-        """Advance the checkpoint by what the first rank makes of the ranks' shares."""
-        if self._writer is not None and isinstance(merged.checkpoint, Progress):
-            self._writer.hear(merged.checkpoint)
-
-    def finish_checkpoint(self) -> None:
-        """Wait until the checkpoint that was begun last is complete."""
-        if self._writer is not None:
-            self._writer.finish()
+        return everyone[0]._replace(stop=stop)
 
     def write_results(self, summary: dict[str, Any] | None, trace: Trace) -> None:
         """Write all ranks' traces, then the summary.

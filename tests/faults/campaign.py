@@ -22,12 +22,11 @@ LIMIT = 10.0
 """Seconds from a fault to the end of every process, on a machine that has its cores to itself."""
 KINDS: tuple[Fault, ...] = (*kinds.KINDS, *storage.KINDS, *sharing.KINDS)
 CRASHES = [sign for n in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS) for sign in (-n, 128 + n)]
-_NOTICE = "hybrid: SIGTERM: "
 _LAUNCHER_SAYS = re.compile(
     r"noticed that process rank|one or more processes exited with non-zero|MPI_ABORT was invoked"
     r"|Root Cause \(first observed failure\)|Received \d+ death signal"
 )
-_REMEDY = re.compile(r"remove (\S+) to resume from")
+_REMEDY = re.compile(r"remove (\S+) to resume from|if (\S+) is another run's, remove it")
 _ANEW = ("no checkpoint to resume from", "start again with a new --out")
 
 
@@ -163,9 +162,8 @@ def load() -> float:
 
 
 def reasons(text: str) -> list[str]:
-    """The lines with which the command says why it ended; a first word on SIGTERM counts alone."""
-    lines = [line for line in text.splitlines() if line.startswith("hybrid: ")]
-    return [line for line in lines if not line.startswith(_NOTICE)] or lines
+    """The lines with which the command says why it ended."""
+    return [line for line in text.splitlines() if line.startswith("hybrid: ")]
 
 
 def _words(
@@ -215,24 +213,24 @@ def _resumed(fault: Fault, scene: Scene, outcome: Outcome, folder: Path) -> Iter
             return
         kept = set(whole(scene.out)) - scene.damaged
         if remedy := _REMEDY.search(said[0]):
-            shutil.rmtree(remedy.group(1))
+            shutil.rmtree(remedy[1] or remedy[2])
         elif any(words in said[0] for words in _ANEW) and not kept:
             out = folder / "anew"
         else:
             yield f"bits: cannot be resumed: {said[0]}"
             return
     if "NaN" not in fault.name or not kinds.rollbacks(out):
-        yield from _compared(fault, scene, out)
+        yield from _compared(scene, out)
 
 
-def _compared(fault: Fault, scene: Scene, out: Path) -> Iterator[str]:
+def _compared(scene: Scene, out: Path) -> Iterator[str]:
     try:
         mine, wanted = result(out), scene.references.result(scene.training)
     except (OSError, ValueError, KeyError, IndexError) as error:
         yield f"bits: the result cannot be read: {error}"
         return
     for what in ("units", "test accuracy", "metrics"):
-        if mine[what] != wanted[what] and (fault.same_metrics or what != "metrics"):
+        if mine[what] != wanted[what]:
             both = zip(mine[what], wanted[what], strict=False)
             other = [f"{left} {right}" for left, right in both if left != right]
             yield f"bits: other {what}: {', '.join(other)[:200] or 'their number'}"

@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from tests.faults.processes import Job, send
-from tests.faults.training import LR, References, Training
+from tests.faults.training import References, Training
 
 PATIENCE = 60.0
 """Seconds a run may take to get to where it is struck, or to its end, on a quiet machine."""
@@ -83,8 +83,6 @@ class Fault:
     """Whether nobody is left to say a word."""
     resumes: bool = False
     """Whether the run that is struck is itself a resumed one."""
-    same_metrics: bool = True
-    """Whether metrics.jsonl must be that of an undisturbed run in the end."""
     workers: int = 0
     """Processes that make each rank's mini-batches."""
 
@@ -166,15 +164,6 @@ def late_rank(scene: Scene) -> Acts:
     yield {"kind": "late", "rank": rank, "seconds": seconds}
 
 
-def clock_jump(scene: Scene) -> Acts:
-    ranks = 1 if scene.training.launcher == "threads" else scene.training.ranks
-    rank = scene.random.choice([None, *range(ranks)])
-    by = scene.random.choice([-1, 1]) * 10 ** scene.random.uniform(0, 8)
-    after = scene.random.uniform(0, 8 if ranks > 1 else 3)
-    scene.now(f"by {by:.0f} s")
-    yield {"kind": "clock", "rank": rank, "after": after, "by": by}
-
-
 def poison(scene: Scene) -> Acts:
     """Weights that are no numbers: fails with a word, or rolls back and ends well.
 
@@ -185,16 +174,6 @@ def poison(scene: Scene) -> Acts:
         call = min(call, 3)
     scene.now(f"of rank {rank}, call {call}")
     yield {"kind": "poison", "rank": rank, "call": call}
-
-
-def absurd_rate(scene: Scene) -> Acts:
-    """A run is resumed with a learning rate that makes the loss infinite."""
-    scene.stopped()
-    scene.resumed_with = ["--lr", f"{10 ** scene.random.uniform(9, 15):.3g}"]
-    scene.now(" ".join(scene.resumed_with))
-    yield {}
-    yield {}
-    scene.resumed_with = ["--lr", LR]
 
 
 def rollbacks(out: Path) -> int:
@@ -223,7 +202,5 @@ KINDS = (
     Fault("Ctrl-C", signals(signal.SIGINT, to="launcher", among=("train", "write"))),
     Fault("a rank stands still", slow_rank, (0,), ON_RANKS, timed=False),
     Fault("a rank starts late", late_rank, (0,), ON_RANKS, timed=False),
-    Fault("the clock jumps", clock_jump, (0,), timed=False),
     Fault("NaN in the weights", poison, ANY, timed=False),
-    Fault("NaN by the learning rate", absurd_rate, ANY, timed=False, resumes=True),
 )

@@ -16,9 +16,7 @@ def main() -> None:
     number = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK", "0")
     mine = fault.get("rank") in (int(number), None)
     kind = fault.get("kind")
-    if kind == "clock" and mine:
-        _let_the_clock_jump(fault["after"], fault["by"])
-    elif kind == "late" and mine:
+    if kind == "late" and mine:
         time.sleep(fault["seconds"])
     elif kind == "streams":
         _lose_the_streams(fault["which"])
@@ -40,12 +38,6 @@ def _lose_the_streams(which: str) -> None:
         os.close(reading)
     for stream in (1, 2):
         os.dup2(lost, stream)
-
-
-def _let_the_clock_jump(after: float, by: float) -> None:
-    at, real, real_ns = time.monotonic() + after, time.time, time.time_ns
-    time.time = lambda: real() + by * (time.monotonic() > at)
-    time.time_ns = lambda: real_ns() + int(by * 1e9) * (time.monotonic() > at)
 
 
 def _poison(number: int, call: int) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from dataclasses import replace
 from time import monotonic, sleep
 
 from tests.faults.kinds import ON_RANKS, PATIENCE, Acts, Fault, Scene, lines_of, moment
 from tests.faults.processes import Job, send
-from tests.faults.storage import can_mount, close, run_quietly
 
 _IN_USE = "is in use by the run of"
 _ENDS = ("stays as it is", _IN_USE, "already holds a run", "no checkpoint to resume from")
@@ -37,41 +35,6 @@ def second_run(scene: Scene) -> Acts:
         scene.broken.append(f"reason: the second run says {said[-200:]!r}")
     elif _IN_USE not in said and not (scene.missed or (scene.out / "summary.json").exists()):
         scene.broken.append(f"reason: the first run lives, but the second says {said!r}")
-
-
-def another_name(scene: Scene) -> Acts:
-    """The newest checkpoint was complete, but had not got its name, when the run was killed."""
-    newest = scene.stopped(2)[-1]
-    hidden = f".{newest.name}.beef.partial"
-    newest.rename(newest.with_name(hidden))
-    scene.now(hidden)
-    yield {}
-
-
-def dead_owner(scene: Scene) -> Acts:
-    """The run's last owner was killed: its lock is there, and its process is not."""
-    scene.stopped()
-    (scene.out / "run.lock").write_text('{"token": "beef", "host": "gone", "run": "another"}')
-    scene.now("")
-    yield {}
-
-
-def events_lost(scene: Scene) -> Acts:
-    """TensorBoard's folder is removed, read-only or full while the run goes on."""
-    events = scene.out / "events"
-    how = scene.random.choice(("removed", "read-only", "full") if can_mount() else ("removed",))
-    if how == "full":
-        events.mkdir(parents=True)
-        run_quietly("mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(events))
-        scene.clean.callback(run_quietly, "umount", "-l", str(events))
-    job = yield {}
-    when = moment(scene, job, ("train",))
-    if how == "removed":
-        shutil.rmtree(events, ignore_errors=True)
-    elif how == "read-only" and events.is_dir():
-        close(events)
-        scene.clean.callback(run_quietly, "umount", "-l", str(events))
-    scene.now(f"{how} {when}")
 
 
 def streams_lost(scene: Scene) -> Acts:
@@ -111,9 +74,6 @@ def _training(scene: Scene, job: Job) -> list[int]:
 
 KINDS = (
     Fault("two runs on one folder", second_run, (0,), timed=False),
-    Fault("a checkpoint under another name", another_name, (0,), timed=False, resumes=True),
-    Fault("a dead owner's lock", dead_owner, (0,), timed=False, resumes=True),
-    Fault("events lost", events_lost, (0,), timed=False),
     Fault("streams lost", streams_lost, (0, 75), ("threads",), timed=False, silent=True),
     Fault("a rank stands still for ever", stopped_rank, launchers=ON_RANKS),
 )

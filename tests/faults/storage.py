@@ -93,22 +93,6 @@ def read_only_resume(scene: Scene) -> Acts:
         kept.rename(config)
 
 
-def file_for_folder(scene: Scene) -> Acts:
-    """A file where the run folder, its parent or its checkpoints belong."""
-    which = scene.random.choice(("parent", "run", "checkpoints", "events"))
-    if which == "parent":
-        scene.out = scene.out / "run"
-    file = {"parent": scene.out.parent, "run": scene.out}.get(which, scene.out / which)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("not a folder")
-    scene.now(which)
-    yield {}
-    yield {}
-    assert file.read_text() == "not a folder", "the file that was there"
-    file.unlink()
-    shutil.rmtree(scene.out, ignore_errors=True)
-
-
 def damage(scene: Scene) -> Acts:
     """A file of the newest checkpoint is not what was written when the run is resumed."""
     random, found = scene.random, scene.stopped()
@@ -147,16 +131,6 @@ def foreign(scene: Scene) -> Acts:
     shutil.rmtree(folder)
 
 
-def cut_metrics(scene: Scene) -> Acts:
-    """`metrics.jsonl` has lost its end, or all of it, when the run is resumed."""
-    scene.stopped(2)
-    file = scene.out / "metrics.jsonl"
-    left = scene.random.randrange(file.stat().st_size)
-    os.truncate(file, left)
-    scene.now(f"{left} bytes left")
-    yield {}
-
-
 def close(folder: Path) -> None:
     run_quietly("mount", "--bind", str(folder), str(folder))
     run_quietly("mount", "-o", "remount,ro,bind", str(folder))
@@ -172,8 +146,6 @@ KINDS = (
     Fault("no large files", file_limit, timed=False),
     Fault("a read-only folder", read_only, ANY),
     Fault("resumed in a read-only folder", read_only_resume, **_RESUMED),
-    Fault("a file where a folder belongs", file_for_folder, timed=False),
     Fault("a damaged checkpoint", damage, ANY, **_RESUMED),
     Fault("another run's checkpoint", foreign, (1,), **_RESUMED),
-    Fault("metrics cut off", cut_metrics, (0,), same_metrics=False, **_RESUMED),
 )

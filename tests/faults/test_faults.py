@@ -86,13 +86,6 @@ def test_an_end_of_the_wrong_kind_is_noticed(references, tmp_path) -> None:
     assert [problem.split(":")[0] for problem in outcome.problems] == ["status"]
 
 
-def test_the_last_word_counts_once_and_a_traceback_not_at_all() -> None:
-    first = "hybrid: SIGTERM: stopping at the next report"
-    assert reasons(f"{first}\nnoise\n") == [first]
-    assert reasons(f"{first}\nhybrid: stopped by SIGTERM\n") == ["hybrid: stopped by SIGTERM"]
-    assert len(reasons("hybrid: error: a\nhybrid: error: a\n")) == 2
-
-
 @pytest.mark.parametrize("launcher", [pytest.param("threads", marks=pytest.mark.slow), "mpirun"])
 def test_a_signal_before_training_begins_is_a_request_to_stop(launcher: str, tmp_path) -> None:
     training = Training("serial", launcher, 2)

@@ -68,12 +68,6 @@ def test_a_command_names_what_it_cannot_read(command, name, kind, run_folder, hy
     assert (status, err.count("\n"), name in err, "secret" in err) == (1, 1, True, False)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link", "huge"])
-def test_a_report_does_without_starts_that_cannot_be_read(kind: str, run_folder, hybrid) -> None:
-    spoil(run_folder / "starts.jsonl", kind)
-    assert answer(hybrid, "report", run_folder) == (0, "")
-
-
 @pytest.fixture
 def read(monkeypatch) -> list[int]:
     """The bytes of every line that is read."""

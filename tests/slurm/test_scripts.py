@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,21 +78,6 @@ def test_a_job_is_requeued_as_often_as_it_may_and_then_ends_with_75(
     assert "after 1 requeues" in (tmp_path / f"run-{job}.out").read_text()
 
 
-def test_every_seed_of_an_array_is_requeued_by_itself(
-    slurm: Slurm, begin, stand_in, tmp_path
-) -> None:
-    job = begin(1, seeds="0-1")
-    for seed in (0, 1):
-        wait_for_ranks(tmp_path / f"run-seed{seed}", 1)
-    slurm("scancel", "--signal=USR1", "--batch", f"{job}_1")
-    slurm.wait_for(f"{job}_1", "PENDING")
-    assert slurm.job(f"{job}_0")["JobState"] == "RUNNING"
-    stand_in.with_name("end").touch()
-    assert slurm.wait_for(f"{job}_1", "COMPLETED")["Restarts"] == "1"
-    assert slurm.wait_for(f"{job}_0", "COMPLETED")["Restarts"] == "0"
-    assert {folder.name for folder in tmp_path.glob("run-seed?")} == {"run-seed0", "run-seed1"}
-
-
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_rank_sees_the_gpus_of_its_node_and_a_canceled_job_stays_canceled(
     slurm: Slurm, begin, tmp_path, launcher
@@ -146,18 +129,3 @@ def test_a_job_that_is_interrupted_goes_on(
     stand_in.with_name("end").touch()
     assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
     assert said in (tmp_path / f"run-{job}.out").read_text()
-
-
-@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
-def test_a_job_that_stops_while_the_controller_is_away_is_requeued(
-    slurm: Slurm, begin, stand_in, tmp_path, seconds
-) -> None:
-    """As long as the controller is away, and it needs some seconds to come back."""
-    job = begin(2)
-    wait_for_ranks(tmp_path / "run", 2)
-    (shell,) = slurm.named("slurm_script")
-    with slurm.without_controller():
-        os.kill(shell, signal.SIGUSR1)
-        time.sleep(seconds)
-    stand_in.with_name("end").touch()
-    assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"

@@ -46,10 +46,9 @@ def saved(root: Path, blocks: int = 2, step: int = 7, **how: Any) -> tuple[Block
 def save(
     root: Path, step: int, links: RankLinks, cut: Blocks, optimizers: Any, keep_last: int = 0
 ) -> None:
-    """Write a checkpoint and wait for it."""
-    writer = Writer(root, links, keep_last)
-    writer.begin(step, units_of(links.rank, cut, optimizers), {}, MANIFEST)
-    writer.finish()
+    """Write a checkpoint."""
+    units = units_of(links.rank, cut, optimizers)
+    Writer(root, links, keep_last).write(step, units, {}, MANIFEST)
 
 
 def units_of(rank: int, cut: Blocks, optimizers: Any) -> dict[str, dict[str, Tensor]]:

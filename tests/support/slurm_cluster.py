@@ -150,16 +150,6 @@ class Slurm:
         finally:
             daemon.send_signal(signal.SIGCONT)
 
-    @contextmanager
-    def without_controller(self) -> Iterator[None]:
-        """No slurmctld in the body; it comes back with what it knew."""
-        self.daemons["slurmctld"].terminate()
-        self.daemons["slurmctld"].wait(30)
-        try:
-            yield
-        finally:
-            self._daemon("slurmctld", "-D", "-i")
-
     def kill(self, program: str) -> None:
         """SIGKILL to the last of the cluster's processes of this name."""
         os.kill(max(self.named(program)), signal.SIGKILL)

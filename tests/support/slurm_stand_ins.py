@@ -45,11 +45,7 @@ sys.exit(int(os.environ["RANKS"].removesuffix(" lost")))
 """
 
 
-SCONTROL = """\
-if sys.argv[1] == "ping":
-    print("Slurmctld(primary) at n1 is UP")
-sys.exit(int(os.environ.get('SCONTROL', 0)))
-"""
+SCONTROL = "sys.exit(int(os.environ.get('SCONTROL', 0)))"
 
 
 class Cluster:

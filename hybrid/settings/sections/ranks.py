@@ -63,10 +63,10 @@ class LinkSettings(Section):
 
     kind: str = LINKS.default
     """auto: MPI under mpirun, torch under torchrun, else threads; virtual: logical clocks."""
-    device: Annotated[
-        Literal["auto", "nccl", "mpi", "host"], _of_links("device", "auto", "mpi", "torch")
-    ] = "auto"
-    """What carries tensors of a GPU: nccl, a GPU-aware mpi, host memory; auto: nccl, else host."""
+    device: Annotated[Literal["auto", "nccl", "host"], _of_links("device", "auto", "torch")] = (
+        "auto"
+    )
+    """What carries tensors of a GPU between ranks of torch: nccl, host; auto: nccl, else host."""
     gigabits_per_second: Annotated[float, _of_links("gigabits_per_second", "virtual")] = Field(
         default=10.0, ge=1e-9, le=LARGE
     )

@@ -72,14 +72,14 @@ def test_a_disk_that_is_full_is_one_notice(tmp_path, monkeypatch) -> None:
 def test_a_run_goes_on_without_events_and_says_so_once(when, tmp_path, monkeypatch, capsys) -> None:
     run = tmp_path / "run"
 
-    def fail(self: Board, *_: object) -> None:
+    def fail(*_: object) -> None:
         if when == "removed":
             shutil.rmtree(run / "events", ignore_errors=True)
         else:
             raise OSError(30, "Read-only file system", str(run / "events"))
 
-    name = "_open" if when == "at the start" else "_add"
-    monkeypatch.setattr(board.Board, name, fail)
+    name = "__init__" if when == "at the start" else "write"
+    monkeypatch.setattr(board._Records, name, fail)
     made = trainer(Penalty(), run, model="plain")
     made.quiet = False
     made.fit(*digits(4))

@@ -79,12 +79,21 @@ def test_a_metric_is_on_disk_at_once_with_its_words(tmp_path) -> None:
 
 
 def test_starting_where_a_run_is_says_what_to_do(tmp_path) -> None:
-    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(ValueError, match="already holds a run: remove it"):
         RunFolder(tmp_path).check(resume=False)
 
 
-@pytest.mark.parametrize("line", ['{"step": 1}', "[]}", '{"step": "x", "phase": "test"}', "7}"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1}',
+        '{"step": 1e999, "phase": "test"}',
+        "[]}",
+        '{"step": "x", "phase": "test"}',
+        "7}",
+    ],
+)
 def test_a_line_that_is_no_metric_is_named_before_anything_goes_on(tmp_path, line: str) -> None:
     good = '{"step": 1, "phase": "test"}\n'
     (tmp_path / "metrics.jsonl").write_text(f"{good}{line}\n" if line[-1] == "}" else line + "}\n")
@@ -125,8 +134,6 @@ def test_every_start_is_told_of(run_folder, hybrid, monkeypatch):
     assert second["step"] == 5
     assert second["slurm_job"] == "17"
     assert second["command"] == "hybrid train --out 'a folder'"
-    page = output(hybrid("report", run_folder)).split()[-1]
-    assert "--out &#39;a folder&#39;" in Path(page).read_text()
 
 
 def test_the_commit_is_that_of_the_sources():

@@ -11,7 +11,6 @@ from torch_program import steps
 from world import ALLOWED
 
 from hybrid.links import run_threads, run_virtual
-from hybrid.ranks.meeting import first_host
 
 
 @pytest.fixture(scope="module", params=["gloo", "as nccl"])
@@ -130,17 +129,3 @@ def test_torchrun_trains_with_the_bits_of_threads(hybrid, tmp_path):
         assert hybrid("export", tmp_path / run, tmp_path / f"{run}.safetensors")[0] == 0
     one, other = ((tmp_path / f"{run}.safetensors").read_bytes() for run in ("torchrun", "threads"))
     assert one == other
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("gpu07", "gpu07"),
-        ("a,b", "a"),
-        ("gpu[07-09,12],x1", "gpu07"),
-        ("n[1,3]-ib,x", "n1-ib"),
-        ("a,b[1-2]", "a"),
-    ],
-)
-def test_the_first_host_of_a_list_of_slurm(nodes, first):
-    assert first_host(nodes) == first

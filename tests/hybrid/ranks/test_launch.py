@@ -13,13 +13,13 @@ import torch
 from answers import assert_one_line, refusal
 from trainings import digits, trainer
 
-from hybrid.ranks import launch, meeting
+from hybrid.ranks import launch
 from hybrid.solvers import Backprop
 
 SLURM = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 VARIABLES = (
     *SLURM,
-    *(launch._TORCHRUN, launch._TORCHRUN_AGENTS),
+    launch._TORCHRUN,
     "SLURM_NTASKS",
     *(name for pair in (*launch._MPI, launch._TORCH) for name in pair),
 )
@@ -57,99 +57,64 @@ def test_every_launchers_variables_are_understood(monkeypatch, size, rank):
     assert (launch.launched_size(), launch.launched_rank()) == (4, 3)
 
 
-def test_a_variable_that_is_no_number_is_ignored(monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "many")
-    assert launch.launched_size() == 0
+def step(size, rank):
+    """The variables of a task of srun."""
+    return {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": size, "SLURM_PROCID": rank}
 
 
-def test_srun_of_several_tasks_is_a_launcher(monkeypatch):
-    for name, value in zip(SLURM, ("0", "4", "2"), strict=True):
-        monkeypatch.setenv(name, value)
-    assert (launch.launched_size(), launch.launched_rank()) == (4, 2)
+def mpirun(size, rank):
+    return {"OMPI_COMM_WORLD_SIZE": size, "OMPI_COMM_WORLD_RANK": rank}
 
 
-def test_a_single_task_of_slurm_is_no_launcher(monkeypatch):
-    for name, value in zip(SLURM, ("0", "1", "0"), strict=True):
-        monkeypatch.setenv(name, value)
-    assert launch.launched_size() == 0
+def torch_ranks(size, rank):
+    return {"WORLD_SIZE": size, "RANK": rank}
 
 
-ONE_PROCESS = {
-    "a batch script": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
-    "a batch script with a step": {"SLURM_NTASKS": "4", "SLURM_STEP_ID": str(0xFFFFFFFB)},
-    "an interactive step": {
-        "SLURM_NTASKS": "4",
-        "SLURM_STEP_ID": str(0xFFFFFFFA),
-        "SLURM_STEP_NUM_TASKS": "1",
-        "SLURM_PROCID": "0",
-    },
-    "a shell of salloc": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"},
-    "one torch process": {"WORLD_SIZE": "1", "RANK": "0"},
-    "a number that is left": {"WORLD_SIZE": "2"},
+TORCHRUN = {**torch_ranks("8", "5"), "TORCHELASTIC_RUN_ID": "none"}
+STARTS = {
+    "a number that is none": ({"OMPI_COMM_WORLD_SIZE": "many"}, (0, 0)),
+    "a batch script": ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, (0, 0)),
+    "a batch script with a step": (
+        {"SLURM_NTASKS": "4", "SLURM_STEP_ID": str(0xFFFFFFFB)},
+        (0, 0),
+    ),
+    "an interactive step": (
+        {**step("1", "0"), "SLURM_NTASKS": "4", "SLURM_STEP_ID": str(0xFFFFFFFA)},
+        (0, 0),
+    ),
+    "a shell of salloc": ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, (0, 0)),
+    "one torch process": (torch_ranks("1", "0"), (0, 0)),
+    "a number that is left": ({"WORLD_SIZE": "2"}, (0, 0)),
+    "srun of several tasks": (step("4", "2"), (4, 2)),
+    "srun of one task": (step("1", "0"), (0, 0)),
+    "a task whose step has no number": ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, (2, 1)),
+    "mpirun of one rank, whose daemons are tasks": ({**step("2", "1"), **mpirun("1", "0")}, (1, 0)),
+    "mpirun, whatever torch is told": ({**mpirun("4", "3"), **torch_ranks("2", "1")}, (4, 3)),
+    "mpirun, and torch is told the same": ({**mpirun("4", "3"), **torch_ranks("4", "3")}, (4, 3)),
+    "torchrun whose agents mpirun started": ({**mpirun("2", "1"), **TORCHRUN}, (8, 5)),
+    "torchrun whose agents srun started": ({**step("2", "1"), **TORCHRUN}, (8, 5)),
 }
+"""Variables of a process, and its (size, rank)."""
 
 
-@pytest.mark.parametrize("kind", ONE_PROCESS)
-def test_one_process_of_a_job_is_started_by_no_launcher(kind, monkeypatch):
-    for name, value in ONE_PROCESS[kind].items():
+@pytest.mark.parametrize("kind", STARTS)
+def test_the_launcher_is_the_one_that_has_started_this_process(kind, monkeypatch):
+    variables, place = STARTS[kind]
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert launch.communicator() is None
-
-
-def test_an_mpirun_of_one_rank_is_none_of_the_tasks_that_slurm_has_for_its_daemons(monkeypatch):
-    tasks = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
-    for name, value in (tasks | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}).items():
-        monkeypatch.setenv(name, value)
-    assert (launch.launched_size(), launch.launched_rank()) == (1, 0)
-
-
-def test_an_mpirun_of_several_ranks_is_no_torchrun_whatever_torch_is_told(monkeypatch):
-    told = {
-        "OMPI_COMM_WORLD_SIZE": "4",
-        "OMPI_COMM_WORLD_RANK": "3",
-        "WORLD_SIZE": "2",
-        "RANK": "1",
-    }
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-    assert (launch.launched_size(), launch.launched_rank()) == (4, 3)
-
-
-OF_MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
-OF_SRUN = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
-OF_TORCHRUN = {"WORLD_SIZE": "8", "RANK": "5", "TORCHELASTIC_RUN_ID": "none"}
-
-
-@pytest.mark.parametrize("agents", [OF_MPIRUN, OF_SRUN], ids=["mpirun", "srun"])
-def test_ranks_of_torchrun_are_its_own_where_its_agents_were_started_one_on_each_host(
-    agents, monkeypatch
-):
-    for name, value in {**agents, **OF_TORCHRUN, "GROUP_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    assert (launch.launched_size(), launch.launched_rank()) == (8, 5)
-
-
-def test_mpirun_and_torchrun_of_all_ranks_of_each_other_are_refused_once(
-    monkeypatch, hybrid, tmp_path
-):
-    for name, value in {**OF_MPIRUN, **OF_TORCHRUN, "GROUP_WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
-    monkeypatch.setenv("RANK", "0")
-    assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    said = "an MPI launcher and torchrun have started these 16 processes"
-    assert_one_line(hybrid(*TRAIN, tmp_path / "run"), said, "use one of them")
+    assert (launch.launched_size(), launch.launched_rank()) == place
+    assert launch._is_by_torch() == (variables.get("TORCHELASTIC_RUN_ID") is not None)
+    if not any(place):
+        assert launch.communicator() is None
 
 
 OF_MPI = "started 2 ranks but MPI sees 1: use mpirun of the MPI library that mpi4py is built for"
 OF_TORCH = "2 ranks were started, but MASTER_ADDR= and MASTER_PORT= are no address and port where"
-OF_SLURM = "of 2 ranks that the launcher's variables announce, rank 1 did not come to localhost:"
 APART = {
     "mpirun of another Open MPI": (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), {}, OF_MPI),
     "mpiexec of another MPI": (("PMI_SIZE", "PMI_RANK"), {}, OF_MPI),
-    "srun": (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_SLURM),
-    "an older srun": (("SLURM_NTASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_SLURM),
+    "srun": (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_MPI),
+    "an older srun": (("SLURM_NTASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_MPI),
     "torchrun": (("WORLD_SIZE", "RANK"), {"TORCHELASTIC_RUN_ID": "none"}, OF_TORCH),
     "torchrun under mpirun": (
         ("WORLD_SIZE", "RANK"),
@@ -165,23 +130,13 @@ def test_ranks_that_do_not_find_each_other_are_refused_once_with_the_remedy(
     kind, monkeypatch, hybrid, tmp_path
 ):
     (size, rank), others, said = APART[kind]
-    monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.1)
-    monkeypatch.setattr(meeting, "CONNECT_SECONDS", 0.2)
-    monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
     for name, value in (others | {size: "2", rank: "0"}).items():
         monkeypatch.setenv(name, value)
     assert_one_line(hybrid(*TRAIN, tmp_path / "run"), said)
     monkeypatch.setenv(rank, "1")
     assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
-    said = "rank 1 of 2 cannot reach rank 0 at localhost:" if said == OF_SLURM else said
     assert said in refusal(trainer(Backprop()).fit, *digits(1))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_task_of_several_is_one_even_where_its_step_has_no_number(monkeypatch):
-    monkeypatch.setenv("SLURM_NTASKS", "2")
-    monkeypatch.setenv("SLURM_PROCID", "1")
-    assert (launch.launched_size(), launch.launched_rank()) == (2, 1)
 
 
 def test_a_launcher_without_mpi4py_is_refused_with_the_remedy(monkeypatch):

@@ -175,26 +175,23 @@ def test_an_inner_listener_has_what_the_outer_has_heard() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "status", "said"),
+    ("numbers", "status"),
     [
-        (["SIGTERM"], 0, "hybrid: SIGTERM: stopping"),
-        (["SIGTERM", "SIGTERM"], -signal.SIGTERM, "hybrid: ended by a second signal"),
-        (["SIGUSR1", "SIGTERM"], -signal.SIGTERM, "hybrid: ended by a second signal"),
-        (["SIGTERM", "SIGUSR1"], 0, "hybrid: SIGTERM: stopping"),
+        (["SIGTERM"], 0),
+        (["SIGTERM", "SIGTERM"], -signal.SIGTERM),
+        (["SIGUSR1", "SIGTERM"], -signal.SIGTERM),
+        (["SIGTERM", "SIGUSR1"], 0),
     ],
 )
-def test_a_second_sigterm_ends_the_process_at_once(numbers, status, said) -> None:
+def test_a_second_sigterm_ends_the_process_at_once(numbers, status) -> None:
     program = (
         "import signal\nfrom hybrid.ranks.stopping import listening\n"
         "with listening():\n"
         f"    for name in {numbers}:\n"
         "        signal.raise_signal(signal.Signals[name])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=30, check=False)
     assert done.returncode == status
-    assert done.stderr.splitlines()[-1].startswith(said)
 
 
 def test_a_request_when_the_command_has_ended_does_not_change_its_status() -> None:

@@ -113,7 +113,6 @@ def test_a_machine_without_sbatch_is_told_so(submit, tmp_path, monkeypatch) -> N
             ("16 ranks", "= 12, or 4 replicas"),
         ),
         (("--replicas", "3", "--set", "split.blocks=0"), ("3 replicas", "= 3 or a multiple of it")),
-        (("--array", "0-4", "--set", "train.seed=1"), ("--array", "train.seed")),
         (("--nodes", "0"), ("--nodes", "equal to 1")),
         (("--max-requeues", "-1"), ("--max-requeues", "equal to 0")),
         (("--launcher", "prun"), ("'prun'", "mpirun or srun")),

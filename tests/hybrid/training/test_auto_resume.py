@@ -24,20 +24,24 @@ def test_auto_resume_begins_goes_on_and_ends(tmp_path, hybrid):
     assert_same(weights(tmp_path / "run"), weights(tmp_path / "once"))
 
 
-def test_what_a_run_without_a_checkpoint_left_is_set_aside_and_nothing_else(tmp_path, hybrid):
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path, hybrid):
     run = tmp_path / "run"
     (run / "checkpoints" / "00000010").mkdir(parents=True)
-    (run / "metrics.jsonl").write_text("of old\n")
+    (run / "metrics.jsonl").touch()
     (run / "notes.txt").write_text("mine")
-    (run / "other-run" / "checkpoints").mkdir(parents=True)
     words = ("train", *QUICK, "--auto-resume", "--epochs", 1, "--out", run)
-    status, _, err = hybrid(*words)
-    assert (status, f"is now in {run / 'without-checkpoint-1'}" in err) == (0, True)
-    assert (run / "without-checkpoint-1" / "metrics.jsonl").read_text() == "of old\n"
-    assert (run / "without-checkpoint-1" / "checkpoints" / "00000010").is_dir()
+    assert hybrid(*words)[0] == 0
     assert (run / "notes.txt").read_text() == "mine"
-    assert (run / "other-run" / "checkpoints").is_dir()
     assert newest(run).name == "00000010"
+
+
+def test_metrics_without_a_checkpoint_are_never_lost(tmp_path, hybrid):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("of old\n")
+    status, _, err = hybrid("train", *QUICK, "--auto-resume", "--out", run)
+    assert (status, err.count("\n"), "already holds a run: remove it" in err) == (1, 1, True)
+    assert (run / "metrics.jsonl").read_text() == "of old\n"
 
 
 @pytest.mark.parametrize("how", ["--resume", "--auto-resume", ""])

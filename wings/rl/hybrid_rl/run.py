@@ -96,7 +96,6 @@ class Run:
             try:
                 while self.rounds < self.rl.rounds:
                     self._to(self.rl.end_after(self.rounds))
-                self.folder.finish_checkpoint()
             except (AgreedError, StoppedError):
                 self.folder.write_results(None, self.trace)
                 raise
@@ -132,7 +131,6 @@ class Run:
         if last or stopped or end % rl.checkpoint_interval == 0:
             self._write_checkpoint()
         if stopped:
-            self.folder.finish_checkpoint()
             leave(self.links, f"{self.stopped} after step {self._steps}; go on with --resume")
 
     def _report(self, seconds: float, waited: float, learning: bool) -> None:
@@ -184,7 +182,7 @@ class Run:
         units, states = checkpointing.collect(self.course)
         own = {key: getattr(self.rl, key) for key in checkpointing.SAME}
         own |= {"rounds": self.rounds, "returns": self.returns, "seconds": self.seconds}
-        self.folder.begin_checkpoint(self._steps, units, states, own)
+        self.folder.write_checkpoint(self._steps, units, states, own)
 
     def _go_on(self) -> None:
         folder = self.folder.checkpoints()[-1]

@@ -262,7 +262,7 @@ def test_bad_input_gets_one_line(settings, says, hybrid, tmp_path):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("links.device=mpi", "a command computes on GPUs"),
+        ("links.device=nccl", "a command computes on GPUs"),
         ("links.latency_microseconds=3", "links.kind is one that reads it"),
         ("links.timeout=3", "there are several processes"),
     ],
