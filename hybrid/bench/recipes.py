@@ -39,11 +39,6 @@ class Recipe:
         return self.solver.alternates and self.rounds.window is not None
 
     @property
-    def delayed(self) -> bool:
-        """Whether it trains in a pipeline that is never flushed, without corrections."""
-        return not self.solver.alternates and not self.solver.exact
-
-    @property
     def serial(self) -> PassSettings:
         """The settings of its exact passes."""
         return self.solver if isinstance(self.solver, PassSettings) else self.correction

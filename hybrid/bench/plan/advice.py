@@ -51,19 +51,20 @@ def report(
     planner = Planner(settings, model, data, network, say, device)
     grids += [grid for count in ranks for grid in planner.grids(count)]
     predictions = planner.predictions(grids, micro_batches, cuts)
-    made = [next(predictions)]
+    first = next(predictions)  # if nothing can be planned, it says so before a table
+    rows = [first]
     alone = planner.on_one_rank(micro_batches)
     undivided = _data_parallel(planner, grids, micro_batches)
     epoch, rate = len(data), alone[0].images_per_second
     yield from _HEAD.splitlines()
-    yield from (row(p, epoch, rate) for p in (*alone, *undivided, made[0]))
+    yield from (row(p, epoch, rate) for p in (*alone, *undivided, first))
     for p in predictions:
-        made.append(p)
+        rows.append(p)
         yield row(p, epoch, rate)
-    for doubt in impossible_predictions(made):
+    for doubt in impossible_predictions(rows):
         yield f"\n{doubt}"
-    for total in dict.fromkeys(p.grid.ranks for p in made):
-        of_these = [p for p in made if p.grid.ranks == total]
+    for total in dict.fromkeys(p.grid.ranks for p in rows):
+        of_these = [p for p in rows if p.grid.ranks == total]
         others = [alone[0], *(p for p in undivided if p.grid.ranks == total)]
         yield "\n" + advice(of_these, others, settings)
 
@@ -72,13 +73,13 @@ def _data_parallel(
     planner: Planner, grids: Sequence[Grid], micro_batches: Sequence[int]
 ) -> list[Prediction]:
     """What as many replicas of the undivided network make, where no grid is that one."""
-    found: list[Prediction] = []
+    plans: list[Prediction] = []
     for ranks in dict.fromkeys(grid.ranks for grid in grids):
         whole = Grid(1, ranks)
         if 1 < ranks <= planner.size and whole not in grids:
             with suppress(ValueError):  # such as for a share of so few samples
-                found += planner.predictions([whole], micro_batches)
-    return found
+                plans += planner.predictions([whole], micro_batches)
+    return plans
 
 
 def impossible_predictions(predictions: Sequence[Prediction]) -> Iterator[str]:

@@ -66,7 +66,7 @@ class Planner:
         self.refused: list[str] = []
         """Why recipes were left out."""
         self.subject = Subject(settings, model, data, say, device)
-        self._alone: list[Prediction] = []
+        self._alone: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.subject.model
         copies = count_copies(settings.optimizer) + (settings.train.ema > 0)
         copies += settings.delay.mend != "none"
@@ -105,17 +105,18 @@ class Planner:
 
     def on_one_rank(self, micro_batches: Sequence[int]) -> list[Prediction]:
         """The ways to train on one rank, the fastest first: undivided, and accumulating over m."""
-        if not self._alone:
+        key = tuple(micro_batches)
+        if key not in self._alone:
             whole = self.blocks(1)
             parts = [m for m in dict.fromkeys(micro_batches) if 1 < m <= self.size]
-            recipes = [BASE, *map(accumulating, parts)]
-            self.subject.measure(whole, *(ceil(self.size / r.micro_batches) for r in recipes))
+            ways = [BASE, *map(accumulating, parts)]
+            self.subject.measure(whole, *(ceil(self.size / r.micro_batches) for r in ways))
             alone = sorted(
-                (self.predict(whole, r) for r in recipes), key=lambda p: -p.images_per_second
+                (self.predict(whole, r) for r in ways), key=lambda p: -p.images_per_second
             )
             rate = alone[0].images_per_second
-            self._alone = [replace(p, speed_up=p.images_per_second / rate) for p in alone]
-        return self._alone
+            self._alone[key] = [replace(p, speed_up=p.images_per_second / rate) for p in alone]
+        return self._alone[key]
 
     def _on(
         self, grid: Grid, micro_batches: Sequence[int], cuts: Sequence[str]
