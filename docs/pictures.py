@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import timeline
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -23,7 +24,6 @@ from matplotlib.patches import Patch
 from hybrid import Trainer, data, split
 from hybrid.folder import traces
 from hybrid.networks import models
-from hybrid.report import timeline
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, Solver
 from hybrid.solvers.exact.exact_pass import PassSettings

@@ -154,9 +154,7 @@ READS = {"open", "fdopen", "read_text", "read_bytes", "fromfile", "load_file", "
 READERS = {
     "hybrid.files": "the one way",
     "hybrid.data.files": "the user's own images",
-    "hybrid.bench.measure": "/proc",
     "hybrid.bench.report": "/proc",
-    "hybrid.doctor.storage": "/proc",
     "hybrid.ranks.launcher": "/proc",
     "hybrid.ranks.slurm": "a template of this package",
     "hybrid.ranks.stopping": "/proc",

@@ -17,9 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hybrid.bench.measure import CPU, still_batches, timed
+from hybrid.bench.contenders import CPU, MethodContender
+from hybrid.bench.measure import still_batches, timed
 from hybrid.bench.plan.planner import Planner
-from hybrid.bench.recipes import MethodContender, Recipe, recipes
+from hybrid.bench.recipes import Recipe, recipes
 from hybrid.links import Network
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks

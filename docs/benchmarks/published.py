@@ -24,7 +24,6 @@ from hybrid.solvers.exact.gaps import Cost, pass_times
 
 PEAK_FLOPS, PEAK_BYTES, COMPUTES, MOVES = 11.76e12, 346e9, 0.6, 0.8
 P40 = Device(
-    name="Tesla P40",
     memory_gb=24,
     roofline=Roofline(
         flops_per_second=COMPUTES * PEAK_FLOPS,
@@ -95,9 +94,8 @@ def main() -> None:
             shapes.append(value[0].numel() * 4)
     rows = []
     for name, (K, n, m, measured) in MEASURED.items():
-        each = P40.passes(whole.model, whole.units, [x[:1].expand(sizes[name], -1, -1, -1)])[
-            0
-        ].costs
+        samples = x[:1].expand(sizes[name], -1, -1, -1)
+        (each,) = P40.passes(whole.model, whole.units, [samples])
         again = (m - 1) / m if m > 1 else 0.0  # the share of micro-batches that go forward twice
         costs = [Cost(c.forward, c.backward + again * c.forward) for c in each]
         starts = balance_starts([sum(cost) for cost in costs], K)

@@ -7,9 +7,10 @@ import os
 import socket
 import struct
 from collections import ChainMap
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from math import prod
+from time import perf_counter, thread_time
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from torch.distributed import TCPStore, pipelining  # type: ignore[attr-defined]
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from hybrid.bench.loops import TorchContender, on_cpu, prepared
-from hybrid.bench.measure import CPU
+from hybrid.bench.contenders import CPU, Contender, prepared, take_step
+from hybrid.method.blocks import make_optimizer, output_weight
 from hybrid.networks.partition import split
 from hybrid.networks.units import BlockModule, Chain
 from hybrid.settings.config import OptimizerSettings
@@ -33,6 +34,40 @@ SCHEDULES: dict[str, tuple[Any, int]] = {
     "interleaved-zero-bubble": (pipelining.ScheduleInterleavedZeroBubble, 2),
 }
 """torch's class for each kind, and the stages that a rank has under it."""
+
+
+class TorchContender(Contender):
+    """What the rows here share: a network, its optimizer and a clock."""
+
+    _model: Any
+
+    def __init__(
+        self, module: nn.Module, settings: OptimizerSettings, device: torch.device
+    ) -> None:
+        self._device = device
+        self._optimizer = make_optimizer(module, settings, output_weight([module]))
+        self._waited = self._sent = 0.0
+
+    def spent(self) -> tuple[float, float]:
+        return self._sent, self._waited
+
+    def close(self) -> None:
+        self._model = None
+        self._optimizer.state.clear()
+        self._optimizer.param_groups.clear()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Adds up wall time less the main thread's processor time.
+
+        It means something with one compute thread only; on a machine shared with others it counts
+        the time they had the core, too.
+        """
+        wall, busy = perf_counter(), thread_time()
+        yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._waited += max(0.0, (perf_counter() - wall) - (thread_time() - busy))
 
 
 class DataParallel(TorchContender):
@@ -64,7 +99,7 @@ class DataParallel(TorchContender):
                 ids = batch.ids.chunk(size)[dist.get_rank()]
                 out = self._model(batch.source.images(ids, batch.step))
                 cross_entropy(out, batch.source.labels(ids, batch.step)).backward()
-                self._step(batch.learning_rate)
+                take_step(self._optimizer, batch.learning_rate)
                 self._sent += self._bytes_a_step
 
     def state_dict(self) -> dict[str, Tensor] | None:
@@ -123,7 +158,7 @@ class Pipeline(TorchContender):
                 schedule = self._schedule(len(batch))
                 images = (batch.images(),) if first else ()
                 schedule.step(*images, target=batch.labels() if last else None)
-                self._step(batch.learning_rate)
+                take_step(self._optimizer, batch.learning_rate)
                 self._sent += self._bytes_a_sample * len(batch)
 
     def state_dict(self) -> dict[str, Tensor] | None:
@@ -190,6 +225,11 @@ class ChannelsLastStage(pipelining.PipelineStage):
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         return _in_memory_order(super().get_bwd_send_ops(bwd_chunk_id), sends=True)
+
+
+def on_cpu(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Copies of a state's tensors."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
 
 
 def process_group(comm: Any, device: torch.device = CPU) -> None:

@@ -11,6 +11,7 @@ beside them: GPipe, 1F1B and the interleaved zero-bubble schedule.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,10 +21,25 @@ import torch.distributed as dist
 from torch_contenders import SCHEDULES, DataParallel, Pipeline, process_group
 
 from hybrid.bench.comparison import Bench
+from hybrid.bench.contenders import Contender
 from hybrid.links.communicator import MpiCommunicator
+from hybrid.networks.units import Chain
 from hybrid.ranks import launch
 from hybrid.settings.resolve import parse_override
 from hybrid.training import build
+
+
+class TorchBench(Bench):
+    """A bench with more rows."""
+
+    def loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
+        more: dict[str, Any] = {"torch DistributedDataParallel": DataParallel}
+        for kind, m in product(SCHEDULES, self.micro_batches):
+            more[f"torch {kind}, m={m}"] = partial(Pipeline, kind=kind, micro_batches=m)
+        given = {"optimizer": self.settings.optimizer, "device": self.device}
+        return super().loops(model) | {
+            name: partial(make, model, **given) for name, make in more.items()
+        }
 
 
 def main() -> None:
@@ -42,19 +58,12 @@ def main() -> None:
     given: dict[str, Any] = {"model.name": asked.model, "data.name": asked.data}
     given |= {"train.batch_size": asked.batch_size, **dict(map(parse_override, asked.set))}
     settings = build.read_settings(None, given, None, False)
-    device, sgd = launch.device(settings.train.device), settings.optimizer
-    others: dict[str, Any] = {
-        "torch DistributedDataParallel": partial(DataParallel, optimizer=sgd, device=device)
-    }
-    for kind, m in product(SCHEDULES, asked.micro_batches):
-        row = partial(Pipeline, optimizer=sgd, kind=kind, micro_batches=m, device=device)
-        others[f"torch {kind}, m={m}"] = row
     words = [word.strip() for word in asked.rows.split(",") if word.strip()]
-    made = Bench(comm, settings, asked.micro_batches, words, asked.out, others)
+    made = TorchBench(comm, settings, asked.micro_batches, words, asked.out)
     made.connect()
     by_mpi = isinstance(comm, MpiCommunicator)
     if by_mpi:  # torchrun's ranks have a process group
-        process_group(comm.mpi, device)
+        process_group(comm.mpi, made.device)
     table = made.run(asked.turns, asked.steps)
     if by_mpi:
         dist.destroy_process_group()

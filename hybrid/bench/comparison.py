@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from hybrid.bench import report
-from hybrid.bench.loops import PlainLoop
-from hybrid.bench.measure import Contender, still_batches, throughput
-from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
+from hybrid.bench.contenders import Contender, MethodContender, PlainLoop
+from hybrid.bench.measure import still_batches, throughput
+from hybrid.bench.recipes import BASE, Recipe, accumulating, recipes
 from hybrid.links import AgreedError
 from hybrid.links.base import Start
 from hybrid.links.communicator import Communicator
@@ -32,8 +32,6 @@ from hybrid.solvers import registry
 from hybrid.solvers.kernels.choice import choose
 from hybrid.training import build
 
-NO_OTHERS: Mapping[str, Callable[[Chain], Contender]] = {}
-
 
 class Bench:
     """One bench on all ranks of a communicator."""
@@ -45,20 +43,18 @@ class Bench:
         micro_batches: Sequence[int],
         only: Sequence[str],
         out: Path,
-        others: Mapping[str, Callable[[Chain], Contender]] = NO_OTHERS,
     ) -> None:
-        """`others` makes rows beside this project's own, from the network."""
         _refuse(settings)
         if comm.rank == 0:
             out.mkdir(parents=True, exist_ok=True)
             # hours of measuring must not end at a folder without permission to write
             tempfile.TemporaryFile(dir=out).close()
         self.out = out
-        self.comm, self.settings, self.others = comm, settings, others
+        self.comm, self.settings = comm, settings
         self.micro_batches, self.only = list(micro_batches), list(only)
-        mine = methods.solver(settings)
+        asked = methods.solver(settings)
         usable = registry.SOLVERS.usable(self.say)
-        solvers = [mine if kind is type(mine) else kind() for kind in usable.values()]
+        solvers = [asked if kind is type(asked) else kind() for kind in usable.values()]
         memory_gb = settings.rounds.memory_gb
         size = settings.train.batch_size
         accumulated = [1, *(m for m in micro_batches if 1 < m <= size)]
@@ -81,20 +77,20 @@ class Bench:
         split, sync, ranks = self.settings.split, methods.sync(self.settings), self.comm.size
         asked = Grid(split.blocks, split.replicas) if split.replicas > 1 else Grid(ranks)
         wanted = [(row, asked) for row in rows if asked.blocks > 1]
-        found: dict[str, tuple[Recipe, Grid]] = {}
+        named: dict[str, tuple[Recipe, Grid]] = {}
         for row, grid in [*wanted, (rows[0], Grid(1, ranks))]:
             share = share_size(self.settings.train.batch_size, 0, grid.replicas)
             name = row.name if grid.replicas == 1 else f"{row.name}, {grid}, {sync.name}"
             if row.micro_batches <= share:
-                found[name] = row if grid.replicas == 1 else replace(row, sync=sync), grid
+                named[name] = row if grid.replicas == 1 else replace(row, sync=sync), grid
             else:
                 self.left_out[name] = f"a mini-batch has {share} samples"
-        return found
+        return named
 
     def connect(self) -> None:
         """Settle the rows; all ranks call it. AgreedError if `only` names no row."""
         self.cores = self.comm.bcast(len(os.sched_getaffinity(0)))
-        there = [*self._loops(self.model()), *self.others, *self.own]
+        there = [*self.loops(self.model()), *self.own]
         words = [word.casefold() for word in self.only]
         chosen = [n for n in there if any(word in n.casefold() for word in words or [""])]
         if not chosen:
@@ -120,20 +116,18 @@ class Bench:
         model = self.model()
         # measured cuts differ from one time to the next
         problem = cache(partial(self.problem, model))
-        makers = self._loops(model)
-        makers |= {name: partial(make, model) for name, make in self.others.items()}
-        makers |= {
+        makers = self.loops(model) | {
             name: partial(self._ours, problem, recipe, grid)
             for name, (recipe, grid) in self.own.items()
         }
-        made: dict[str, Contender] = {}
+        rows: dict[str, Contender] = {}
         for name in self.chosen:
             try:
-                made[name] = makers[name]()
+                rows[name] = makers[name]()
             except ValueError as error:
                 # the same on every rank: what cannot be follows from K, R and m
                 self.left_out[name] = str(error)
-        return made
+        return rows
 
     def _ours(self, problem: Callable[[int], Problem], recipe: Recipe, grid: Grid) -> Contender:
         """One of our own rows; ValueError for a grid that cannot be."""
@@ -143,8 +137,8 @@ class Bench:
         start = Start(grid, self.settings.links, self.device, method.arrangement, self.comm)
         return MethodContender(method, kind(start))
 
-    def _loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
-        """What makes the hand-written loops, which train on the first rank."""
+    def loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
+        """What makes the rows beside our own: loops written by hand, on the first rank."""
         here = self.comm.rank == 0
         loops = {name: (self.threads, m) for name, m in self.bases.items()}
         if self.cores > self.threads:

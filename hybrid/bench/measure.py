@@ -5,35 +5,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
+from hybrid.bench.contenders import Contender
 from hybrid.data import Data
 from hybrid.links.communicator import Communicator
 from hybrid.rounds.windows import EpochSource
 from hybrid.solvers import Batch
-
-CPU = torch.device("cpu")
-
-
-class Contender(Protocol):
-    """One way to train the network, which is a row of the table. Every rank has one."""
-
-    def train(self, batches: Sequence[Batch]) -> None:
-        """Take one step for each mini-batch; every rank calls it with the same mini-batches."""
-
-    def state_dict(self) -> dict[str, Tensor] | None:
-        """The whole network's state under its global names, on rank 0 only. All must call it."""
-
-    def spent(self) -> tuple[float, float]:
-        """Bytes this rank has sent, and seconds it had nothing to do, in `train` so far."""
-        ...
-
-    def close(self) -> None:
-        """Release the network and what belongs to it."""
-        return
 
 
 @dataclass

@@ -8,17 +8,13 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from shlex import quote
 from typing import Any
 
-from torch import Tensor
-
-from hybrid.bench.measure import Contender
-from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import WINDOW
-from hybrid.solvers import Backprop, Batch, Solver, Window, registry
+from hybrid.solvers import Backprop, Solver, registry
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.base import Strategy
@@ -41,11 +37,6 @@ class Recipe:
     def windowed(self) -> bool:
         """Whether a round sweeps over a window that a serial pass has gone over."""
         return self.solver.alternates and self.rounds.window is not None
-
-    @property
-    def delayed(self) -> bool:
-        """Whether it trains in a pipeline that is never flushed, without corrections."""
-        return not self.solver.alternates and not self.solver.exact
 
     @property
     def serial(self) -> PassSettings:
@@ -151,44 +142,5 @@ def _delayed(solver: Solver, micro_batches: Sequence[int]) -> Iterator[tuple[str
         return
     messages = getattr(solver, "messages", "float32")
     wire = "" if messages == "float32" else f", {messages} messages"
-    if asked := solver.micro_batches:
-        yield f"{name}, m={asked}{wire}", solver
-        return
-    for m in micro_batches:
+    for m in [solver.micro_batches] if solver.micro_batches else micro_batches:
         yield f"{name}, m={m}{wire}", replace(solver, micro_batches=m)  # type: ignore[type-var]
-
-
-class MethodContender(Contender):
-    """A method on this rank of a grid, with weights of its own.
-
-    Its links count its bytes and waits.
-    """
-
-    def __init__(self, method: Method, links: RankLinks) -> None:
-        self.links = links
-        self.method = method.copied().of_replica(links.place)
-        self.block = self.method.block(links)
-        self.rounds = self.method.start(self.block, links)
-
-    def train(self, batches: Sequence[Batch]) -> None:
-        length, sweeps = self.method.setup.window, self.method.setup.sweeps
-        place = self.links.place
-        mine = [batch.of_replica(place.replica, place.replicas) for batch in batches]
-        starts = range(0, len(mine), length)
-        windows = [Window(mine[start : start + length], sweeps) for start in starts]
-        self.rounds.run([(window, window) for window in windows], 0, 0)
-
-    def state_dict(self) -> dict[str, Tensor] | None:
-        self.rounds.drain()
-        module = self.method.problem.blocks.module(self.links.rank)
-        with self.block.joined():
-            mine = {module.global_name(k): v.cpu() for k, v in module.state_dict().items()}
-        everyone = self.links.all_gather(mine)
-        whole = {k: v for part in everyone for k, v in part.items()}
-        return whole if self.links.place.number == 0 else None
-
-    def spent(self) -> tuple[float, float]:
-        return self.links.traffic.total_bytes, self.links.traffic.total_waiting
-
-    def close(self) -> None:
-        self.links.close()

@@ -51,7 +51,6 @@ def speed_table(speeds: Sequence[Speed], base: Speed, epoch_images: int) -> str:
 
 def write(folder: Path, facts: dict[str, Any], speeds: Sequence[Speed]) -> str:
     """Write bench.json and bench.md, and give the Markdown."""
-    folder.mkdir(parents=True, exist_ok=True)
     base = fastest(speeds, facts["bases"])
     text = [
         "# {model} on {data}, {ranks} ranks\n".format(**facts),

@@ -30,13 +30,7 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self._others.points():
             return super().get_command(ctx, cmd_name)
-        found = self._others.load(cmd_name)
-        if isinstance(found, typer.Typer):
-            return typer.main.get_command(found)
-        raise ValueError(
-            f"command {cmd_name!r} is added as a {type(found).__name__}; it must be a typer.Typer: "
-            "uninstall the package that adds it, or correct it"
-        )
+        return typer.main.get_command(self._others.load(cmd_name))
 
     @property
     def _others(self) -> Added:

@@ -18,12 +18,11 @@ commands = typer.Typer()
 @commands.command(epilog="Example: mpirun -n 2 hybrid doctor --out /scratch/me/runs")
 def doctor(
     out: Annotated[Path, typer.Option(help="Folder for runs, which is checked, too.")] = Path("."),
-    data_dir: Annotated[Path | None, flag("data_dir")] = None,
 ) -> None:
-    """Check the machine, MPI, the file system and Slurm, and report what to repair."""
+    """Check the ranks, MPI, GPUs and the folder for runs, and report what to repair."""
     from hybrid import doctor as checks
 
-    checks.report(typer.echo, out, data_dir)
+    checks.report(typer.echo, out)
 
 
 @commands.command(

@@ -93,18 +93,15 @@ def plan(
     latency: Annotated[float | None, options.flag("latency")] = None,
     device: Annotated[
         Path | None,
-        typer.Option(help="TOML profile of a device, and of what joins several, to plan for."),
+        typer.Option(help="TOML profile of a device to plan for."),
     ] = None,
     set_: options.AnyOther = None,
 ) -> None:
     """Predict the speed of methods and grids by measuring on this machine, and recommend one."""
-    if ranks is not None:
-        for name, given in (("--blocks", counts), ("--replicas", replicas)):
-            if given is not None:
-                raise ValueError(
-                    f"{name} is {given}, but --ranks {ranks} stands for every grid of that size: "
-                    "leave one of the two out"
-                )
+    if ranks is not None and (counts is not None or replicas is not None):
+        raise ValueError(
+            f"--ranks {ranks} stands for every grid of that size: leave out --blocks and --replicas"
+        )
     blocks = None if counts is None else options.numbers("--blocks", counts)
     totals = [] if ranks is None else options.numbers("--ranks", ranks)
     parts = options.numbers("--micro-batches", micro_batches)
@@ -121,11 +118,6 @@ def plan(
         resolved = load(config, given)
         references.check_code_is_given(resolved, given)
         profile = None if device is None else Device.read(device)
-        if profile is not None and profile.network and (gigabits or latency) is not None:
-            raise ValueError(
-                f"{device} has a [network], and --gigabits and --latency tell of another: leave "
-                "one of the two out"
-            )
         yield from report(resolved, blocks, totals, parts, say, profile)
 
     options.first_prints(lines)

@@ -34,13 +34,9 @@ def run_command(command: Callable[[], Any]) -> int:
     """
     if launch.launched_rank() > 0:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    comm = None
     try:
         comm = launch.communicator()
-    except ValueError as error:
-        return _say(error, FAILED, getattr(error, "speaks", False))
-    except KeyboardInterrupt:
-        return _say(ctrl_c(), INTERRUPTED)
-    try:
         result = command()
         if result == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
@@ -50,26 +46,22 @@ def run_command(command: Callable[[], Any]) -> int:
     except StoppedError:  # whose reason has been printed
         return _together(comm, STOPPED)
     except AgreedError as error:
-        return _leave(comm, error, FAILED)
+        return _together(comm, _say(error, FAILED))
     except BaseException as error:
         if hasattr(error, "format_message"):
             words = error.format_message().split() or ["see hybrid --help"]
-            return _leave(comm, " ".join(words), USAGE)
+            return _together(comm, _say(" ".join(words), USAGE))
         if not isinstance(error, Exception):  # SystemExit, for example, of a user's own code
             error = CodeError(format_error(error))
         if comm is not None:
             from hybrid.links.communicator import abort
 
             abort(comm, error)
-        return _say(reason(error), FAILED)
-
-
-def _leave(comm: Communicator | None, error: object, status: int) -> int:
-    """All ranks call it: rank 0 prints the error before any rank ends."""
-    return _together(comm, _say(error, status))
+        return _say(reason(error), FAILED, getattr(error, "speaks", False))
 
 
 def _together(comm: Communicator | None, status: int) -> int:
+    """All ranks call it, so that rank 0 has printed before any rank ends."""
     if comm is not None:
         comm.barrier()
     return status

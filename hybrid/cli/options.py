@@ -56,7 +56,6 @@ Model = Annotated[str | None, flag("model")]
 DataDir = Annotated[str | None, flag("data_dir")]
 Method = Annotated[str | None, flag("solver")]
 BatchSize = Annotated[int | None, flag("batch_size")]
-LearningRate = Annotated[float | None, flag("lr")]
 AnyOther = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting; may be repeated."),

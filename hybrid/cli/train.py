@@ -28,7 +28,7 @@ def train(
     solver: options.Method = None,
     epochs: Annotated[int | None, options.flag("epochs")] = None,
     batch_size: options.BatchSize = None,
-    lr: options.LearningRate = None,
+    lr: Annotated[float | None, options.flag("lr")] = None,
     window: Annotated[str | None, options.flag("window")] = None,
     sweeps: Annotated[int | None, options.flag("sweeps")] = None,
     blocks: Annotated[int | None, options.flag("blocks")] = None,

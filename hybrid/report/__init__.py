@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hybrid.errors import format_error, one_line, tell
+from hybrid.errors import format_error, tell
 from hybrid.files import check_folder, write_atomically
 from hybrid.folder import traces
 from hybrid.report import comparison, single
-from hybrid.report.page import amount
 from hybrid.report.records import read
 from hybrid.solvers.named import Added
 
@@ -45,8 +44,9 @@ def write(run: Path) -> Path:
 
     Raises ValueError for a folder that holds no run, and for a file in it that cannot be read.
     """
-    other, events = command_of(run), traces.join(run)
-    content = other[2].content(run) if other else single.content(read(run), events)
+    other = command_of(run)
+    traces.join(run)
+    content = other[2].content(run) if other else single.content(read(run))
     return _written(content, run / "report" / "index.html")
 
 
@@ -57,12 +57,6 @@ def compare(runs: Sequence[Path], out: Path) -> Path:
 
 def _written(content: bytes, file: Path) -> Path:
     check_folder(file.parent)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, content)
-    except OSError as error:
-        raise ValueError(
-            f"{one_line(error)}: a report of {amount(len(content))} goes to {file}: make "
-            "room there, or correct the permissions"
-        ) from None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, content)
     return file

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite, nan
-from statistics import mean, median
+from statistics import mean
 
-from hybrid.report.page import COLORS, LARGEST, Chart, thinned
+from hybrid.report.page import COLORS, LARGEST, Chart
 from hybrid.report.records import Line, Record
 
+TRAINING, TEST = ("serial", "parallel"), ("test",)
+"""The phases of a line."""
 _SEVERAL = 8
-"""Of more ranks or cuts there are three curves: the least, the median and the greatest value."""
-_SHORT = 300
-"""Seconds of training up to which it is not told in minutes."""
+"""Of more ranks or cuts there are two curves: the least and the greatest value."""
 
 
 @dataclass
@@ -33,41 +33,38 @@ class Panel:
     unit: str
     values: Callable[[Line], Mapping[str, float | None]]
     """Of a line: the value of each curve by its label; None is a line without the quantity."""
-    phases: tuple[str, ...] = ()
-    """The lines that count are those of the first of these phases that a run has; empty: all."""
     log: bool = False
     by_time: bool = False
 
     def points(self, record: Record) -> dict[str, dict[int, float]]:
-        """Label of a curve -> step -> value."""
-        phases = {line.phase for line in record.lines}
-        phase = next((phase for phase in self.phases if phase in phases), None)
-        found: dict[str, dict[int, float]] = {}
+        """Label of a curve -> step -> value, the first one where a step has several."""
+        points: dict[str, dict[int, float]] = {}
         for line in record.lines:
-            if not self.phases or line.phase == phase:
-                for label, value in self.values(line).items():
-                    if value is not None and abs(value) < LARGEST:
-                        found.setdefault(label, {})[line.step] = value
-        return found
+            for label, value in self.values(line).items():
+                if value is not None and abs(value) < LARGEST:
+                    points.setdefault(label, {}).setdefault(line.step, value)
+        return points
 
 
 def _by_phase(of: Callable[[Line], float | None]) -> Callable[[Line], dict[str, float | None]]:
     """A curve for each phase that trains, and for the test."""
-    known = ("serial", "parallel", "test")  # of a damaged line it may be anything
-    return lambda line: {line.phase: of(line)} if line.phase in known else {}
+    # of a damaged line the phase may be anything
+    return lambda line: {line.phase: of(line)} if line.phase in (*TRAINING, *TEST) else {}
 
 
-def _one(of: Callable[[Line], float | None]) -> Callable[[Line], dict[str, float | None]]:
-    """One curve."""
-    return lambda line: {"": of(line)}
+def _one(
+    of: Callable[[Line], float | None], phases: Sequence[str]
+) -> Callable[[Line], dict[str, float | None]]:
+    """One curve, of the lines of some phases."""
+    return lambda line: {"": of(line)} if line.phase in phases else {}
 
 
 def _each(name: str, values: Sequence[float], first: int) -> dict[str, float]:
     """A curve for each rank or cut, unless they are many."""
     if len(values) <= _SEVERAL:
         return {f"{name} {number}": value for number, value in enumerate(values, first)}
-    known = [value for value in values if isfinite(value)] or [nan]
-    return {"least": min(known), "median": median(known), "greatest": max(known)}
+    finite = [value for value in values if isfinite(value)] or [nan]
+    return {"least": min(finite), "greatest": max(finite)}
 
 
 def _accuracy(line: Line) -> float | None:
@@ -88,44 +85,19 @@ RUN = (
         lambda x: _each("cut", [value if value > 0 else nan for value in x.residual], 1),
         log=True,
     ),
-    Panel("Learning rate", "learning rate", _one(lambda x: x.learning_rate)),
     Panel("Throughput", "images/s", _by_phase(_throughput)),
     Panel(
         "Idle share of each rank",
         "waited, %",
         lambda x: _each("rank", [100 * share for share in x.idle], 0),
     ),
-    Panel(
-        "Candidates that the sampler accepted",
-        "accepted, %",
-        _one(lambda x: None if x.accepted is None else 100 * x.accepted),
-    ),
 )
 """Of one run."""
 COMPARED = (
-    Panel("Test accuracy", "accuracy, %", _one(_accuracy), ("test",), by_time=True),
-    Panel("Test loss", "loss", _one(lambda x: x.loss), ("test",), by_time=True),
-    Panel(
-        "Training loss",
-        "loss",
-        _one(lambda x: x.loss),
-        ("serial", "parallel"),
-        log=True,
-        by_time=True,
-    ),
-    Panel("Learning rate", "learning rate", _one(lambda x: x.learning_rate)),
-    Panel("Throughput", "images/s", _one(_throughput), ("serial", "parallel")),
-    Panel(
-        "Idle share of the rank that waits most",
-        "waited, %",
-        _one(lambda x: 100 * max(x.idle) if x.idle else None),
-    ),
-    Panel(
-        "Relative residual, mean over the cuts",
-        "relative residual",
-        _one(lambda x: mean(x.residual or [0.0]) or None),  # 0: nothing is left open
-        log=True,
-    ),
+    Panel("Test accuracy", "accuracy, %", _one(_accuracy, TEST), by_time=True),
+    Panel("Test loss", "loss", _one(lambda x: x.loss, TEST), by_time=True),
+    Panel("Training loss", "loss", _one(lambda x: x.loss, TRAINING), log=True, by_time=True),
+    Panel("Throughput", "images/s", _one(_throughput, TRAINING)),
 )
 """Of several."""
 
@@ -134,11 +106,9 @@ def curves(panels: Sequence[Panel], groups: Sequence[Group]) -> Iterator[tuple[s
     """Title and chart of each quantity that the runs have, by epochs and perhaps by time."""
     records = [record for group in groups for record in group.records]
     epochs = "epochs" if all(map(_epochs_a_step, records)) else "steps"
-    lengths = [sum(line.seconds for line in record.lines) for record in records]
-    unit = "seconds" if max(lengths) <= _SHORT else "minutes"
     simulated = ", simulated" if any("simulated" in x.summary.seconds for x in records) else ""
     for panel in panels:
-        for axis in (epochs, f"{unit} of training{simulated}")[: 1 + panel.by_time]:
+        for axis in (epochs, f"seconds of training{simulated}")[: 1 + panel.by_time]:
             chart = Chart(axis, panel.unit, log=panel.log)
             _draw(chart, panel, groups, axis)
             if not chart.empty:
@@ -156,9 +126,8 @@ def _draw(chart: Chart, panel: Panel, groups: Sequence[Group], axis: str) -> Non
             common = sorted(set.intersection(*(set(points) for _, points in having)))
             if not common:
                 continue
-            steps = thinned(common)
-            xs = [mean(places[step] for places, _ in having) for step in steps]
-            ys = [[points[step] for _, points in having] for step in steps]
+            xs = [mean(places[step] for places, _ in having) for step in common]
+            ys = [[points[step] for _, points in having] for step in common]
             color = COLORS[place % len(COLORS)]
             if len(having) > 1:
                 chart.band(xs, [min(y) for y in ys], [max(y) for y in ys], color)
@@ -173,8 +142,7 @@ def _places(record: Record, axis: str) -> dict[int, float]:
     if axis == "epochs":
         epochs_a_step = _epochs_a_step(record)
         return {line.step: line.step * epochs_a_step for line in lines}
-    unit = 1 if axis.startswith("seconds") else 60
-    times = accumulate(line.seconds / unit for line in lines)
+    times = accumulate(line.seconds for line in lines)
     return {line.step: time for line, time in zip(lines, times, strict=True)}
 
 

@@ -36,7 +36,6 @@ LARGEST = 1e18
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "hybrid",
-    "text.parse_math": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -51,13 +50,11 @@ class Chart:
     A logarithmic y axis is one where all values are positive.
     """
 
-    def __init__(
-        self, across: str, up: str, *, log: bool = False, width: float = 6.4, height: float = 2.9
-    ) -> None:
+    def __init__(self, across: str, up: str, *, log: bool = False) -> None:
         with _style():
             from matplotlib.figure import Figure
 
-            self.figure = Figure((width, height), layout="constrained")
+            self.figure = Figure((6.4, 2.9), layout="constrained")
             self.axes: Axes = self.figure.subplots()
         self.axes.set_xlabel(across)
         self.axes.set_ylabel(up)
@@ -85,7 +82,7 @@ class Chart:
         Without a label the legend has no entry.
         """
         self.axes.plot(
-            *([x if abs(x) < LARGEST else nan for x in thinned(values)] for values in (xs, ys)),
+            *([x if abs(x) < LARGEST else nan for x in _thinned(values)] for values in (xs, ys)),
             color=color,
             linestyle="solid" if lines else "none",
             marker="o" if not lines or len(xs) <= _MARKED else "",
@@ -98,42 +95,23 @@ class Chart:
         self, xs: Sequence[float], low: Sequence[float], high: Sequence[float], color: str
     ) -> None:
         """The area between two curves, in a lighter shade."""
-        low, high = thinned(low), thinned(high)
-        self.axes.fill_between(thinned(xs), low, high, color=color, alpha=0.18, linewidth=0)
+        low, high = _thinned(low), _thinned(high)
+        self.axes.fill_between(_thinned(xs), low, high, color=color, alpha=0.18, linewidth=0)
 
     def svg(self) -> str:
         """The chart as an element of a page, without ids and digits that nobody sees."""
         buffer = StringIO()
         with _style(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of limits that are equal, of letters without a form
-            self._set_ticks()
+            if self.log and 0 < self.axes.dataLim.ymin <= self.axes.dataLim.ymax:
+                self.axes.set_yscale("log")
             self.figure.savefig(buffer, format="svg", metadata={"Date": None})
         text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
         text = re.sub(r'<g id="[^"]*">', "<g>", text[text.index("<svg") :])
         return re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), text)
 
-    def _set_ticks(self) -> None:
-        """Few ticks, each of which tells its value."""
-        from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
 
-        x, y = self.axes.xaxis, self.axes.yaxis
-        for axis in (x, y):
-            if not isinstance(axis.get_major_locator(), FixedLocator):  # which has names
-                low, high = axis.get_view_interval()
-                whole = axis is x and high - low > 2
-                axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))
-                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-        if self.log and 0 < self.axes.dataLim.ymin <= self.axes.dataLim.ymax:
-            formatter = y.get_major_formatter()
-            self.axes.set_yscale("log")
-            low, high = self.axes.get_ylim()
-            several = LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,))
-            y.set_major_locator(several if high > 10 * low else MaxNLocator(4))
-            y.set_major_formatter(formatter)
-            y.set_minor_locator(FixedLocator([]))
-
-
-def thinned(values: Sequence[N]) -> Sequence[N]:
+def _thinned(values: Sequence[N]) -> Sequence[N]:
     """At most as many as are drawn, evenly chosen."""
     return values[:: -(-len(values) // _MOST) or 1]
 
@@ -181,11 +159,6 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) ->
 def drawing(chart: Chart, title: str) -> Html:
     """A chart within the page, with its title above it."""
     return Html(_macros().drawing(Html(chart.svg()), chart.keys, title))
-
-
-def details(summary: str, text: str) -> Html:
-    """A long text, which the page shows when it is asked for."""
-    return Html(_macros().details(summary, text))
 
 
 def row(parts: Iterable[Html]) -> Html:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -40,13 +39,10 @@ class Line(BaseModel):
     loss: float | None = None
     accuracy: float | None = None
     seconds: float = 0.0
-    learning_rate: float | None = None
     idle: Numbers = []
     """Share of the report's time in which each rank waited, on a report's first line."""
     residual: Numbers = []
     """For each cut, ||lam - x|| / ||x||."""
-    accepted: float | None = Field(default=None, ge=0, le=1)
-    """Share of an epoch's candidates that the sampler accepted."""
 
 
 class Summary(BaseModel):
@@ -69,7 +65,6 @@ class Summary(BaseModel):
     serial_seconds: float | None = None
     parallel_seconds: float | None = None
     gap_steps: Sizes = []
-    gap_seconds: list[float] = []
     idle_share: list[float] = []
     delay: list[float] = []
     bytes_sent: Sizes = []
@@ -159,20 +154,12 @@ def checked(cls: type[M], content: bytes, place: object) -> M:
 
 def _so_far(settings: Config | None, lines: list[Line]) -> Summary:
     """The summary of a run that has not ended, as far as its lines and settings tell."""
-    tested = next(
-        (x for x in reversed(lines) if x.phase == "test"), Line(step=0, epoch=0, phase="")
-    )
-    idle = zip_longest(*(line.idle for line in lines if line.idle), fillvalue=0.0)
-    so_far = Summary(
-        test_accuracy=tested.accuracy,
-        test_loss=tested.loss,
-        train_seconds=sum(x.seconds for x in lines if x.phase in ("serial", "parallel")),
-        idle_share=[sum(shares) / len(shares) for shares in idle],
-        residual=next((line.residual for line in reversed(lines) if line.residual), []),
+    unfinished = Summary(
+        residual=next((line.residual for line in reversed(lines) if line.residual), [])
     )
     if settings is not None:
-        so_far.solver, so_far.seed = settings.solver["name"], settings.train.seed
-        so_far.model, so_far.data = settings.model.name, settings.data.name
-        so_far.blocks, so_far.cuts = settings.split.blocks, settings.split.cuts
-        so_far.epochs = settings.train.epochs
-    return so_far
+        unfinished.solver, unfinished.seed = settings.solver["name"], settings.train.seed
+        unfinished.model, unfinished.data = settings.model.name, settings.data.name
+        unfinished.blocks, unfinished.cuts = settings.split.blocks, settings.split.cuts
+        unfinished.epochs = settings.train.epochs
+    return unfinished

@@ -1,15 +1,12 @@
 """The page about one run: its facts, what each rank did when, curves, and its settings."""
 
-from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
 
 from hybrid.report.curves import RUN, Group, curves
 from hybrid.report.page import (
     UNKNOWN,
     Html,
     amount,
-    details,
     drawing,
     heading,
     note,
@@ -18,17 +15,13 @@ from hybrid.report.page import (
     table,
 )
 from hybrid.report.records import Record, Summary
-from hybrid.report.timeline import spans, timeline
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED
-from hybrid.settings.resolve import resolve, to_toml
-
-_METHODS = ("solver", *NAMED)
-"""Sections whose other settings follow from a name."""
+from hybrid.settings.resolve import resolve
 
 
-def content(record: Record, events: Sequence[Mapping[str, Any]]) -> bytes:
-    """The page; `events` are the spans of all ranks."""
+def content(record: Record) -> bytes:
+    """The page."""
     summary = record.summary
     known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
     title = f"{record.run.resolve().name}: {', '.join(filter(None, known))}"
@@ -36,7 +29,6 @@ def content(record: Record, events: Sequence[Mapping[str, Any]]) -> bytes:
     parts = [
         *([] if record.ended else [note(_how_far(record))]),
         row([_facts(summary, record.ended), *_ranks(summary), *_cuts(summary)]),
-        *_timeline(events, summary),
         heading("Curves"),
         row(drawn),
         *([] if record.settings is None else _settings(record.settings)),
@@ -51,12 +43,6 @@ def _how_far(record: Record) -> str:
         "This run has not ended (there is no summary.json). The report is about its part up to "
         f"step {last.step}, after {last.epoch}{asked} epochs."
     )
-
-
-def _timeline(events: Sequence[Mapping[str, Any]], summary: Summary) -> list[Html]:
-    chart = timeline(spans(events), f"m{summary.seconds}", summary.idle_share)
-    title = "What each rank did in steps of usual length (trace.json has all, for ui.perfetto.dev)"
-    return [drawing(chart, title)] if chart else []
 
 
 def _facts(summary: Summary, ended: bool) -> Html:
@@ -96,8 +82,6 @@ def _ranks(summary: Summary) -> list[Html]:
     ]
     if any(summary.gap_steps):
         columns.append(("local steps in gaps", [f"{steps:,}" for steps in summary.gap_steps]))
-        times = [f"{spent:.1f} {summary.seconds}" for spent in summary.gap_seconds]
-        columns.append(("their time", times))
     if any(summary.delay):
         columns.append(("delay", [f"{delay:g} steps" for delay in summary.delay]))
     rows = zip_longest(*(cells for _, cells in columns), fillvalue=UNKNOWN)
@@ -116,19 +100,14 @@ def _cuts(summary: Summary) -> list[Html]:
 
 
 def _settings(config: Config) -> list[Html]:
-    """The settings that are not the defaults of their method, and below them all of them."""
-    methods = {section: {"name": getattr(config, section)["name"]} for section in _METHODS}
+    """The settings that are not the defaults of their method."""
+    methods = {s: {"name": getattr(config, s)["name"]} for s in ("solver", *NAMED)}
     plain = resolve(methods).model_dump()
     rows = [
-        (f"{section}.{key}", _value(value), _value(plain[section].get(key)))
+        (f"{section}.{key}", str(value), str(plain[section].get(key, UNKNOWN)))
         for section, settings in config.model_dump().items()
         for key, value in settings.items()
         if value != plain[section].get(key)
     ]
     shown = table("Settings other than the defaults", ("", "this run", "default"), rows)
-    all_settings = details("All settings: config.toml", to_toml(config))
-    return [heading("How it was made"), *([shown] if rows else []), all_settings]
-
-
-def _value(value: object) -> str:
-    return UNKNOWN if value is None or value == "" else str(value)
+    return [heading("How it was made"), shown] if rows else []

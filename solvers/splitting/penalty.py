@@ -168,7 +168,7 @@ class PenaltyProgram(SubProblems):
             p_in = block.sample_adjoint(lam, size)
         stats.samples += len(batch)
         stats.steps += 1
-        return x.detach(), p_in
+        return x if block.last else x.detach(), p_in  # a network may give more than a tensor
 
     def _input(self, rows: Rows) -> Tensor:
         """The block's input."""

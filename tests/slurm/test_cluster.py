@@ -11,7 +11,6 @@ from slurm_cluster import Slurm
 def test_the_doctor_sees_the_cluster_and_the_ranks_that_srun_starts(slurm: Slurm) -> None:
     said = slurm("srun", "--mpi=pmix", "--nodes=2", "hybrid", "doctor", seconds=120)
     assert "2 started, 2 in MPI" in said
-    assert "Slurm        slurm-wlm " in said
     assert said.count("thread(s)") == 2
 
 

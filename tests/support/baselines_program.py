@@ -12,8 +12,8 @@ import torch.distributed as dist
 from problems import trained_by_hand
 from torch import nn
 
-from hybrid.bench.loops import PlainLoop
-from hybrid.bench.recipes import BASE, MethodContender
+from hybrid.bench.contenders import MethodContender, PlainLoop
+from hybrid.bench.recipes import BASE
 from hybrid.data import load
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
@@ -95,12 +95,12 @@ def by_hand(model, wanted):
     return trained_by_hand(model, ((b.images(), b.labels(), b.learning_rate) for b in wanted))
 
 
-def off(state, norms=False, wanted=None):
+def off(state, norms=False):
     """Largest difference from the plain loop's state, relative to the farthest it went."""
     if state is None:
         return None
     model = network(norms)
-    start, expected = model.state_dict(), by_hand(model, wanted or batches())
+    start, expected = model.state_dict(), by_hand(model, batches())
     if list(state) != list(expected):
         return "other names"
     pairs = [(state[n].double(), expected[n].double(), start[n].double()) for n in expected]
@@ -113,6 +113,20 @@ def same(state, expected):
     return list(state) == list(expected) and all(torch.equal(state[n], expected[n]) for n in state)
 
 
+def state(row):
+    """The whole network's state under its global names, on rank 0 only; all must call it."""
+    if isinstance(row, PlainLoop):
+        return row.model.state_dict() or None
+    if not isinstance(row, MethodContender):
+        return row.state_dict()
+    row.rounds.drain()
+    module = row.method.problem.blocks.module(row.links.rank)
+    with row.block.joined():
+        part = {module.global_name(k): v.clone() for k, v in module.state_dict().items()}
+    everyone = row.links.all_gather(part)
+    return None if row.links.place.number else {k: v for p in everyone for k, v in p.items()}
+
+
 def plain(comm):
     here = comm.rank == 0
     row = PlainLoop(network(), SETTINGS, here=here)
@@ -120,7 +134,7 @@ def plain(comm):
     before, two = torch.get_num_threads(), Noted()
     PlainLoop(network(), SETTINGS, threads=2, here=here).train(batches(1, source=two))
     return {
-        "equal": same(row.state_dict(), by_hand(network(), batches())),
+        "equal": same(state(row), by_hand(network(), batches())),
         "waited": row.spent()[1],
         "sent": row.spent()[0],
         "threads": [before, *two.threads, torch.get_num_threads()],
@@ -128,11 +142,11 @@ def plain(comm):
 
 
 def trained(row, source, norms=False):
-    untouched = same(row.state_dict(), network(norms).state_dict())
+    untouched = same(state(row), network(norms).state_dict())
     row.train(batches(source=source))
     found = {
         "untouched": untouched,
-        "off": off(row.state_dict(), norms),
+        "off": off(state(row), norms),
         "sent": row.spent()[0],
         "made": [source.images_made, source.labels_made],
         "waited": row.spent()[1],
@@ -149,32 +163,6 @@ def replicas(comm):
     return MethodContender(method, MpiLinks(Start.of(comm, comm.size)))
 
 
-def resized():
-    """The second mini-batch is smaller than the first."""
-    wanted = [batches(1)[0], batches(1, size=16)[0]]
-    row = Pipeline(network(False), SETTINGS, "gpipe", 4)
-    row.train(wanted)
-    return off(row.state_dict(), wanted=wanted)
-
-
-def refusal(act):
-    try:
-        act()
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def refusals():
-    model = network()
-    return {
-        "too few": refusal(lambda: Pipeline(model, SETTINGS, "1f1b", 1)),
-        "rounds": refusal(lambda: Pipeline(model, SETTINGS, "interleaved-zero-bubble", 5)),
-        "micro-batches": refusal(lambda: Pipeline(model, SETTINGS, "gpipe", 5).train(batches())),
-        "ranks": refusal(lambda: DataParallel(model, SETTINGS).train(batches(size=33))),
-    }
-
-
 @mock.patch("hybrid.solvers.peers.COMPARED", False)
 def facts(comm):
     torch.set_num_threads(1)
@@ -186,8 +174,6 @@ def facts(comm):
         "data parallel": trained(DataParallel(network(False), SETTINGS), slow),
         "replicas": trained(replicas(comm), Noted()),
         "exact": trained(Pipeline(network(), SETTINGS, "gpipe", 1), Noted(), norms=True),
-        "resized": resized(),
-        "refusals": refusals(),
     }
     for kind in KINDS:
         found[kind] = trained(Pipeline(network(False), SETTINGS, kind, 4), Noted())

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from shlex import quote
-from typing import Any
 
 from hybrid.bench.plan.device import Device
 from hybrid.bench.plan.planner import Planner
@@ -48,25 +47,24 @@ def report(
         check_replicas(build.build_options(settings))
     data, _ = build.load_data_sets(settings.data)
     network = Network.asked(settings.links)
-    if device is not None and device.network is not None:
-        network = device.network.network()
     model = build.build_network(settings, data)
     planner = Planner(settings, model, data, network, say, device)
     grids += [grid for count in ranks for grid in planner.grids(count)]
     predictions = planner.predictions(grids, micro_batches, cuts)
-    made = [next(predictions)]
+    first = next(predictions)  # if nothing can be planned, it says so before a table
+    rows = [first]
     alone = planner.on_one_rank(micro_batches)
     undivided = _data_parallel(planner, grids, micro_batches)
     epoch, rate = len(data), alone[0].images_per_second
-    yield from _HEAD.format(samples=planner.subject.samples).splitlines()
-    yield from (row(p, epoch, rate) for p in (*alone, *undivided, made[0]))
+    yield from _HEAD.splitlines()
+    yield from (row(p, epoch, rate) for p in (*alone, *undivided, first))
     for p in predictions:
-        made.append(p)
+        rows.append(p)
         yield row(p, epoch, rate)
-    for doubt in (*planner.doubts, *impossible_predictions(made)):
-        yield f"\n{doubt[0].upper()}{doubt[1:]}."
-    for total in dict.fromkeys(p.grid.ranks for p in made):
-        of_these = [p for p in made if p.grid.ranks == total]
+    for doubt in impossible_predictions(rows):
+        yield f"\n{doubt}"
+    for total in dict.fromkeys(p.grid.ranks for p in rows):
+        of_these = [p for p in rows if p.grid.ranks == total]
         others = [alone[0], *(p for p in undivided if p.grid.ranks == total)]
         yield "\n" + advice(of_these, others, settings)
 
@@ -75,13 +73,13 @@ def _data_parallel(
     planner: Planner, grids: Sequence[Grid], micro_batches: Sequence[int]
 ) -> list[Prediction]:
     """What as many replicas of the undivided network make, where no grid is that one."""
-    found: list[Prediction] = []
+    plans: list[Prediction] = []
     for ranks in dict.fromkeys(grid.ranks for grid in grids):
         whole = Grid(1, ranks)
         if 1 < ranks <= planner.size and whole not in grids:
             with suppress(ValueError):  # such as for a share of so few samples
-                found += planner.predictions([whole], micro_batches)
-    return found
+                plans += planner.predictions([whole], micro_batches)
+    return plans
 
 
 def impossible_predictions(predictions: Sequence[Prediction]) -> Iterator[str]:
@@ -91,12 +89,12 @@ def impossible_predictions(predictions: Sequence[Prediction]) -> Iterator[str]:
         yield (
             f"{worst.recipe.name} on {worst.grid.ranks} ranks is predicted to be "
             f"{worst.speed_up:.2f} times as fast as one rank, which cannot be: the times of single "
-            "units were measured at another speed of the machine; measure again on a quiet one"
+            "units were measured at another speed of the machine; measure again on a quiet one."
         )
 
 
 _HEAD = """\
-| blocks x replicas | | {samples}/s | epoch | speed-up | by progress | idle share \
+| blocks x replicas | | samples/s | epoch | speed-up | by progress | idle share \
 | KB sent / sample | memory a rank |
 |---|---|---|---|---|---|---|---|---|"""
 
@@ -143,39 +141,37 @@ def advice(
 
 def command(chosen: Prediction, settings: Config) -> str:
     """The command that trains by a prediction's recipe."""
-    ranks = chosen.grid.ranks
+    ranks, name = chosen.grid.ranks, settings.model.name
     words = [f"mpirun -n {ranks} hybrid train" if ranks > 1 else "hybrid train --blocks 1"]
-    flags = {"model": "model.name", "data": "data.name", "batch-size": "train.batch_size"}
-    values = settings.model_dump()
-    for flag, (section, _, key) in ((f, name.partition(".")) for f, name in flags.items()):
-        words.append(f"--{flag} {values[section][key]}")
+    words.append(f"--model {name} --data {settings.data.name}")
+    words.append(f"--batch-size {settings.train.batch_size}")
     if chosen.replicas > 1:
         words.append(f"--blocks {chosen.blocks} --replicas {chosen.replicas}")
     words.append(chosen.recipe.flags())
-    if chosen.cuts:
-        words.append(f"--set {quote(f'split.cuts={json.dumps(chosen.cuts)}')}")
-    others = _changed_settings(values, set(flags.values()), chosen.replicas)
-    return " ".join([*words, *(f"--set {quote(text)}" for text in others)])
+    texts = [f"split.cuts={json.dumps(chosen.cuts)}"] if chosen.cuts else []
+    texts += _changed_settings(settings, chosen.replicas)
+    return " ".join([*words, *(f"--set {quote(text)}" for text in texts)])
 
 
 _CHOSEN = ("solver", "correction", "rounds", "sync", "split", "links")
+"""The sections that a plan settles, but for what a user asks for in them."""
 _ASKED = ("rounds.memory_gb", "split.inside", "split.side_by_side")
-"""What a user asks for in the sections that a plan settles."""
+_FLAGS = ("model.name", "data.name", "train.batch_size")
 
 
-def _changed_settings(values: dict[str, Any], said: set[str], replicas: int) -> Iterator[str]:
+def _changed_settings(settings: Config, replicas: int) -> Iterator[str]:
     """The settings beside the recipe that are not the default, as section.key=value."""
     plain = resolve({}).model_dump()
-    for section, table in values.items():
+    for section, table in settings.model_dump().items():
         for key, value in table.items() if isinstance(table, dict) else ():
             name = f"{section}.{key}"
-            if value is None or value == plain[section].get(key) or name in said:
+            if value is None or value == plain[section].get(key) or name in _FLAGS:
                 continue
             if section in _CHOSEN and name not in _ASKED:
                 continue
             if name == "split.side_by_side" and replicas == 1:
                 continue
-            entries = value.items() if isinstance(value, dict) else [("", value)]
-            for inner, v in entries:
-                dotted = f"{name}{'.' * bool(inner)}{inner}"
+            entries = value if isinstance(value, dict) else {"": value}
+            for inner, v in entries.items():
+                dotted = f"{name}.{inner}".rstrip(".")
                 yield f"{dotted}={v if isinstance(v, str) else json.dumps(v)}"

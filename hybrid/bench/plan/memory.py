@@ -59,7 +59,7 @@ class Memory:
         """
         exact, gaps, K = recipe.serial, method.gaps, method.setup.blocks
         size, m = len(whole), exact.micro_batches
-        if recipe.delayed:
+        if not (recipe.solver.alternates or recipe.solver.exact):
             part = ceil(size / recipe.solver.num_micro_batches(size))
             return recipe.solver.held_bytes(module, whole, k, K, self.graph), part
         share, a_sample = ceil(size / m), self.graph(module, whole) / size

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, lcm
+from typing import Any
 
 import torch
 from torch import nn
 
-from hybrid.bench.measure import CPU, still_batches
+from hybrid.bench.contenders import CPU, MethodContender
+from hybrid.bench.measure import still_batches
 from hybrid.bench.plan.device import Device
 from hybrid.bench.plan.memory import Memory
 from hybrid.bench.plan.prediction import Prediction
-from hybrid.bench.plan.representative import run_representative
-from hybrid.bench.plan.standin import clocked, count_device
+from hybrid.bench.plan.representative import RepresentativeLinks
+from hybrid.bench.plan.standin import clocked
 from hybrid.bench.plan.subject import Say, Subject
-from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
+from hybrid.bench.recipes import BASE, Recipe, accumulating, recipes
 from hybrid.data import Data
-from hybrid.links import Network, RankLinks, run_virtual
+from hybrid.links import Network, run_virtual
 from hybrid.links.grid import Grid, Place, grids, share_size
 from hybrid.links.virtual import VirtualLinks
 from hybrid.method.blocks import count_copies
@@ -33,9 +36,6 @@ from hybrid.training import build
 
 LONGEST = 64
 """At most this many steps of a round of replicas are timed."""
-
-TRUSTED = 0.1
-"""How far the units' times may be from the undivided network's without a warning."""
 
 
 class Planner:
@@ -66,7 +66,7 @@ class Planner:
         self.refused: list[str] = []
         """Why recipes were left out."""
         self.subject = Subject(settings, model, data, say, device)
-        self._on_one_rank: dict[tuple[int, ...], list[Prediction]] = {}
+        self._alone: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.subject.model
         copies = count_copies(settings.optimizer) + (settings.train.ema > 0)
         copies += settings.delay.mend != "none"
@@ -106,27 +106,17 @@ class Planner:
     def on_one_rank(self, micro_batches: Sequence[int]) -> list[Prediction]:
         """The ways to train on one rank, the fastest first: undivided, and accumulating over m."""
         key = tuple(micro_batches)
-        if key not in self._on_one_rank:
+        if key not in self._alone:
             whole = self.blocks(1)
-            wanted = [BASE, *map(accumulating, (m for m in key if 1 < m <= self.size))]
-            sizes = (ceil(self.size / recipe.micro_batches) for recipe in wanted)
-            self.subject.measure(whole, *sizes)
-            made = [self.predict(whole, recipe) for recipe in wanted]
-            made.sort(key=lambda p: -p.images_per_second)
-            rate = made[0].images_per_second
-            self._on_one_rank[key] = [replace(p, speed_up=p.images_per_second / rate) for p in made]
-        return self._on_one_rank[key]
-
-    @property
-    def doubts(self) -> list[str]:
-        """Sentences about how far the measured times can be trusted."""
-        excess = self.subject.excess
-        if abs(excess - 1) <= TRUSTED:
-            return []
-        return [
-            f"the units took {excess:.2f} times as long one by one as the undivided network does: "
-            "predictions may be off by as much; a quiet machine or larger mini-batches tell better"
-        ]
+            parts = [m for m in dict.fromkeys(micro_batches) if 1 < m <= self.size]
+            ways = [BASE, *map(accumulating, parts)]
+            self.subject.measure(whole, *(ceil(self.size / r.micro_batches) for r in ways))
+            alone = sorted(
+                (self.predict(whole, r) for r in ways), key=lambda p: -p.images_per_second
+            )
+            rate = alone[0].images_per_second
+            self._alone[key] = [replace(p, speed_up=p.images_per_second / rate) for p in alone]
+        return self._alone[key]
 
     def _on(
         self, grid: Grid, micro_batches: Sequence[int], cuts: Sequence[str]
@@ -210,7 +200,6 @@ class Planner:
         steps = setup.stored_batches or steps
         if replicas > 1:
             steps = lcm(steps, min(getattr(recipe.sync, "steps", 1), LONGEST))
-        batches = still_batches(self.data, size, steps, CPU)
         micro_batches = recipe.solver.num_micro_batches(share)
         warm_up = max(steps, ceil(recipe.solver.delay(0, len(blocks)) / micro_batches))
         timed = method
@@ -219,19 +208,19 @@ class Planner:
             self.subject.measure(blocks, share, *(ceil(share / m) for m in counts))
             timed = _timed_by(method, self.subject.stand_in(blocks))
 
-        def program(links: RankLinks) -> dict[str, float]:
-            assert isinstance(links, VirtualLinks)
-            row = self._clocked_row(timed, links)
+        def program(links: Any) -> dict[str, float]:
+            row = MethodContender(timed, links)
+            clocked(links, row.block, self.device)
             row.train(still_batches(self.data, size, warm_up, CPU))
-            return self._timed(row, links, batches)
+            return self._timed(row, links, steps)
 
         # replicas that only let time pass do all the same: one of them is enough
         one = replicas > 1 and not real
-        if one:
-            network, arrangement = self.network, method.arrangement
-            ranks = run_representative(len(blocks), program, network, replicas, arrangement)
-        else:
-            ranks = run_virtual(len(blocks), program, self.network, self.threads, replicas)
+        likewise = partial(RepresentativeLinks, replicas=replicas)
+        ranks = run_virtual(
+            *(len(blocks), program, self.network, self.threads),
+            *((1, likewise) if one else (replicas, VirtualLinks)),
+        )
         elapsed, images = (max(r[of] for r in ranks) for of in ("seconds", "images"))
         swept = setup.sweeps if setup.stored_batches else 0
         gaps = method.gaps
@@ -250,25 +239,16 @@ class Planner:
             self.settings.optimizer.name,
         )
 
-    def _clocked_row(self, method: Method, links: VirtualLinks) -> MethodContender:
-        """A rank's share of a row, whose passes and steps its clock counts."""
-        row = MethodContender(method, links)
-        clocked(row.block.module, links)
-        if self.device is not None:
-            count_device(links, self.device, row.block.optimizers.values())
-        return row
-
-    def _timed(
-        self, row: MethodContender, links: RankLinks, batches: Sequence[Batch]
-    ) -> dict[str, float]:
-        """One rank's share of training on `batches`, between two reports where it trains alone."""
-        found = _timed(row, links, batches)
+    def _timed(self, row: MethodContender, links: VirtualLinks, steps: int) -> dict[str, float]:
+        """One rank's share of so many steps, between two reports where the solver trains alone."""
+        batches = still_batches(self.data, self.size, steps, CPU)
+        times = _timed(row, links, batches)
         if row.method.solver.alternates or row.method.solver.exact:
-            return found
+            return times
         every = self.settings.train.report_every * links.size
-        more = (every - len(batches)) / (3 * len(batches))
-        longer = _timed(row, links, list(batches) * 4)
-        return {k: v + more * (longer[k] - v) for k, v in found.items()}
+        more = (every - steps) / (3 * steps)
+        longer = _timed(row, links, batches * 4)
+        return {k: v + more * (longer[k] - v) for k, v in times.items()}
 
 
 def _timed_by(method: Method, blocks: Blocks) -> Method:
@@ -279,11 +259,11 @@ def _timed_by(method: Method, blocks: Blocks) -> Method:
     return replace(method, problem=problem, options=replace(method.options, train=train))
 
 
-def _timed(row: MethodContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:
+def _timed(row: MethodContender, links: VirtualLinks, batches: list[Batch]) -> dict[str, float]:
     """One rank's share of training on `batches`; all begin together."""
     links.everyone(None)
     names, before = ("seconds", "sent", "waited"), (links.now(), *row.spent())
     row.train(batches)
     after = links.now(), *row.spent()
-    found = {k: b - a for k, a, b in zip(names, before, after, strict=True)}
-    return {**found, "images": sum(map(len, batches))}
+    spent = {k: b - a for k, a, b in zip(names, before, after, strict=True)}
+    return {**spent, "images": sum(map(len, batches))}

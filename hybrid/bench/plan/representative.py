@@ -4,37 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
-from hybrid.links import Network, VirtualLinks
-from hybrid.links.base import Peers, Program, num_bytes
-from hybrid.links.grid import Arrangement
-from hybrid.links.threads import Room, run_threads
+from hybrid.links import VirtualLinks
+from hybrid.links.base import Peers, num_bytes
 
 T = TypeVar("T")
-
-
-def run_representative(
-    blocks: int,
-    program: Program[T],
-    network: Network,
-    replicas: int,
-    arrangement: Arrangement = "chain",
-) -> list[T]:
-    """Run `program` on the first of R replicas, each block on its own clock; results by block."""
-    baton, threads = Lock(), torch.get_num_threads()
-
-    def make(number: int, room: Room) -> RepresentativeLinks:
-        links = RepresentativeLinks(number, room, network, baton, threads)
-        links.place, links.arrangement = replace(links.place, replicas=replicas), arrangement
-        links.peers = _Likewise(links)
-        return links
-
-    return run_threads(blocks, program, threads, make)
 
 
 class RepresentativeLinks(VirtualLinks):
@@ -45,17 +22,15 @@ class RepresentativeLinks(VirtualLinks):
     compute nothing.
     """
 
-    def finish_exchange(self, num_bytes: int) -> Callable[[], None]:
-        """Send the peers so many bytes in all; the call of what it gives waits for theirs."""
-        P = self._network.peers_per_host(self.place, self.arrangement)
-        took = self._network.exchange_seconds(num_bytes, self.place.replicas, P)
-        self._free[0] = max(self.now(), self._free[0]) + took
-        arrival = self._free[0] + self._network.latency_seconds
+    def __init__(self, *start: Any, replicas: int) -> None:
+        super().__init__(*start)
+        self.place = replace(self.place, replicas=replicas)
+        self.peers = _Likewise(self)
 
-        def wait() -> None:
-            self._clock += max(0.0, arrival - self.now())
-
-        return wait
+    def exchange_end(self, num_bytes: int) -> float:
+        """When so many bytes for all peers, and theirs, have arrived."""
+        self._free[0] = max(self.now(), self._free[0]) + self._network.seconds(num_bytes)
+        return self._free[0] + self._network.latency_seconds
 
     def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
         begun = self.now()
@@ -67,12 +42,13 @@ class RepresentativeLinks(VirtualLinks):
         return finish
 
     def _all_gather(self, value: T, grid: bool) -> list[T]:
-        mine = super()._all_gather(value, False)
+        chain = super()._all_gather(value, False)
         if not grid:
-            return mine
-        everyone = mine * self.place.replicas
-        network = self._network
-        self._clock += network.meeting_seconds(len(everyone)) - network.meeting_seconds(len(mine))
+            return chain
+        everyone = chain * self.place.replicas
+        self.work(
+            self._network.meeting_seconds(len(everyone)) - self._network.meeting_seconds(len(chain))
+        )
         return everyone
 
 
@@ -87,11 +63,11 @@ class _Likewise(Peers):
         links = self._links
         sent = sum(map(num_bytes, pieces)) - num_bytes(pieces[self.replica])
         links.traffic.count("peers", sent)
-        wait = links.finish_exchange(sent)
+        end = links.exchange_end(sent)
 
         def arrived() -> list[Tensor]:
             with links.waiting("peers"):
-                wait()
+                links.work(max(0.0, end - links.now()))
             return list(expected or pieces)
 
         return arrived

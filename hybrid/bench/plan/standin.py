@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from hybrid.links.virtual import VirtualLinks
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.units import Unit, make_single_unit_blocks, mode
 from hybrid.solvers.base import Shape
+from hybrid.solvers.block import Block
 from hybrid.solvers.exact.gaps import Cost
 from hybrid.solvers.layers.bundle import Bundle
 
@@ -107,25 +108,21 @@ def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor
     return replace(blocks, model=nn.Sequential(*made), units=named)
 
 
-def clocked(module: nn.Module, links: VirtualLinks) -> None:
-    """Let the stand-ins of a rank's block count on its clock."""
-    for part in module.modules():
+def clocked(links: VirtualLinks, block: Block, device: Device | None) -> None:
+    """Let a rank's clock count the passes of its stand-ins.
+
+    Of a device it counts these, messages and the optimizers' steps, and no time of this machine.
+    """
+    for part in block.module.modules():
         if isinstance(part, StandIn):
             part.links = links
-
-
-def count_device(
-    links: VirtualLinks, device: Device, optimizers: Iterable[torch.optim.Optimizer]
-) -> None:
-    """Let a rank's clock count a device's passes, steps and messages, and no time of this machine.
-
-    The passes are those of its stand-ins.
-    """
+    if device is None:
+        return
     links.count_nothing_here(MESSAGE_OPERATIONS * device.roofline.seconds_per_operation)
 
-    def count_step(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+    def count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         links.work(device.step_seconds([p for p in weights if p.grad is not None]))
 
-    for optimizer in {id(each): each for each in optimizers}.values():
+    for optimizer in {id(each): each for each in block.optimizers.values()}.values():
         optimizer.register_step_pre_hook(count_step)

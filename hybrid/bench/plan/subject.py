@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import log
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from hybrid.bench.measure import CPU
+from hybrid.bench.contenders import CPU
 from hybrid.bench.plan.device import Device
 from hybrid.bench.plan.standin import stand_in
-from hybrid.data import Data, Dataset
+from hybrid.data import Data
 from hybrid.errors import one_line
 from hybrid.method.blocks import placed
 from hybrid.networks.blocks import SAMPLES, Blocks
@@ -49,7 +48,6 @@ class Subject:
         self._balance = settings.split.balance
         self.by_units = isinstance(network, Chain)
         """Whether it is known by the time of each unit."""
-        self._cut: dict[tuple[object, ...], Blocks] = {}
         self._inputs: dict[tuple[object, ...], list[Tensor]] = {}
         whole = self._split(1)
         self.model = placed(whole.model, CPU)
@@ -57,14 +55,7 @@ class Subject:
         """The number of its units, as long as no more blocks are asked for."""
         self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
         """Names of units -> samples a pass -> each unit's seconds for one of them."""
-        self.excess = 1.0
-        """The units' time over the undivided network's: of all measurements that furthest off."""
         self._size = settings.train.batch_size
-
-    @property
-    def samples(self) -> str:
-        """What the samples are called."""
-        return "images" if isinstance(self.data, Dataset) else "samples"
 
     def blocks(self, count: int, samples: int, cuts: Sequence[str] = ()) -> Blocks:
         """In `count` blocks or at `cuts`, with costs in passes over so many samples.
@@ -72,10 +63,10 @@ class Subject:
         ValueError where it cannot be cut so.
         """
         if not self.by_units:
-            key = (count, *cuts)
-            if key not in self._cut:
-                self._cut[key] = _of_blocks(self._split(count, cuts))
-            return replace(self._cut[key], costs=self.costs(self._cut[key], samples))
+            cut = self._split(count, cuts)
+            units = [merge_units(cut.units_of(k)) for k in range(len(cut))]
+            blocks = Blocks(cut.model, units, list(range(len(units))))
+            return replace(blocks, costs=self.costs(blocks, samples))
         blocks = split(self.network, None if cuts else count, cuts=cuts or None, balance="even")
         blocks.costs = self.costs(blocks, samples)
         if not cuts:
@@ -101,27 +92,23 @@ class Subject:
         new = [n for n in dict.fromkeys((self._size, *sizes)) if n not in known]
         if not new:
             return
-        self._say(f"timing passes over {', '.join(map(str, new))} {self.samples}")
+        sizes_text = ", ".join(map(str, new))
+        self._say(f"timing passes over {sizes_text} samples")
         timed = measure_passes if self._device is None else self._device.passes
         turns = list(dict.fromkeys((self._size, *new)))
         try:
             rows = [self._rows(blocks, n) for n in turns]
             whole, *others = timed(blocks.model, blocks.units, rows)
         except (ValueError, RuntimeError) as error:  # whatever a user's module raises
-            if len(new) > 1:  # which of them?
-                for n in new:
-                    self.measure(blocks, n)
-                return
             raise ValueError(
-                f"a pass over {new[0]} {self.samples} fails, which says: "
+                f"a pass over {sizes_text} samples fails, which says: "
                 f"{one_line(error)[:200]}; take fewer --micro-batches or --replicas, or a "
                 "larger --batch-size"
             ) from error
-        self.excess = max(self.excess, whole.excess, key=lambda x: abs(log(x)))
-        base = known.setdefault(self._size, whole.costs)
-        scale = sum(map(sum, base)) / sum(map(sum, whole.costs))
-        for n, each in zip(turns[1:], others, strict=True):
-            known[n] = [Cost(scale * c.forward, scale * c.backward) for c in each.costs]
+        base = known.setdefault(self._size, whole)
+        scale = sum(map(sum, base)) / sum(map(sum, whole))
+        for n, costs in zip(turns[1:], others, strict=True):
+            known[n] = [Cost(scale * c.forward, scale * c.backward) for c in costs]
 
     def costs(self, blocks: Blocks, samples: int) -> list[Cost]:
         """Seconds of every unit and one sample, in passes over so many."""
@@ -153,9 +140,3 @@ class Subject:
 
         x = blocks.pack_inputs(tree_map(repeated, self._sample))
         return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
-def _of_blocks(blocks: Blocks) -> Blocks:
-    """The same blocks, each as one unit."""
-    units = [merge_units(blocks.units_of(k)) for k in range(len(blocks))]
-    return Blocks(blocks.model, units, list(range(len(units))))

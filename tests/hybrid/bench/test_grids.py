@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from baselines_program import batches, network
+from baselines_program import batches, network, state
 
 from hybrid.bench.comparison import Bench
-from hybrid.bench.recipes import MethodContender, Recipe
+from hybrid.bench.contenders import MethodContender
+from hybrid.bench.recipes import Recipe
 from hybrid.data import load as load_data
 from hybrid.links import run_threads
 from hybrid.method.options import Options
@@ -48,7 +49,7 @@ def trained(recipe, K, R):
     def program(links):
         row = MethodContender(method, links)
         row.train(batches())
-        return row.state_dict()
+        return state(row)
 
     whole, *others = run_threads(K, program, replicas=R)
     assert others == [None] * (K * R - 1)

@@ -24,7 +24,7 @@ NO_WAY_BACK = ("--set", "checkpoint.rollbacks=0")
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        ("--model resnet21", ("resnet21", "resnet20")),
+        ("--model resnet21", ("no depth 21", "try 20 or 26")),
         ("--set solver.betta=1", ("solver.betta", "solver.beta")),
         ("--set solver.filter=3", ("filter is 3", "divides")),
         ("--blocks 9", ("9 blocks", "5 units", "1 to 5")),

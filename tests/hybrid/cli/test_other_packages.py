@@ -32,7 +32,6 @@ def own(monkeypatch, tmp_path):
     points = EntryPoints(
         [
             EntryPoint("act", "own_acts:app", "hybrid.commands"),
-            EntryPoint("odd", "own_acts:is_run", "hybrid.commands"),
             EntryPoint("act", "own_acts", "hybrid.reports"),
             *(EntryPoint("broken", "own_broken:X", f"hybrid.{kind}") for kind in KINDS),
         ]
@@ -50,7 +49,6 @@ LEFT_OUT = f"{CAUSE}that package again, or uninstall it (it is left out)\n"
 def test_its_command_is_one_of_ours(hybrid, own):
     assert output(hybrid("act")) == "acted\n"
     assert_one_line(hybrid("broken"), f"hybrid: error: command {CAUSE}")
-    assert_one_line(hybrid("odd"), "'odd' is added as a function; it must be a typer.Typer")
 
 
 def test_what_cannot_be_imported_is_named_and_left_out(hybrid, own):

@@ -18,20 +18,8 @@ def lines():
 
 def test_it_tells_versions_mpi_cores_and_gpus():
     report = lines()
-    for subject in ("python", "torch", "mpi4py", "mpirun", "MPI", "cores", "GPUs"):
+    for subject in ("python", "torch", "mpi4py", "MPI", "cores", "GPUs"):
         assert subject in report
-
-
-def test_root_is_told_what_mpirun_wants(monkeypatch):
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr("hybrid.doctor.ranks._launcher", lambda: "mpirun (Open MPI) 5.0.11")
-    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-        monkeypatch.delenv(name, raising=False)
-    said = lines()
-    assert "refuses root without OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in said
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert "refuses root" not in lines()
 
 
 def without_mpirun(monkeypatch):

@@ -121,7 +121,6 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("logs")))
     monkeypatch.setattr(Run, "_train_epoch", skip)
     monkeypatch.setattr("hybrid.report.single.curves", lambda *_: ())
-    monkeypatch.setattr("hybrid.report.single.timeline", lambda *_: None)
 
 
 @pytest.mark.usefixtures("quick")

@@ -10,7 +10,6 @@ from answers import assert_one_line, output
 from trainings import digits, trained_weights, trainer
 
 from hybrid.report.comparison import content
-from hybrid.report.page import Chart
 from hybrid.report.records import read
 from hybrid.solvers import DDG, Backprop
 
@@ -130,20 +129,3 @@ def names_and_counts(runs):
 
 def compared(runs):
     return content([read(run) for run in runs]).decode()
-
-
-def test_ticks_of_a_logarithmic_axis_tell_their_value_and_are_few():
-    for low, high, least in ((0.02, 0.09, 2), (0.02, 1.5, 4), (1e-6, 10, 3)):
-        chart = Chart("steps", "loss", log=True)
-        chart.curve([1, 2], [low, high], "#000000")
-        shown = ticks(chart)
-        assert least <= len(shown) <= 8, shown
-        assert all(re.fullmatch(r"[\d.,]+(e-\d+)?", label) for label in shown)
-
-
-def ticks(chart):
-    """The labels of the y axis within its limits."""
-    chart.svg()
-    low, high = chart.axes.get_ylim()
-    labels = [(label.get_position()[1], label.get_text()) for label in chart.axes.get_yticklabels()]
-    return [text for place, text in labels if low <= place <= high]

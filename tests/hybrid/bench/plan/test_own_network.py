@@ -69,10 +69,6 @@ def reader():
     return Reader()
 
 
-def units():
-    return [("first", nn.Linear(4, 8)), ("second", nn.Sequential(nn.Tanh(), nn.Linear(8, 1)))]
-
-
 def numbers():
     x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
     return (x, x.sum(1, keepdim=True)), (x, x.sum(1, keepdim=True))
@@ -87,7 +83,7 @@ def text():
 def loss(output, ids):
     return nn.functional.cross_entropy(output["logits"].flatten(0, 1), ids.flatten())
 """
-KINDS = {"skips": "numbers", "units": "numbers", "reader": "text"}
+KINDS = {"skips": "numbers", "reader": "text"}
 FAST = Network(1e12, 0.0)
 
 
@@ -174,7 +170,9 @@ def test_a_grid_that_cannot_be_cut_is_left_out_and_the_others_are_planned():
 
 def test_a_pass_that_cannot_be_is_told_with_what_to_change(timed_units):
     made = planner_of("tied")
-    with pytest.raises(ValueError, match=r"a pass over 1 samples fails.*take fewer --micro-batch"):
+    with pytest.raises(
+        ValueError, match=r"a pass over 16, 1 samples fails.*take fewer --micro-batch"
+    ):
         next(made.predictions([Grid(1, 16)], [2]))
 
 
@@ -199,7 +197,7 @@ def test_the_command_it_prints_trains(hybrid, kind):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--model", "mine:units", "--blocks", "5"), "5 blocks asked of 2 units"),
+        (("--model", "mine:normed", "--blocks", "5"), "5 blocks asked of 3 units"),
         (("--model", "mine:skips", "--ranks", "9973"), "9973 ranks are no K blocks x R replicas"),
         (
             ("--model", "mine:skips", "--set", "model.survival=0.5"),

@@ -20,7 +20,6 @@ from hybrid.solvers import (
     DDG,
     FDG,
     PDASGD,
-    Backprop,
     FeaturesReplay,
     LocalUpdates,
     Petra,
@@ -90,27 +89,6 @@ def test_a_sampler_that_learns_from_losses_leaves_out_what_tells_none():
     found = list(found)
     assert found
     assert not [p for p in found if p.recipe.windowed]
-
-
-def piped(m=4, **settings):
-    return Recipe("piped", Backprop(micro_batches=m, **settings))
-
-
-def test_bytes_are_those_of_the_cuts():
-    made = planner()
-    blocks = split(made.model, cuts=["layer2.0"])
-    (shape,) = blocks.cut_shapes(torch.zeros(1, *made.model.input_shape))
-    values = shape[0] * shape[1] * shape[2]
-    assert made.predict(blocks, piped()).bytes_per_image == 2 * 4 * values
-    assert made.predict(blocks, piped(messages="bfloat16")).bytes_per_image == 2 * 2 * values
-
-
-def test_a_slow_link_makes_an_epoch_longer_and_ranks_idle():
-    fast, slow = planner(Network(1e12)), planner(Network(bytes_per_second=1e5))
-    blocks = split(fast.model, cuts=["layer2.0"])
-    quick, late = fast.predict(blocks, piped()), slow.predict(blocks, piped())
-    assert late.images_per_second < 0.7 * quick.images_per_second
-    assert min(late.idle_share) > min(quick.idle_share)
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,19 @@ from hybrid.bench.plan.prediction import Prediction
 from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
 from hybrid.links.grid import Grid
-from hybrid.networks.costs import Passes
 from hybrid.solvers import DDG
 from hybrid.solvers.exact.gaps import Cost
 
 
 @pytest.fixture
 def unmeasured(monkeypatch):
-    """A planner, and what makes its machine slower or its units dearer from then on."""
-    made, machine = planner(), {"slower": 1.0, "excess": 1.0}
+    """A planner, and what makes its machine slower from then on."""
+    made, machine = planner(), {"slower": 1.0}
     made.subject.times.clear()
 
     def measured(model, units, rows):
         seconds = machine["slower"]
-        return [
-            Passes([Cost(seconds * (1 + 1 / len(x)), 2 * seconds)] * len(units), machine["excess"])
-            for x in rows
-        ]
+        return [[Cost(seconds * (1 + 1 / len(x)), 2 * seconds)] * len(units) for x in rows]
 
     monkeypatch.setattr(subject, "measure_passes", measured)
     return made, machine
@@ -36,16 +32,6 @@ def test_a_machine_that_slows_down_between_measurements_changes_no_ratio(unmeasu
     for samples, machine["slower"] in ((16, 3.0), (8, 0.5), (4, 7.0)):
         (first, *_) = made.subject.costs(blocks, samples)
         assert first == pytest.approx((1 + 1 / samples, 2))
-    assert made.doubts == []
-
-
-def test_units_that_take_longer_than_the_undivided_network_are_told_of(unmeasured):
-    made, machine = unmeasured
-    blocks = made.subject.blocks(1, 32)
-    for samples, machine["excess"] in ((16, 0.8), (8, 1.08), (4, 1.0)):
-        made.subject.costs(blocks, samples)
-    (said,) = made.doubts
-    assert "the units took 0.80 times as long one by one as the undivided network" in said
 
 
 def predicted(ranks, rate, speed_up):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hybrid.report.page import BLUE, GREEN, GREY, ORANGE, PURPLE, Chart
+from hybrid.report.page import BLUE, GREEN, GREY, ORANGE, PURPLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,9 +20,6 @@ COLORS = {
     "evaluate": "#999999",
 }
 """The beginning of a span's name -> its color; the later ones lie over the earlier ones."""
-STEPS, MOST_BARS, MOST_RANKS = 8, 1500, 64
-"""Steps that are shown, fewer where they have more bars, and the most ranks."""
-
 _AGES = 1e18
 """Microseconds beyond any time of day."""
 
@@ -45,26 +42,6 @@ def spans(events: Iterable[Mapping[str, Any]]) -> list[Span]:
         if x["ph"] == "X" and abs(x.get("ts", _AGES)) < _AGES and 0 <= x.get("dur", -1) < _AGES
     ]
     return sorted(found, key=lambda span: (span.rank, span.thread, span.start, -span.end))
-
-
-def timeline(found: Sequence[Span], unit: str, idle: Sequence[float]) -> Chart | None:
-    """Some steps of a training, fewer where they have many bars; None without any.
-
-    `idle` is the share of the whole training that each rank waited, as far as it is known.
-    """
-    ranks = sorted({span.rank for span in found})[:MOST_RANKS]
-    several = [span for span in found if span.rank in ranks]
-    periods = (usual_period(several, steps) for steps in (STEPS, STEPS // 2, STEPS // 4, 1))
-    shown = [(within(several, period), period) for period in periods if period is not None]
-    if not shown:
-        return None
-    bars, period = next((one for one in shown if len(one[0]) <= MOST_BARS), shown[-1])
-    chart = Chart(unit, "", width=13.0, height=0.7 + 0.26 * len(ranks))
-    chart.keys += [(COLORS[kind], kind) for kind in draw(chart.axes, bars, period)]
-    shares = {rank: f", idle {share:.0%}" for rank, share in enumerate(idle)}
-    names = [f"rank {rank}{shares.get(rank, '')}" for rank in sorted({x.rank for x in bars})]
-    chart.axes.set_yticks(range(len(names)), names)
-    return chart
 
 
 def usual_period(found: Sequence[Span], steps: int) -> tuple[float, float] | None:

@@ -1,0 +1,113 @@
+"""The rows of a bench: the loop that a PyTorch user writes on one device, and our methods."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Protocol, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hybrid.links import RankLinks
+from hybrid.method.blocks import make_optimizer, output_weight
+from hybrid.method.method import Method
+from hybrid.settings.config import OptimizerSettings
+from hybrid.solvers import Batch, Window
+
+Model = TypeVar("Model", bound=nn.Module)
+CPU = torch.device("cpu")
+
+
+class Contender(Protocol):
+    """One way to train the network, which is a row of the table. Every rank has one."""
+
+    def train(self, batches: Sequence[Batch]) -> None:
+        """Take one step for each mini-batch; every rank calls it with the same mini-batches."""
+
+    def spent(self) -> tuple[float, float]:
+        """Bytes this rank has sent, and seconds it waited for others, in `train` so far."""
+        return 0.0, 0.0
+
+    def close(self) -> None:
+        """Release the network and what belongs to it."""
+        return
+
+
+class PlainLoop(Contender):
+    """A hand-written loop on one rank, whose `here` is true; the other ranks return at once.
+
+    The other ranks should sleep while it takes several `threads`, as in `Communicator.barrier`.
+    With `micro_batches` it accumulates the gradients of so many parts of a mini-batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerSettings,
+        threads: int = 1,
+        micro_batches: int = 1,
+        device: torch.device = CPU,
+        here: bool = True,
+    ) -> None:
+        self._threads, self._micro_batches = threads, micro_batches
+        self.model = prepared(model).to(device) if here else nn.Module()
+        self._here, self._device = here, device
+        self._optimizer = make_optimizer(self.model, optimizer, output_weight([self.model]))
+
+    def train(self, batches: Sequence[Batch]) -> None:
+        if not self._here:
+            return
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        for batch in batches:
+            x, y = batch.images(), batch.labels()
+            parts = x.tensor_split(self._micro_batches), y.tensor_split(self._micro_batches)
+            for inputs, labels in zip(*parts, strict=True):
+                loss = cross_entropy(self.model(inputs), labels)
+                (loss * (len(labels) / len(y)) if len(labels) < len(y) else loss).backward()
+            take_step(self._optimizer, batch.learning_rate)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        torch.set_num_threads(before)
+
+
+def prepared(model: Model) -> Model:
+    """A copy, channels_last and in training mode."""
+    copy = deepcopy(model).train()
+    copy.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return copy
+
+
+def take_step(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Move the weights, each group at its ratio of the learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["lr_ratio"]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+class MethodContender(Contender):
+    """A method on this rank of a grid, with weights of its own.
+
+    Its links count its bytes and waits.
+    """
+
+    def __init__(self, method: Method, links: RankLinks) -> None:
+        self.links = links
+        self.method = method.copied().of_replica(links.place)
+        self.block = self.method.block(links)
+        self.rounds = self.method.start(self.block, links)
+
+    def train(self, batches: Sequence[Batch]) -> None:
+        length, sweeps = self.method.setup.window, self.method.setup.sweeps
+        place = self.links.place
+        shares = [batch.of_replica(place.replica, place.replicas) for batch in batches]
+        starts = range(0, len(shares), length)
+        windows = [Window(shares[start : start + length], sweeps) for start in starts]
+        self.rounds.run([(window, window) for window in windows], 0, 0)
+
+    def spent(self) -> tuple[float, float]:
+        return self.links.traffic.total_bytes, self.links.traffic.total_waiting
+
+    def close(self) -> None:
+        self.links.close()
