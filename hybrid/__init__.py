@@ -20,8 +20,6 @@ if TYPE_CHECKING:
         TrainSettings,
     )
     from hybrid.training.callbacks import Callback
-    from hybrid.training.callbacks.early_stopping import EarlyStopping
-    from hybrid.training.callbacks.services import MLflowLogger, WandbLogger
     from hybrid.training.restore import load
     from hybrid.training.trainer import Trainer
 
@@ -30,16 +28,13 @@ __all__ = [
     "Blocks",
     "Callback",
     "CheckpointSettings",
-    "EarlyStopping",
     "LinkSettings",
-    "MLflowLogger",
     "OptimizerSettings",
     "RoundSettings",
     "ScheduleSettings",
     "StoppedError",
     "TrainSettings",
     "Trainer",
-    "WandbLogger",
     "data",
     "load",
     "models",
@@ -52,9 +47,6 @@ _HOMES = {
     "StoppedError": "hybrid.errors",
     "Trainer": "hybrid.training.trainer",
     "Callback": "hybrid.training.callbacks",
-    "EarlyStopping": "hybrid.training.callbacks.early_stopping",
-    "WandbLogger": "hybrid.training.callbacks.services",
-    "MLflowLogger": "hybrid.training.callbacks.services",
     "load": "hybrid.training.restore",
     **dict.fromkeys(
         (

@@ -26,7 +26,7 @@ from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
-from hybrid.method.blocks import make_block
+from hybrid.method.optimizers import make_block
 from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.ranks import launch

@@ -23,7 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hybrid import data, split
 from hybrid.links import RankLinks, run_threads
-from hybrid.method.blocks import make_block
+from hybrid.method.optimizers import make_block
 from hybrid.networks import models
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings

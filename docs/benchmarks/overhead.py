@@ -19,7 +19,7 @@ from torch import nn
 
 from hybrid import data
 from hybrid.links import run_threads
-from hybrid.method.blocks import make_block, make_optimizer
+from hybrid.method.optimizers import make_block, make_optimizer
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle

@@ -21,7 +21,7 @@ from hybrid import data
 from hybrid.links.base import Start
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.links.mpi import MpiLinks
-from hybrid.method.blocks import make_block, make_optimizer
+from hybrid.method.optimizers import make_block, make_optimizer
 from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.ranks import launch

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hybrid.bench.measure import CPU, Contender
-from hybrid.method.blocks import make_optimizer, output_weight
+from hybrid.method.optimizers import make_optimizer, output_weight
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Batch
 

@@ -19,14 +19,6 @@ OwnLoss = Annotated[
     str | None,
     typer.Option("--loss", help="Name of a loss, or MODULE:FUNCTION, one of your own."),
 ]
-OwnMetrics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--metric",
-        metavar="NAME=MODULE:OBJECT",
-        help="A metric of your own, in place of accuracy; may be repeated.",
-    ),
-]
 Best = Annotated[bool, typer.Option("--best", help="Use the checkpoint with the best test metric.")]
 
 
@@ -37,7 +29,6 @@ def evaluate(
     model: OwnModel = None,
     data: OwnData = None,
     loss: OwnLoss = None,
-    metric: OwnMetrics = None,
     best: Best = False,
 ) -> None:
     """Print the test accuracy, other metrics and the loss of the newest checkpoint of a run."""
@@ -45,7 +36,7 @@ def evaluate(
 
     def said() -> str:
         _check_classifies(run)
-        own = restore.OwnCode(model, data, loss, tuple(metric or ()), data_dir)
+        own = restore.OwnCode(model, data, loss, data_dir)
         found, folder = restore.evaluate(run, own, best)
         found = {name: found[name] for name in [*found][1:]} | {"loss": found["loss"]}
         shown = (f"{k} {v:.2%}" if k == "accuracy" else f"{k} {v:.4g}" for k, v in found.items())

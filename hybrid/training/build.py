@@ -23,7 +23,7 @@ from hybrid.networks.partition import split
 from hybrid.ranks import launch
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings, SplitSettings
-from hybrid.settings.resolve import load, read_toml, to_toml
+from hybrid.settings.resolve import load, read_toml
 from hybrid.settings.sections.base import is_reference
 from hybrid.solvers import registry
 from hybrid.solvers.acting import Known, check
@@ -288,21 +288,15 @@ def build_trainer(
     division: Division | None = None,
 ) -> Trainer:
     """The trainer of a run; under a launcher with the division that one rank has found."""
-    blocks = build_blocks(resolved, loaded[0], division)
-
-    def describe(cuts: list[str]) -> str:
-        chosen = resolved.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
-        return to_toml(resolved.model_copy(update={"split": chosen}))
-
     return Trainer(
-        blocks,
+        build_blocks(resolved, loaded[0], division),
         **_objects(resolved),
         **dict(resolved.rounds),
         checkpoint=resolved.checkpoint,
         out=out,
         resume=resume,
         names={"model": resolved.model.name, "data": resolved.data.name},
-        describe=describe,
+        config=resolved,
     )
 
 

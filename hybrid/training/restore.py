@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from safetensors.torch import save
 from torch import nn
 
@@ -17,19 +16,14 @@ from hybrid.files import write_atomically
 from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import best as best_of
 from hybrid.folder.runfolder import RunFolder
-from hybrid.method.blocks import placed
-from hybrid.method.objectives import Objectives
-from hybrid.method.options import Options
 from hybrid.networks import models
 from hybrid.networks.partition import split
-from hybrid.ranks import launch
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import is_reference
-from hybrid.solvers.block import Block
 from hybrid.training import build, references
-from hybrid.training.evaluation import measure_one_block
 from hybrid.training.summary import OWN_LOSS
+from hybrid.training.trainer import Trainer
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -43,8 +37,6 @@ class OwnCode(NamedTuple):
     """package.module:function that makes (training, test) data."""
     loss: str | None = None
     """package.module:function, or the name of a loss."""
-    metrics: tuple[str, ...] = ()
-    """NAME=package.module:object of each, in place of accuracy."""
     data_dir: str | None = None
     """Where the data of this package's sources lie by now."""
 
@@ -70,12 +62,7 @@ def evaluate(
     name = _name(run, "--loss", train.loss, own.loss, train.loss != OWN_LOSS)
     loss = references.load_loss(name)
     named = train.model_copy(update={} if loss else {"loss": name})
-    blocks = split(network, 1).with_bundles(test.sample(2)[0])
-    options = Options(train=named, loss=loss, metrics=references.load_metrics(own.metrics))
-    objective = Objectives.settle(options, blocks, test, test).test
-    device, precision = launch.device(train.device), getattr(torch, train.precision)
-    block = Block(placed(blocks.module(0), device), 0, 1, {}, device, precision)
-    return measure_one_block(block, test, objective, len(os.sched_getaffinity(0))), folder
+    return Trainer(split(network, 1), train=named, loss=loss).evaluate(test), folder
 
 
 def load(

@@ -13,9 +13,9 @@ from hybrid.data import Data, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
 from hybrid.links.grid import Arrangement, Grid
-from hybrid.method.blocks import placed
 from hybrid.method.method import Method
 from hybrid.method.objectives import Objectives
+from hybrid.method.optimizers import placed
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.networks.blocks import Blocks
@@ -28,9 +28,8 @@ from hybrid.settings.sections.rounds import RoundOptions
 from hybrid.solvers.block import Block
 from hybrid.solvers.kernels.choice import choose
 from hybrid.training.evaluation import measure_network
-from hybrid.training.options import RunOptions
 from hybrid.training.run import Run
-from hybrid.training.summary import OWN_DATA
+from hybrid.training.summary import OWN_DATA, RunOptions
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""One rank's block, with the optimizer of its steps, on its device."""
+"""The optimizer of a block's steps, of settings or of a function of the user's."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ import torch
 from torch import nn
 
 from hybrid.errors import format_error, one_line
-from hybrid.networks.blocks import Blocks
 from hybrid.settings import torch_classes
-from hybrid.settings.config import DelaySettings, OptimizerSettings, TrainSettings
-from hybrid.solvers.block import Block
-from hybrid.solvers.layers.projection import leading_projection
-from hybrid.solvers.numerics.draws import Draws
-from hybrid.solvers.numerics.optimizer_state import Average, optimizer_state
-from hybrid.solvers.optimizers.mends import Extrapolation
+from hybrid.settings.config import OptimizerSettings
+from hybrid.solvers.numerics.optimizer_state import optimizer_state
 
 M = TypeVar("M", bound=nn.Module)
 Group = dict[str, Any]
@@ -36,47 +31,6 @@ RAMP = 200.0
 
 Half of the momentum's rise to its last value is then over after 8 % of the training.
 """
-
-
-def make_block(
-    blocks: Blocks,
-    index: int,
-    optimizer: OptimizerSettings | Factory,
-    device: torch.device,
-    train: TrainSettings | None = None,
-    drawing: dict[nn.Module, tuple[int, ...]] | None = None,
-    replica: int = 0,
-    delay: DelaySettings | None = None,
-    steps_late: float = 0.0,
-    total_steps: int = 0,
-) -> Block:
-    """Block `index` in training mode on its device, with the optimizers of its steps.
-
-    Those of a solver whose gradients are `steps_late` may be mended, and exact ones never are.
-    """
-    train = train or TrainSettings()
-    module = placed(blocks.module(index), device)
-    head = output_weight(blocks.module(k) for k in range(len(blocks)))
-    exact = make_optimizer(module, optimizer, head, steps_late, total_steps)
-    steps = {"exact": exact, "local": exact}
-    if delay is not None and delay.mend == "extrapolate" and steps_late:
-        steps["local"] = Extrapolation(exact.param_groups, exact, min(delay.cap, steps_late))
-    if train.ema:
-        weights = [p for group in exact.param_groups for p in group["params"]]
-        steps["ema"] = Average(weights, train.ema)
-    if train.compile:
-        module.compile(dynamic=False)
-    last = index == len(blocks) - 1
-    return Block(
-        module.train(),
-        index,
-        len(blocks),
-        steps,
-        device,
-        getattr(torch, train.precision),
-        cut_after=None if last else leading_projection(blocks.module(index + 1)),
-        draws=Draws(train.seed, drawing, replica) if drawing else None,
-    )
 
 
 def placed(module: M, device: torch.device) -> M:
