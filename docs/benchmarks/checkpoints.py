@@ -26,13 +26,14 @@ from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
-from hybrid.method.optimizers import make_block
+from hybrid.method.optimizers import make_optimizer, placed
 from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Backprop, Batch, Setup, Window
+from hybrid.solvers.block import Block
 
 
 def main() -> None:
@@ -51,7 +52,9 @@ def main() -> None:
     torch.manual_seed(0)
     blocks = split(models.build(options.model, 10, 3, 32), links.size, balance="operations")
     cpu = torch.device("cpu")
-    block = make_block(blocks, links.rank, OptimizerSettings(), cpu)
+    module = placed(blocks.module(links.rank), cpu)
+    sgd = make_optimizer(module, OptimizerSettings())
+    block = Block(module, links.rank, len(blocks), {"exact": sgd, "local": sgd}, cpu)
     source = EpochSource(train, 0, 0, True, cpu)
     batch = Batch(torch.arange(options.batch_size), 0.01, source)
     program = Backprop().start(block, links, Setup(batch_size=options.batch_size))

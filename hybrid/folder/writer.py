@@ -80,6 +80,8 @@ class Writer:
         self.share = Share()
         self.blocked_seconds = 0.0
         """How long training has waited for checkpoints, copies included."""
+        self._reported = False
+        """Whether the first rank may know that this one has written its part."""
         self._thread: Thread | None = None
         self._manifest: dict[str, Any] = {}
         self._step = 0
@@ -97,6 +99,7 @@ class Writer:
         self.finish()
         start = perf_counter()
         # as text, since training changes the objects that it refers to
+        self._reported = False
         self._step, self._manifest = step, json.loads(json.dumps(manifest))
         copies = {n: checkpoint.copied(tensors) for n, tensors in units.items()}
         beside = {n: checkpoint.copied(tensors) for n, tensors in states.items() if tensors}
@@ -112,6 +115,12 @@ class Writer:
 
     def _written(self, files: Files) -> dict[str, Any]:
         return {n: checkpoint.write(self._partial, n, dict(t)) for n, t in files.items()}
+
+    def report(self) -> Share:
+        """This rank's share, for the first rank to merge."""
+        share = self.share
+        self._reported = share.state == "written"
+        return share
 
     def merge(self, everyone: list[Share]) -> Progress:
         """Take the shares that all ranks had at the same moment; rank 0 calls it."""
@@ -132,9 +141,16 @@ class Writer:
             self.share = Share()
 
     def settle(self) -> None:
-        """Wait for a limited time for what this rank writes; other ranks need not call it."""
+        """Wait for a limited time for what this rank writes; other ranks need not call it.
+
+        A checkpoint that is not whole by then goes. The first rank may still complete it where this
+        one has reported its part, and nothing where it has not.
+        """
         if self._thread is not None:
             self._thread.join(_SETTLE_SECONDS)
+        ended = self.share.state in ("written", "failed")
+        if ended and not (self._number and self._reported):
+            shutil.rmtree(self._partial, ignore_errors=True)
 
     def finish(self) -> None:
         """Wait until the checkpoint begun last is whole; all ranks call it."""
@@ -145,7 +161,7 @@ class Writer:
         self.blocked_seconds += perf_counter() - start
 
     def _exchange(self) -> Progress:
-        everyone = self.links.gather(self.share)
+        everyone = self.links.gather(self.report())
         progress = self.links.broadcast(None if everyone is None else self.merge(everyone))
         assert progress is not None
         self.hear(progress)

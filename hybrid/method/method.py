@@ -20,7 +20,6 @@ from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.kinds import AlternatingRounds, MiniBatchRounds
 from hybrid.rounds.trace import Trace
 from hybrid.rounds.windows import Rate, Windows
-from hybrid.settings.config import RoundSettings
 from hybrid.solvers.base import Setup, Solver, SubProblems
 from hybrid.solvers.block import Block
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
@@ -64,11 +63,6 @@ class Method:
         return self.options.correction
 
     @property
-    def rounds(self) -> RoundSettings:
-        """How serial and parallel phases alternate."""
-        return self.options.rounds
-
-    @property
     def steps(self) -> int:
         """Mini-batches of an epoch."""
         return self.problem.steps
@@ -76,12 +70,7 @@ class Method:
     @property
     def whole(self) -> bool:
         """Whether a window is the whole training set."""
-        return self.rounds.window == "all"
-
-    @property
-    def observe(self) -> bool:
-        """Whether windows are recorded in a pass of their own."""
-        return self.whole and (self.problem.augmented or self.setup.carried)
+        return self.options.rounds.window == "all"
 
     @property
     def device(self) -> torch.device:
@@ -142,7 +131,7 @@ class Method:
         late = self.solver.steps_late(index, place.blocks, size)
         module = placed(blocks.module(index), self.device)
         head = output_weight(blocks.module(k) for k in range(len(blocks)))
-        exact = make_optimizer(module, options.optimizer, head, late, self.steps * train.epochs)
+        exact = make_optimizer(module, options.optimizer, head, self.problem.steps * train.epochs)
         optimizers = {"exact": exact, "local": exact}
         if options.delay.mend == "extrapolate" and late:
             cap = min(options.delay.cap, late)
@@ -186,7 +175,8 @@ class Method:
         return AlternatingRounds(
             *common,
             fill=self._fill(block, links) if self.gaps else None,
-            observe=self.observe,
+            # windows are recorded in a pass of their own
+            observe=self.whole and (self.problem.augmented or setup.carried),
             carried=setup.carried,
             statistics=self.problem.normed,
         )
@@ -218,7 +208,7 @@ class Method:
         program = self.solver.start(block, links, self._filling(block.index))
         assert isinstance(program, SubProblems)
         gaps, size = self.gaps[block.index], self.setup.batch_size
-        return BubbleFill(program, gaps, size, self.rounds.fill_step)
+        return BubbleFill(program, gaps, size, self.options.rounds.fill_step)
 
     def _filling(self, index: int) -> Setup:
         """Of the program that fills the gaps of block `index`: a store of the records it needs."""

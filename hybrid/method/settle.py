@@ -210,7 +210,7 @@ def _check_messages(method: Method) -> None:
 
 def _check_memory(method: Method) -> None:
     """ValueError if the auxiliary variables of a block need more memory than allowed."""
-    window, limit = method.setup.stored_batches, method.rounds.memory_gb
+    window, limit = method.setup.stored_batches, method.options.rounds.memory_gb
     for index in range(len(method.problem.blocks)):
         needed = method.memory(index)
         if needed <= limit * 1e9:

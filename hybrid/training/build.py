@@ -49,7 +49,9 @@ def read_settings(
         _resume_grid(resolved, overrides)
     _settle_grid(resolved)
     if resume and resolved.split.replicas == 1:
-        _drop_settings_of_replicas(resolved, {} if path is None else read_toml(path), overrides)
+        file = {} if path is None else read_toml(path)
+        chosen = {f"{section}.{key}" for section, table in file.items() for key in table}
+        _drop_settings_of_replicas(resolved, {*overrides, *chosen})
     return resolved
 
 
@@ -72,18 +74,14 @@ def _update(resolved: Config, section: str, **values: Any) -> None:
     setattr(resolved, section, getattr(resolved, section).model_copy(update=values))
 
 
-def _drop_settings_of_replicas(
-    resolved: Config, file: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> None:
-    """Leave out what a run has kept of its replicas and one has no use for, unless it was given."""
-    if "sync" not in file and not any(name.startswith("sync.") for name in overrides):
+def _drop_settings_of_replicas(resolved: Config, chosen: set[str]) -> None:
+    """Leave out what a run has kept of its replicas and one has no use for, unless it is chosen."""
+    if not any(name.startswith("sync.") for name in chosen):
         resolved.sync = dict(Config().sync)
-    for section, key, value in (
-        ("train", "sync_batchnorm", False),
-        ("split", "side_by_side", "auto"),
-    ):
-        if f"{section}.{key}" not in overrides and key not in file.get(section, {}):
-            _update(resolved, section, **{key: value})
+    if "train.sync_batchnorm" not in chosen:
+        _update(resolved, "train", sync_batchnorm=False)
+    if "split.side_by_side" not in chosen:
+        _update(resolved, "split", side_by_side="auto")
 
 
 def _settle_grid(resolved: Config) -> None:

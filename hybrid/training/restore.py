@@ -41,15 +41,6 @@ class OwnCode(NamedTuple):
     """Where the data of this package's sources lie by now."""
 
 
-class Restored(NamedTuple):
-    """The network of a run's checkpoint, on the CPU, and what it was tested on."""
-
-    settings: Config
-    checkpoint: Path
-    network: nn.Module
-    test: Data
-
-
 NO_CODE = OwnCode()
 
 
@@ -79,13 +70,16 @@ def load(
     ValueError if the run does not say how, or holds another model.
     """
     if model is None:
-        return restore(Path(run), OwnCode(data_dir=data_dir), best).network.eval()
+        _, _, network, _ = restore(Path(run), OwnCode(data_dir=data_dir), best)
+        return network.eval()
     _, folder, manifest = _open_run(Path(run), best)
     network = model if isinstance(model, nn.Module) else model()
     return _load_weights(network, folder, manifest, "model=").eval()
 
 
-def restore(run: Path, own: OwnCode = NO_CODE, best: bool = False) -> Restored:
+def restore(
+    run: Path, own: OwnCode = NO_CODE, best: bool = False
+) -> tuple[Config, Path, nn.Module, Data]:
     """Rebuild the composed network of a run; ValueError if something of one's own is missing."""
     settings, folder, manifest = _open_run(run, best)
     stored = settings.data.name
@@ -100,7 +94,7 @@ def restore(run: Path, own: OwnCode = NO_CODE, best: bool = False) -> Restored:
         network, where = references.make_network(model), f"--model {model}"
     else:
         network, where = build.build_model(settings, test), f"{run / 'config.toml'}"
-    return Restored(settings, folder, _load_weights(network, folder, manifest, where), test)
+    return settings, folder, _load_weights(network, folder, manifest, where), test
 
 
 def export(run: Path, file: Path, best: bool = False) -> None:

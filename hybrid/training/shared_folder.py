@@ -127,7 +127,7 @@ class SharedFolder:
 
     def status(self, stop: str, failure: str) -> Status:
         """This rank's status, with a signal and a callback's failure, if there are any."""
-        share = self._writer.share if self._writer else Share()
+        share = self._writer.report() if self._writer else Share()
         return Status(stop, share, self.checkpoint_is_due(), failure)
 
     def merge(self, everyone: list[Status]) -> Status:

@@ -70,7 +70,7 @@ def make_config_text(options: RunOptions, method: Method) -> str:
         "data": {"name": options.names["data"]},
         "solver": {"name": name, **methods.values(method.solver)},
         "correction": methods.values(method.correction),
-        "rounds": method.rounds.model_dump(),
+        "rounds": options.rounds.model_dump(),
         "split": {"blocks": len(cuts) + 1, "cuts": cuts, "replicas": options.replicas},
     }
     for section, known in methods.NAMED.items():

@@ -293,7 +293,7 @@ def test_a_grid_goes_back_into_a_round_on_all_ranks_alike(
 ):
     """One replica diverges while sums are under way; with the old rates it changes no bit."""
     replica %= 2
-    monkeypatch.setattr("hybrid.solvers.sync.base.COMPARED", False)  # or that would be noticed
+    monkeypatch.setattr("hybrid.solvers.peers.COMPARED", False)  # or that would be noticed
     monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or reports wait for its end
     settings = {"replicas": 2, "sync": SYNCS[sync], "train": {"report_every": 1}}
     solver = DDG() if SYNCS[sync].exact else Backprop()

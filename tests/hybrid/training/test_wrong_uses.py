@@ -203,9 +203,12 @@ SPLITS = {
     ),
     "a sample without an input": (
         partial(split, misused.Numbered(), 2, sample=X),
-        *("Numbered needs number",),
+        *("Numbered does not take these inputs", "'number'"),
     ),
-    "the name of a model": (partial(split, "resnet20", 2), "given 'resnet20', not a module"),
+    "the name of a model": (
+        partial(split, "resnet20", 2),
+        "given 'resnet20': give a torch.nn.Module",
+    ),
     "workers of a strange kind": (
         partial(Mapped, Items(), workers=1, worker_kind="fork"),
         *("worker_kind 'fork'", "thread or forkserver"),
