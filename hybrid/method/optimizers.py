@@ -102,15 +102,13 @@ def _optimizer_of_factory(
         optimizer = factory([group for group in groups if group["params"]])
     except Exception as error:  # whatever a user's code raises
         raise ValueError(f"the optimizer's factory fails: {format_error(error)}") from error
-    name = type(optimizer).__name__
+    kind, name = type(optimizer), type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
             f"the optimizer's factory gave a {name}: let it return a torch.optim.Optimizer over "
             "the groups it gets"
         )
-    if torch_classes.needs_closure(type(optimizer)) or isinstance(
-        optimizer, torch.optim.SparseAdam
-    ):
+    if torch_classes.needs_closure(kind) or issubclass(kind, torch.optim.SparseAdam):
         raise ValueError(
             f"the optimizer's factory gave {name}, but blocks have no closure that evaluates the "
             "loss, and no sparse gradients: take one whose step needs neither"

@@ -80,7 +80,10 @@ def load(
 def restore(
     run: Path, own: OwnCode = NO_CODE, best: bool = False
 ) -> tuple[Config, Path, nn.Module, Data]:
-    """Rebuild the composed network of a run; ValueError if something of one's own is missing."""
+    """A run's settings, its checkpoint, the network of that on the CPU, and its test data.
+
+    ValueError if something of one's own is missing.
+    """
     settings, folder, manifest = _open_run(run, best)
     stored = settings.data.name
     known = stored in data.NAMES or bool(data.reference(stored))

@@ -207,7 +207,7 @@ SPLITS = {
     ),
     "the name of a model": (
         partial(split, "resnet20", 2),
-        "given 'resnet20': give a torch.nn.Module",
+        "'resnet20': give a torch.nn.Module",
     ),
     "workers of a strange kind": (
         partial(Mapped, Items(), workers=1, worker_kind="fork"),
