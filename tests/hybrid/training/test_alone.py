@@ -9,7 +9,6 @@ from trainings import (
     digits,
     interrupted,
     lines,
-    newest,
     spans,
     trainer,
 )
@@ -72,29 +71,6 @@ def test_alone_no_weight_moves_outside_the_sub_problems(solver, window, few):
     moving.fit(*few)
     after = dict(moving.blocks.model.named_parameters())
     assert any(not torch.equal(after[name], before[name]) for name in before)
-
-
-def test_residual_norms_of_every_cut_are_in_the_parallel_lines(few, tmp_path):
-    trainer(admm(), tmp_path / "kept", blocks=3, **KEPT).fit(*few)
-    for line in lines(tmp_path / "kept"):
-        told = {name: line[name] for name in ("primal", "dual") if name in line}
-        assert [len(norms) for norms in told.values()] == (
-            [2, 2] if line["phase"] == "parallel" else []
-        )
-        assert not told or told["primal"][-1] > 0
-    trainer(AugmentedLagrangian(), tmp_path / "online", **ALONE).fit(*few)
-    assert all("primal" not in line for line in lines(tmp_path / "online"))
-
-
-def cut_files(run):
-    """What the newest checkpoint keeps of the cuts."""
-    return {p.name: p.read_bytes() for p in newest(run).glob("cut*")}
-
-
-def test_only_what_is_kept_is_in_the_checkpoint(few, tmp_path):
-    for name, settings, count in (("online", ALONE, 0), ("batch", KEPT, 2)):
-        trainer(PLAIN, tmp_path / name, blocks=3, **ONCE, **settings).fit(*few)
-        assert sum(b'/lam"' in file for file in cut_files(tmp_path / name).values()) == count
 
 
 @pytest.fixture
