@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 from trainings import (
     BATCH,
     digits,
@@ -55,22 +54,6 @@ def test_every_nth_round_has_a_serial_phase(every, window, expected, few, tmp_pa
     assert spans(tmp_path / "run") == expected
     found = [line["phase"] for line in lines(tmp_path / "run")]
     assert found == ["serial", "parallel", "test"] * 2
-
-
-@pytest.mark.parametrize(
-    ("solver", "window"), [(Penalty(), 2), (AugmentedLagrangian(), "all"), (admm(), 2)], ids=str
-)
-def test_alone_no_weight_moves_outside_the_sub_problems(solver, window, few):
-    still = type(solver)(local_lr=1e-30)
-    made = trainer(still, window=window, **ALONE, **ONCE)
-    before = {k: v.clone() for k, v in made.blocks.model.named_parameters()}
-    made.fit(*few)
-    for name, parameter in made.blocks.model.named_parameters():
-        torch.testing.assert_close(parameter.detach(), before[name], rtol=0, atol=1e-20)
-    moving = trainer(solver, window=window, sweeps=2, **ALONE, **ONCE)
-    moving.fit(*few)
-    after = dict(moving.blocks.model.named_parameters())
-    assert any(not torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from trainings import interrupted, refused, summary
 
 from hybrid import Callback
 from hybrid.folder.checkpoint import complete, read_manifest
-from hybrid.rounds.base import Rounds
-from hybrid.rounds.report import DivergedError, PhaseReport
+from hybrid.rounds.report import PhaseReport
 from hybrid.training.callbacks import EarlyStopping, ProgressPrinter, RunInfo
 
 HOOKS = ("on_start", "on_report", "on_epoch", "state", "on_end")
@@ -129,29 +128,6 @@ def test_a_state_that_a_callback_does_not_take_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(EarlyStopping, "load_state", lambda self, state: state["since"])
     said = refused(short([stopping], run, resume=True), few())
     assert "callback EarlyStopping failed in load_state: KeyError" in said
-
-
-def diverging_once(monkeypatch, epoch):
-    """The last report of an epoch is of a loss that is not finite, for once; of one block."""
-    failed = []
-
-    def check(rounds, windows, first_step, number, closing):
-        found = run(rounds, windows, first_step, number, closing)
-        if number == epoch and first_step % STEPS and not failed:
-            failed.append(True)
-            raise DivergedError("the loss is not finite, for once")
-        return found
-
-    run = Rounds.run
-    monkeypatch.setattr(Rounds, "run", check)
-
-
-def test_early_stopping_forgets_what_a_roll_back_has_left(tmp_path, monkeypatch):
-    diverging_once(monkeypatch, epoch=1)
-    stopping = EarlyStopping(patience=2)
-    settings = {"epochs": 9, "blocks": 1, "optimizer": STILL}
-    assert short([stopping], tmp_path / "run", **settings).fit(*few())["epochs"] == 3
-    assert stopping.best_epoch == 1
 
 
 NAN = float("nan")

@@ -7,7 +7,6 @@ import torch
 from trainings import (
     BATCH,
     digits,
-    lines,
     network,
     refused,
     summary,
@@ -19,7 +18,7 @@ from hybrid.folder import traces
 from hybrid.settings.config import LinkSettings
 from hybrid.solvers import FDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.exact.gaps import Gaps, fit_gaps
+from hybrid.solvers.exact.gaps import fit_gaps
 
 ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 
@@ -101,13 +100,6 @@ def test_a_run_folders_settings_give_the_gaps_of_its_run():
     assert any(sum(gap) for gap in gaps)
     assert list(gaps) == fit_gaps(balanced.blocks.block_costs(), BATCH, 4)
     assert cut.settle(train).gaps == gaps
-
-
-def test_local_work_is_reported_as_a_parallel_phase(few, tmp_path):
-    filled(2, tmp_path / "run", gaps=[Gaps(BATCH, 0), Gaps(0, BATCH)]).fit(*few)
-    parallel = [line for line in lines(tmp_path / "run") if line["phase"] == "parallel"]
-    # no record is left over from the epoch before
-    assert [line["samples"] for line in parallel] == [4 * BATCH] * 2
 
 
 def test_virtual_links_under_mpirun_are_refused(few):
