@@ -36,8 +36,8 @@ def evaluate(
 
     def said() -> str:
         _check_classifies(run)
-        own = restore.OwnCode(model, data, loss, data_dir)
-        found, folder = restore.evaluate(run, own, best)
+        own = {"model": model, "data": data, "data_dir": data_dir}
+        found, folder = restore.evaluate(run, loss=loss, best=best, **own)
         found = {name: found[name] for name in [*found][1:]} | {"loss": found["loss"]}
         shown = (f"{k} {v:.2%}" if k == "accuracy" else f"{k} {v:.4g}" for k, v in found.items())
         return f"test {', '.join(shown)}  ({folder})"

@@ -179,11 +179,6 @@ def load_images(wanted: DataSettings) -> tuple[Dataset, Dataset]:
 
 def build_model(resolved: Config, images: Data) -> models.Chain:
     """This package's network, its weights a function of the seed alone."""
-    if is_reference(resolved.model.name):
-        raise ValueError(
-            f"model.name is {resolved.model.name!r}, and the bench knows the networks of this "
-            "package alone: choose one of these; hybrid plan knows yours"
-        )
     (channels, height, width), classes = _image_shape_and_classes(resolved, images)
     if height != width:
         raise ValueError(f"images of {height} x {width} pixels are not square")
@@ -193,7 +188,6 @@ def build_model(resolved: Config, images: Data) -> models.Chain:
         return models.stochastic_depth(chain, resolved.model.survival)
     except ValueError as error:
         raise ValueError(f"model.{error}") from None
-    return chain
 
 
 def build_network(resolved: Config, data: Data) -> nn.Module:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from safetensors.torch import save
 from torch import nn
 
-from hybrid import data
-from hybrid.data import Data
+from hybrid.data import NAMES, Data, reference
 from hybrid.files import write_atomically
 from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import best as best_of
@@ -28,32 +27,19 @@ from hybrid.training.trainer import Trainer
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class OwnCode(NamedTuple):
-    """What the command line gives of a run with code of the user's own."""
-
-    model: str | None = None
-    """package.module:function that makes the network."""
-    data: str | None = None
-    """package.module:function that makes (training, test) data."""
-    loss: str | None = None
-    """package.module:function, or the name of a loss."""
-    data_dir: str | None = None
-    """Where the data of this package's sources lie by now."""
-
-
-NO_CODE = OwnCode()
-
-
 def evaluate(
-    run: Path, own: OwnCode = NO_CODE, best: bool = False
+    run: Path, *, loss: str | None = None, best: bool = False, **own: str | None
 ) -> tuple[dict[str, float], Path]:
-    """Loss and metrics of a run's newest (or best) checkpoint, on one device; and its folder."""
-    settings, folder, network, test = restore(run, own, best)
+    """Loss and metrics of a run's newest (or best) checkpoint, on one device; and its folder.
+
+    `loss` is package.module:function, or the name of a loss; `own` is as in `restore`.
+    """
+    settings, folder, network, test = restore(run, best=best, **own)
     train = settings.train
-    name = _name(run, "--loss", train.loss, own.loss, train.loss != OWN_LOSS)
-    loss = references.load_loss(name)
-    named = train.model_copy(update={} if loss else {"loss": name})
-    return Trainer(split(network, 1), train=named, loss=loss).evaluate(test), folder
+    name = _name(run, "--loss", train.loss, loss, train.loss != OWN_LOSS)
+    function = references.load_loss(name)
+    named = train.model_copy(update={} if function else {"loss": name})
+    return Trainer(split(network, 1), train=named, loss=function).evaluate(test), folder
 
 
 def load(
@@ -70,7 +56,7 @@ def load(
     ValueError if the run does not say how, or holds another model.
     """
     if model is None:
-        _, _, network, _ = restore(Path(run), OwnCode(data_dir=data_dir), best)
+        _, _, network, _ = restore(Path(run), data_dir=data_dir, best=best)
         return network.eval()
     _, folder, manifest = _open_run(Path(run), best)
     network = model if isinstance(model, nn.Module) else model()
@@ -78,23 +64,29 @@ def load(
 
 
 def restore(
-    run: Path, own: OwnCode = NO_CODE, best: bool = False
+    run: Path,
+    *,
+    model: str | None = None,
+    data: str | None = None,
+    data_dir: str | None = None,
+    best: bool = False,
 ) -> tuple[Config, Path, nn.Module, Data]:
     """A run's settings, its checkpoint, the network of that on the CPU, and its test data.
 
-    ValueError if something of one's own is missing.
+    `model` and `data` are package.module:function, which make what was the user's own; `data_dir`
+    is where the data of this package's sources lie by now. ValueError if one is missing.
     """
     settings, folder, manifest = _open_run(run, best)
     stored = settings.data.name
-    known = stored in data.NAMES or bool(data.reference(stored))
-    news = {"name": _name(run, "--data", stored, own.data, known), "limit": 0}
-    if own.data_dir is not None:
-        news["dir"] = own.data_dir
+    known = stored in NAMES or bool(reference(stored))
+    news = {"name": _name(run, "--data", stored, data, known), "limit": 0}
+    if data_dir is not None:
+        news["dir"] = data_dir
     _, test = build.load_data_sets(settings.data.model_copy(update=news))
     known = is_reference(settings.model.name) or bool(models.NAME.fullmatch(settings.model.name))
-    model = _name(run, "--model", settings.model.name, own.model, known)
-    if is_reference(model):
-        network, where = references.make_network(model), f"--model {model}"
+    name = _name(run, "--model", settings.model.name, model, known)
+    if is_reference(name):
+        network, where = references.make_network(name), f"--model {name}"
     else:
         network, where = build.build_model(settings, test), f"{run / 'config.toml'}"
     return settings, folder, _load_weights(network, folder, manifest, where), test
