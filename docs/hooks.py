@@ -100,9 +100,9 @@ def _fields(made: type) -> dict[str, tuple[str, str | None]]:
 
 
 def _default(field: dataclasses.Field[Any], hint: Any) -> str | None:
-    from hybrid.method.options import GivenSettings
+    from hybrid.method.options import Converted
 
-    if get_origin(hint) is GivenSettings:
+    if get_origin(hint) is Converted and not field.default:
         return f"{_type(hint).partition(' ')[0]}()"
     if field.default is not dataclasses.MISSING:
         return repr(field.default)
@@ -112,7 +112,7 @@ def _default(field: dataclasses.Field[Any], hint: Any) -> str | None:
 
 def _type(hint: Any) -> str:
     """As it is written without what it is annotated with."""
-    from hybrid.method.options import Given, GivenSettings
+    from hybrid.method.options import Converted
 
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
@@ -120,10 +120,8 @@ def _type(hint: Any) -> str:
     if isinstance(hint, list):
         return f"[{', '.join(map(_type, hint))}]"
     shown = [_type(arg) for arg in args]
-    if origin is Given:
-        return f"{shown[0]} | type[{shown[0]}] | str"
-    if origin is GivenSettings:
-        return f"{shown[0]} | Mapping[str, Any]"
+    if origin is Converted:
+        return f"{shown[0]} | Mapping[str, Any] | str"
     if origin in (Union, UnionType):
         return " | ".join(shown)
     if hint in (NoneType, ...):

@@ -26,7 +26,6 @@ IMPORTING = {
     *("hybrid/__init__.py", "solvers/__init__.py", "solvers/short_name.py"),
     *("solvers/sync/__init__.py", "hybrid/data/samplers/__init__.py", "hybrid/links/__init__.py"),
     *("solvers/named.py", "hybrid/training/references.py"),
-    "hybrid/training/callbacks/services.py",  # packages that it names itself
 }
 
 

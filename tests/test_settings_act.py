@@ -22,7 +22,7 @@ from declared import declared
 from setting_modes import LISTED, OTHERS, TINY
 from torch import Tensor
 
-from hybrid import EarlyStopping, data
+from hybrid import data
 from hybrid.data import Augmentation, Dataset
 from hybrid.data.samplers import SAMPLERS, Uniform
 from hybrid.data.samplers.uniform import Permutations
@@ -33,6 +33,7 @@ from hybrid.settings.methods import NAMED, known_settings
 from hybrid.solvers import registry
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.training import build
+from hybrid.training.callbacks import EarlyStopping
 
 MODES = [mode for modes in declared("MODES") for mode in modes]
 
@@ -175,7 +176,7 @@ def _stand_ins():
         patch.object(costs, "count_operations", _operations),
         patch.object(partition, "measure_costs", _even),
         # or it would depend on what a few images show
-        patch.object(EarlyStopping, "_better", lambda self, name, value: self.best is None),
+        patch.object(EarlyStopping, "_better", lambda self, value: self.best is None),
     ):
         yield
 

@@ -27,7 +27,7 @@ from torch import nn
 
 from hybrid import Trainer, data, split
 from hybrid.links import threads
-from hybrid.method.blocks import make_optimizer
+from hybrid.method.optimizers import make_optimizer
 from hybrid.networks import models
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import AugmentedLagrangian

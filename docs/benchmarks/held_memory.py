@@ -23,11 +23,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hybrid import data, split
 from hybrid.links import RankLinks, run_threads
-from hybrid.method.blocks import make_block
+from hybrid.method.optimizers import make_optimizer, placed
 from hybrid.networks import models
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window
+from hybrid.solvers.block import Block
 from hybrid.solvers.delayed import ddg
 
 
@@ -94,7 +95,11 @@ def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> lis
     shapes = blocks.cut_shapes(torch.zeros(1, 3, 32, 32))
 
     def peak(links: RankLinks) -> int:
-        block = make_block(blocks, links.rank, OptimizerSettings(), torch.device("cpu"))
+        module = placed(blocks.module(links.rank), torch.device("cpu"))
+        sgd = make_optimizer(module, OptimizerSettings())
+        block = Block(
+            module, links.rank, len(blocks), {"exact": sgd, "local": sgd}, torch.device("cpu")
+        )
         setup = Setup(tuple(shapes), batch_size, correct_every=0)
         program = solver.start(block, links, setup)
         kept = Kept({p.untyped_storage().data_ptr() for p in block.module.parameters()})

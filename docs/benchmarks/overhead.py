@@ -19,7 +19,7 @@ from torch import nn
 
 from hybrid import data
 from hybrid.links import run_threads
-from hybrid.method.blocks import make_block, make_optimizer
+from hybrid.method.optimizers import make_optimizer, placed
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
@@ -29,6 +29,7 @@ from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop, Batch, Window
+from hybrid.solvers.block import Block
 
 
 def main() -> None:
@@ -65,7 +66,9 @@ def main() -> None:
     window = Window([Batch(batch, 0.1, source) for batch in ids])
 
     def session(links):
-        block = make_block(blocks, 0, OptimizerSettings(), torch.device("cpu"))
+        module = placed(blocks.module(0), torch.device("cpu"))
+        sgd = make_optimizer(module, OptimizerSettings())
+        block = Block(module, 0, len(blocks), {"exact": sgd, "local": sgd}, torch.device("cpu"))
         rounds = method.start(block, links)
 
         def ours_loop() -> None:

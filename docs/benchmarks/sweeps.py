@@ -21,13 +21,14 @@ from hybrid import data
 from hybrid.links.base import Start
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.links.mpi import MpiLinks
-from hybrid.method.blocks import make_block, make_optimizer
+from hybrid.method.optimizers import make_optimizer, placed
 from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import AugmentedLagrangian, Batch, Setup, Window
+from hybrid.solvers.block import Block
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 
 
@@ -56,7 +57,9 @@ def main() -> None:
     else:
         blocks = split(model, comm.size, balance=options.balance)
     blocks.starts = comm.bcast(blocks.starts)
-    block = make_block(blocks, comm.rank, OptimizerSettings(), torch.device("cpu"))
+    module = placed(blocks.module(comm.rank), torch.device("cpu"))
+    sgd = make_optimizer(module, OptimizerSettings())
+    block = Block(module, comm.rank, len(blocks), {"exact": sgd, "local": sgd}, torch.device("cpu"))
     shapes = blocks.cut_shapes(torch.zeros(1, 3, 32, 32))
     setup = Setup(tuple(shapes), options.batch_size, options.window)
     program = AugmentedLagrangian().start(block, links, setup)

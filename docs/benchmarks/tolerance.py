@@ -37,7 +37,7 @@ from tolerance_optimizers import (
 from torch import nn
 
 from hybrid import Trainer, data, split
-from hybrid.method.blocks import Factory, make_optimizer
+from hybrid.method.optimizers import Factory, make_optimizer
 from hybrid.networks import models
 from hybrid.settings.config import (
     CheckpointSettings,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -10,7 +11,7 @@ import torch
 from hybrid.data import Data
 from hybrid.links import RankLinks
 from hybrid.links.grid import Arrangement, Place, share_size
-from hybrid.method.blocks import make_block
+from hybrid.method.optimizers import make_optimizer, output_weight, placed
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.ranks import launch
@@ -19,13 +20,16 @@ from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.kinds import AlternatingRounds, MiniBatchRounds
 from hybrid.rounds.trace import Trace
 from hybrid.rounds.windows import Rate, Windows
-from hybrid.settings.config import RoundSettings
 from hybrid.solvers.base import Setup, Solver, SubProblems
 from hybrid.solvers.block import Block
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.exact.filling import BubbleFill, stored_batches
 from hybrid.solvers.exact.gaps import Gaps
+from hybrid.solvers.layers.projection import leading_projection
 from hybrid.solvers.norms import SharedNorms
+from hybrid.solvers.numerics.draws import Draws
+from hybrid.solvers.numerics.optimizer_state import Average
+from hybrid.solvers.optimizers.mends import Extrapolation
 from hybrid.solvers.optimizers.muon import Muon
 from hybrid.solvers.peers import Sharing
 
@@ -59,11 +63,6 @@ class Method:
         return self.options.correction
 
     @property
-    def rounds(self) -> RoundSettings:
-        """How serial and parallel phases alternate."""
-        return self.options.rounds
-
-    @property
     def steps(self) -> int:
         """Mini-batches of an epoch."""
         return self.problem.steps
@@ -71,12 +70,7 @@ class Method:
     @property
     def whole(self) -> bool:
         """Whether a window is the whole training set."""
-        return self.rounds.window == "all"
-
-    @property
-    def observe(self) -> bool:
-        """Whether windows are recorded in a pass of their own."""
-        return self.whole and (self.problem.augmented or self.setup.carried)
+        return self.options.rounds.window == "all"
 
     @property
     def device(self) -> torch.device:
@@ -110,7 +104,8 @@ class Method:
 
     def copied(self) -> Method:
         """The same with weights of its own."""
-        return replace(self, problem=self.problem.copied())
+        blocks, drawing = deepcopy((self.problem.blocks, self.problem.drawing))
+        return replace(self, problem=replace(self.problem, blocks=blocks, drawing=drawing))
 
     def of_replica(self, place: Place) -> Method:
         """With mini-batches of the size of that replica's share."""
@@ -125,35 +120,47 @@ class Method:
         return needed + (self.solver.memory(self._filling(index), index) if self.gaps else 0)
 
     def block(self, links: RankLinks) -> Block:
-        """This rank's block, with what keeps it together with those of other replicas."""
-        problem, options, place = self.problem, self.options, links.place
-        made = make_block(
-            problem.blocks,
-            place.block,
-            options.optimizer,
-            self.device,
-            options.train,
-            problem.drawing[place.block],
-            place.replica,
-            options.delay,
-            self._steps_late(place),
-            self.steps * options.train.epochs,
-        )
-        made.objective = problem.objectives.training
-        if place.replicas > 1:
-            if options.train.sync_batchnorm:
-                made.norms = SharedNorms(made.module, links.peers)
-            share = self.setup.batch_size / self.setup.total
-            made.sync = options.sync.start(made, links.peers, share)
-            if isinstance(exact := made.optimizers["exact"], Muon) and self.shares_products:
-                exact.sharing = Sharing(links.peers)
-        return made
+        """This rank's block, with what keeps it together with those of other replicas.
 
-    def _steps_late(self, place: Place) -> float:
-        """The same for all replicas of a block, whose shares may differ by a sample."""
-        setup = self.setup
-        size = max(1, (setup.total or setup.batch_size) // place.replicas)
-        return self.solver.steps_late(place.block, place.blocks, size)
+        It is in training mode on its device. Late gradients may be mended, exact ones never are.
+        """
+        problem, options, place = self.problem, self.options, links.place
+        train, blocks, index = options.train, problem.blocks, place.block
+        # the same for all replicas of a block, whose shares may differ by a sample
+        size = max(1, (self.setup.total or self.setup.batch_size) // place.replicas)
+        late = self.solver.steps_late(index, place.blocks, size)
+        module = placed(blocks.module(index), self.device)
+        head = output_weight(blocks.module(k) for k in range(len(blocks)))
+        exact = make_optimizer(module, options.optimizer, head, self.problem.steps * train.epochs)
+        optimizers = {"exact": exact, "local": exact}
+        if options.delay.mend == "extrapolate" and late:
+            cap = min(options.delay.cap, late)
+            optimizers["local"] = Extrapolation(exact.param_groups, exact, cap)
+        if train.ema:
+            weights = [p for group in exact.param_groups for p in group["params"]]
+            optimizers["ema"] = Average(weights, train.ema)
+        if train.compile:
+            module.compile(dynamic=False)
+        last, drawing = index == len(blocks) - 1, problem.drawing[index]
+        block = Block(
+            module.train(),
+            index,
+            len(blocks),
+            optimizers,
+            self.device,
+            getattr(torch, train.precision),
+            cut_after=None if last else leading_projection(blocks.module(index + 1)),
+            draws=Draws(train.seed, drawing, place.replica) if drawing else None,
+            objective=problem.objectives.training,
+        )
+        if place.replicas > 1:
+            if train.sync_batchnorm:
+                block.norms = SharedNorms(module, links.peers)
+            share = self.setup.batch_size / self.setup.total
+            block.sync = options.sync.start(block, links.peers, share)
+            if isinstance(exact, Muon) and self.shares_products:
+                exact.sharing = Sharing(links.peers)
+        return block
 
     def start(self, block: Block, links: RankLinks, trace: Trace | None = None) -> Rounds:
         """One rank's rounds."""
@@ -168,7 +175,8 @@ class Method:
         return AlternatingRounds(
             *common,
             fill=self._fill(block, links) if self.gaps else None,
-            observe=self.observe,
+            # windows are recorded in a pass of their own
+            observe=self.whole and (self.problem.augmented or setup.carried),
             carried=setup.carried,
             statistics=self.problem.normed,
         )
@@ -200,7 +208,7 @@ class Method:
         program = self.solver.start(block, links, self._filling(block.index))
         assert isinstance(program, SubProblems)
         gaps, size = self.gaps[block.index], self.setup.batch_size
-        return BubbleFill(program, gaps, size, self.rounds.fill_step)
+        return BubbleFill(program, gaps, size, self.options.rounds.fill_step)
 
     def _filling(self, index: int) -> Setup:
         """Of the program that fills the gaps of block `index`: a store of the records it needs."""

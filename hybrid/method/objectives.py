@@ -17,7 +17,7 @@ from hybrid.data.samplers.base import Learning
 from hybrid.networks.blocks import Blocks
 from hybrid.solvers.acting import unknown
 from hybrid.solvers.layers.bundle import Bundle
-from hybrid.solvers.metrics import LEFT_OUT, Metric, detached, right_answers, tried_metrics
+from hybrid.solvers.metrics import LEFT_OUT, detached, right_answers, tried_metrics
 from hybrid.solvers.objective import (
     Loss,
     Objective,
@@ -76,7 +76,9 @@ class Objectives(NamedTuple):
         def objective(
             loss: Loss, targets: Any, answers: Bundle | None, each: bool = False
         ) -> Objective:
-            metrics = _counted(out, targets) if options.metrics is None else options.metrics
+            metrics = options.metrics
+            if metrics is None:  # accuracy, where the output has a logit for each class
+                metrics = {"accuracy": right_answers} if _classes(out, targets) else {}
             _check_shapes(options, loss, out, targets)
             metrics = tried_metrics(metrics, out, targets)
             made = Objective(loss, metrics, answers, named, each, tree_structure(out))
@@ -129,11 +131,6 @@ def _check_shapes(options: Options, loss: Loss, out: Any, targets: Any) -> None:
         f"{tuple(out.shape[1:])} and its target {tuple(targets.shape[1:])}: choose {classes}"
         "targets of the output's shape"
     )
-
-
-def _counted(out: Any, targets: Any) -> Mapping[str, Metric]:
-    """Accuracy, where the targets are classes and the output has a logit for each."""
-    return {"accuracy": right_answers} if _classes(out, targets) else {}
 
 
 def _classes(out: Any, targets: Any) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from hybrid.data.mixing import Transform
 from hybrid.data.samplers.base import Sampler
-from hybrid.method.blocks import Factory
+from hybrid.method.optimizers import Factory
 from hybrid.registries import SAMPLERS
 from hybrid.rounds.windows import Rate
 from hybrid.settings.config import (
@@ -31,15 +32,11 @@ from hybrid.solvers.sync.base import Strategy
 T = TypeVar("T")
 
 
-class Given(Generic[T]):
-    """A field that takes an object of a kind, its class or its name, and holds an object.
+class Converted(Generic[T]):
+    """A field that holds what `convert(name, value)` makes of whatever it is assigned."""
 
-    A name or a class stands for the object with its defaults. ValueError for anything else.
-    """
-
-    def __init__(self, kind: type[T], by_name: Callable[[str], type[T]], default: str) -> None:
-        """`by_name` raises ValueError for an unknown name and suggests the nearest one."""
-        self.kind, self.by_name, self.default = kind, by_name, default
+    def __init__(self, convert: Callable[[str, Any], T], default: str = "") -> None:
+        self.convert, self.default = convert, default
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -52,58 +49,51 @@ class Given(Generic[T]):
         """On the class, the default: dataclasses ask for it."""
         if options is None:
             return self.default
-        held: T = vars(options)[self.name]
-        return held
+        value: T = vars(options)[self.name]
+        return value
 
-    def __set__(self, options: object, value: T | type[T] | Mapping[str, Any] | str) -> None:
-        vars(options)[self.name] = self._understood(value)
-
-    def _understood(self, value: Any) -> Any:
-        return understood(value, self.kind, self.name, self.by_name)
+    def __set__(self, options: object, value: T | Mapping[str, Any] | str) -> None:
+        vars(options)[self.name] = self.convert(self.name, value)
 
 
-class GivenSettings(Given[T]):
-    """A field that takes settings, a mapping of them or the name alone, and holds settings.
+def object_of(kind: type[T], by_name: Callable[[str], type[Any]]) -> Callable[[str, Any], T]:
+    """Takes an object of a kind, or a name, which stands for the object with its defaults.
 
-    Of a kind that is `callable` it takes and holds a function, too. ValueError for anything else.
+    `by_name` raises ValueError for an unknown name.
     """
 
-    def __init__(self, kind: type[Section], callable: bool = False) -> None:
-        self.settings, self.callable = kind, callable
-        self.default = ""  # which stands for settings without any
-
-    def _understood(self, value: Any) -> Any:
-        if isinstance(value, self.settings) or (self.callable and callable(value)):
+    def convert(name: str, value: Any) -> T:
+        with suppress(TypeError):  # of a class that cannot be made without settings
+            value = by_name(value)() if isinstance(value, str) else value
+        if isinstance(value, kind):
             return value
-        first = next(iter(self.settings.model_fields))
+        raise ValueError(
+            f"{name} is {repr(value)[:80]}, no {kind.__name__}: give an object of a class that "
+            f"derives from {kind.__module__}.{kind.__name__}, or the name of one, as hybrid list "
+            "has them"
+        )
+
+    return convert
+
+
+def settings_of(kind: type[Section], or_function: bool = False) -> Callable[[str, Any], Any]:
+    """Takes settings, a dict of them, or the name alone; where that may be, a function, too."""
+
+    def convert(name: str, value: Any) -> Any:
+        if isinstance(value, kind) or (or_function and callable(value)):
+            return value
+        first = next(iter(kind.model_fields))
         if isinstance(value, str) and (not value or first in ("name", "kind", "mend")):
             value = {first: value} if value else {}
         if isinstance(value, Mapping):
-            return self.settings.of(self.name, value)
-        also = ", or a function as hybrid.Trainer describes it" if self.callable else ""
+            return kind.of(name, value)
+        also = ", or a function as hybrid.Trainer describes it" if or_function else ""
         raise ValueError(
-            f"{self.name} is {repr(value)[:80]}; it must be {self.settings.__name__}(...) or a "
-            f"dict of its settings{also}"
+            f"{name} is {repr(value)[:80]}; it must be {kind.__name__}(...) or a dict of its "
+            f"settings{also}"
         )
 
-
-def understood(value: Any, kind: type[T], name: str, by_name: Callable[[str], type[Any]]) -> T:
-    """The object of a `kind` that a user means; ValueError if `value` is none of that kind."""
-    meant = by_name(value) if isinstance(value, str) else value
-    if isinstance(meant, type) and issubclass(meant, kind):
-        try:
-            return meant()
-        except TypeError as error:
-            raise ValueError(
-                f"{name} is the class {meant.__name__}, which cannot be made without settings "
-                f"({error}): give an object of it"
-            ) from None
-    if isinstance(meant, kind):
-        return meant
-    raise ValueError(
-        f"{name} is {repr(value)[:80]}, no {kind.__name__}: give an object or a class that derives "
-        f"from {kind.__module__}.{kind.__name__}, or the name of one, as hybrid list has them"
-    )
+    return convert
 
 
 @dataclass
@@ -113,34 +103,41 @@ class Options:
     The same for a run, a row of a bench and a row of a plan.
     """
 
-    solver: Given[Solver] = Given(Solver, registry.solver_class, registry.DEFAULT)
-    """A method, or its class or name, which stand for it with its defaults."""
+    solver: Converted[Solver] = Converted(
+        object_of(Solver, registry.solver_class), registry.DEFAULT
+    )
+    """A method, or its name, which stands for it with its defaults."""
     correction: PassSettings | None = None
     """Settings of the serial passes; None: exact, with 4 micro-batches where gaps are filled."""
     _: KW_ONLY
     rounds: RoundSettings = field(default_factory=RoundSettings)
     """How serial corrections and parallel phases alternate."""
-    sampler: Given[Sampler] = Given(Sampler, SAMPLERS.__getitem__, SAMPLERS.default)  # type: ignore[type-abstract]
-    """Who chooses the samples of a mini-batch; as a class or by name: with its defaults."""
+    sampler: Converted[Sampler] = Converted(
+        object_of(Sampler, SAMPLERS.__getitem__),  # type: ignore[type-abstract]
+        SAMPLERS.default,
+    )
+    """Who chooses the samples of a mini-batch; by name: with its defaults."""
     replicas: int = 1
     """R, chains of the blocks; each trains on a share of every mini-batch."""
     side_by_side: Literal["auto", "chain", "peers"] = "auto"
     """MPI ranks that follow each other: a chain, peers, or those that send each other more."""
-    sync: Given[Strategy] = Given(Strategy, STRATEGIES.__getitem__, STRATEGIES.default)
-    """How replicas keep their weights together; as a class or by name: with its defaults."""
-    train: GivenSettings[TrainSettings] = GivenSettings(TrainSettings)
+    sync: Converted[Strategy] = Converted(
+        object_of(Strategy, STRATEGIES.__getitem__), STRATEGIES.default
+    )
+    """How replicas keep their weights together; by name: with its defaults."""
+    train: Converted[TrainSettings] = Converted(settings_of(TrainSettings))
     """Length, mini-batches and numerics of the training, as settings or a dict."""
-    optimizer: GivenSettings[OptimizerSettings | Factory] = GivenSettings(
-        OptimizerSettings, callable=True
+    optimizer: Converted[OptimizerSettings | Factory] = Converted(
+        settings_of(OptimizerSettings, or_function=True)
     )
     """Settings or a name, or what makes one from a block's groups: see `blocks.Factory`."""
-    schedule: GivenSettings[ScheduleSettings | Rate] = GivenSettings(
-        ScheduleSettings, callable=True
+    schedule: Converted[ScheduleSettings | Rate] = Converted(
+        settings_of(ScheduleSettings, or_function=True)
     )
     """Settings or a name, or the learning rate as a function of the step."""
-    delay: GivenSettings[DelaySettings] = GivenSettings(DelaySettings)
+    delay: Converted[DelaySettings] = Converted(settings_of(DelaySettings))
     """Settings, or the mend alone: what a step does about the delay of its gradient."""
-    links: GivenSettings[LinkSettings] = GivenSettings(LinkSettings)
+    links: Converted[LinkSettings] = Converted(settings_of(LinkSettings))
     """How ranks reach each other: settings, a dict, or the kind of links alone."""
     loss: Loss | None = None
     """(output, targets) -> mean loss or a loss of each sample; None: cross-entropy of classes."""
@@ -155,8 +152,10 @@ class Options:
         self.rounds, wanted = settled(self.solver, self.rounds, share)
         if self.correction is None:
             self.correction = PassSettings(**wanted)
-        by_name = registry.solver_class
-        self.correction = understood(self.correction, PassSettings, "correction", by_name)
+        if not isinstance(self.correction, PassSettings):
+            raise ValueError(
+                f"correction is {repr(self.correction)[:80]}, no PassSettings: give an object of it"
+            )
 
     def check(self) -> None:
         """ValueError for what cannot be, whatever the method."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -80,11 +79,6 @@ class Problem:
         """The cuts whose block behind begins with a factorization."""
         leads = {k: leading_projection(self.blocks.module(k)) for k in range(1, len(self.blocks))}
         return frozenset(k for k, module in leads.items() if isinstance(module, Factorization))
-
-    def copied(self) -> Problem:
-        """The same with weights of its own."""
-        blocks, drawing = deepcopy((self.blocks, self.drawing))
-        return replace(self, blocks=blocks, drawing=drawing)
 
 
 def check_size(size: int, data: Data) -> None:

@@ -9,14 +9,13 @@ from torch import nn
 
 from hybrid.data.samplers.base import Learning
 from hybrid.links.grid import Place
-from hybrid.method.blocks import make_optimizer, output_weight
 from hybrid.method.method import Method
+from hybrid.method.optimizers import make_optimizer, output_weight
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.settings.config import (
     DataSettings,
     OptimizerSettings,
-    ScheduleSettings,
     SplitSettings,
 )
 from hybrid.settings.sections.rounds import WINDOW
@@ -159,25 +158,14 @@ def sections(method: Method) -> dict[str, Any]:
     Those of [links] are checked where it is known how many processes there are.
     """
     options = method.options
-    tables = {
-        "solver": options.solver,
-        "sync": options.sync,
-        "split": SplitSettings(replicas=options.replicas, side_by_side=options.side_by_side),
-        "sampler": options.sampler,
-        "rounds": options.rounds,
-        "correction": options.correction,
-        "train": options.train,
-        "optimizer": options.optimizer,
-        "schedule": options.schedule,
-        "delay": options.delay,
-        "data": DataSettings(cutout=method.problem.cutout),
-    }
-    tables |= {"checkpoint": options.checkpoint} if hasattr(options, "checkpoint") else {}
-    if not isinstance(options.optimizer, OptimizerSettings):
-        del tables["optimizer"]
-    if not isinstance(options.schedule, ScheduleSettings):
-        del tables["schedule"]
-    return tables
+    names = ("solver", "sync", "sampler", "rounds", "correction", "train", "delay", "optimizer")
+    tables = {name: getattr(options, name) for name in (*names, "schedule")}
+    tables["split"] = SplitSettings(replicas=options.replicas, side_by_side=options.side_by_side)
+    tables["data"] = DataSettings(cutout=method.problem.cutout)
+    if hasattr(options, "checkpoint"):
+        tables["checkpoint"] = options.checkpoint
+    functions = [name for name in ("optimizer", "schedule") if callable(tables[name])]
+    return {name: table for name, table in tables.items() if name not in functions}
 
 
 def _check_loss(method: Method) -> None:
@@ -222,7 +210,7 @@ def _check_messages(method: Method) -> None:
 
 def _check_memory(method: Method) -> None:
     """ValueError if the auxiliary variables of a block need more memory than allowed."""
-    window, limit = method.setup.stored_batches, method.rounds.memory_gb
+    window, limit = method.setup.stored_batches, method.options.rounds.memory_gb
     for index in range(len(method.problem.blocks)):
         needed = method.memory(index)
         if needed <= limit * 1e9:

@@ -23,7 +23,7 @@ from hybrid.networks.partition import split
 from hybrid.ranks import launch
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings, SplitSettings
-from hybrid.settings.resolve import load, read_toml, to_toml
+from hybrid.settings.resolve import load, read_toml
 from hybrid.settings.sections.base import is_reference
 from hybrid.solvers import registry
 from hybrid.solvers.acting import Known, check
@@ -49,7 +49,9 @@ def read_settings(
         _resume_grid(resolved, overrides)
     _settle_grid(resolved)
     if resume and resolved.split.replicas == 1:
-        _drop_settings_of_replicas(resolved, {} if path is None else read_toml(path), overrides)
+        file = {} if path is None else read_toml(path)
+        chosen = {f"{section}.{key}" for section, table in file.items() for key in table}
+        _drop_settings_of_replicas(resolved, {*overrides, *chosen})
     return resolved
 
 
@@ -72,18 +74,14 @@ def _update(resolved: Config, section: str, **values: Any) -> None:
     setattr(resolved, section, getattr(resolved, section).model_copy(update=values))
 
 
-def _drop_settings_of_replicas(
-    resolved: Config, file: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> None:
-    """Leave out what a run has kept of its replicas and one has no use for, unless it was given."""
-    if "sync" not in file and not any(name.startswith("sync.") for name in overrides):
+def _drop_settings_of_replicas(resolved: Config, chosen: set[str]) -> None:
+    """Leave out what a run has kept of its replicas and one has no use for, unless it is chosen."""
+    if not any(name.startswith("sync.") for name in chosen):
         resolved.sync = dict(Config().sync)
-    for section, key, value in (
-        ("train", "sync_batchnorm", False),
-        ("split", "side_by_side", "auto"),
-    ):
-        if f"{section}.{key}" not in overrides and key not in file.get(section, {}):
-            _update(resolved, section, **{key: value})
+    if "train.sync_batchnorm" not in chosen:
+        _update(resolved, "train", sync_batchnorm=False)
+    if "split.side_by_side" not in chosen:
+        _update(resolved, "split", side_by_side="auto")
 
 
 def _settle_grid(resolved: Config) -> None:
@@ -177,11 +175,6 @@ def load_images(wanted: DataSettings) -> tuple[Dataset, Dataset]:
 
 def build_model(resolved: Config, images: Data) -> models.Chain:
     """This package's network, its weights a function of the seed alone."""
-    if is_reference(resolved.model.name):
-        raise ValueError(
-            f"model.name is {resolved.model.name!r}, and the bench knows the networks of this "
-            "package alone: choose one of these; hybrid plan knows yours"
-        )
     (channels, height, width), classes = _image_shape_and_classes(resolved, images)
     if height != width:
         raise ValueError(f"images of {height} x {width} pixels are not square")
@@ -191,7 +184,6 @@ def build_model(resolved: Config, images: Data) -> models.Chain:
         return models.stochastic_depth(chain, resolved.model.survival)
     except ValueError as error:
         raise ValueError(f"model.{error}") from None
-    return chain
 
 
 def build_network(resolved: Config, data: Data) -> nn.Module:
@@ -284,21 +276,15 @@ def build_trainer(
     division: Division | None = None,
 ) -> Trainer:
     """The trainer of a run; under a launcher with the division that one rank has found."""
-    blocks = build_blocks(resolved, loaded[0], division)
-
-    def describe(cuts: list[str]) -> str:
-        chosen = resolved.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
-        return to_toml(resolved.model_copy(update={"split": chosen}))
-
     return Trainer(
-        blocks,
+        build_blocks(resolved, loaded[0], division),
         **_objects(resolved),
         **dict(resolved.rounds),
         checkpoint=resolved.checkpoint,
         out=out,
         resume=resume,
         names={"model": resolved.model.name, "data": resolved.data.name},
-        describe=describe,
+        config=resolved,
     )
 
 

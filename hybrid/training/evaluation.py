@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hybrid.data import Data
-from hybrid.links import RankLinks, run_threads
+from hybrid.links import RankLinks
 from hybrid.rounds.report import Scores
 from hybrid.solvers.block import Block
 from hybrid.solvers.objective import Objective
@@ -41,13 +41,6 @@ def measure_network(
         means = dict(zip(objective.sums, found, strict=True)) | everyone[links.size - 1][1]
     known = links.broadcast(means)
     return {name: known[name] for name in ("loss", *objective.metrics)}
-
-
-def measure_one_block(
-    block: Block, data: Data, objective: Objective, threads: int
-) -> dict[str, float]:
-    """The same of a network that is one block, in this process on so many threads."""
-    return run_threads(1, lambda links: measure_network(block, links, data, objective), threads)[0]
 
 
 def _outputs(

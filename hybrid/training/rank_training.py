@@ -14,8 +14,8 @@ from hybrid.errors import AgreedError
 from hybrid.folder import checkpoint
 from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
-from hybrid.method.blocks import peak_rate
 from hybrid.method.method import Method
+from hybrid.method.optimizers import peak_rate
 from hybrid.method.schedule import make_schedule
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.report import DivergedError, PhaseReport
@@ -24,7 +24,7 @@ from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
 from hybrid.training.checkpointing import Position, StateFiles, check_same_run
-from hybrid.training.options import RunOptions
+from hybrid.training.summary import RunOptions
 
 
 class RankTraining:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +14,6 @@ from hybrid.errors import one_line
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import is_reference
 from hybrid.solvers.acting import nearest
-from hybrid.solvers.metrics import Accumulating, Metric
 
 FLAGS = {"model.name": "--model", "data.name": "--data", "train.loss": "--loss"}
 """The settings that may name one, and the flags that do."""
@@ -87,22 +86,3 @@ def _call(name: str, flag: str) -> Any:
         raise ValueError(
             f"{flag} {name} failed: {type(error).__name__}: {one_line(error)}"
         ) from None
-
-
-def load_metrics(given: Sequence[str]) -> dict[str, Metric] | None:
-    """Those of --metric NAME=MODULE:OBJECT, by name; None without any: this package's."""
-    metrics: dict[str, Metric] = {}
-    for text in given:
-        name, _, reference = text.partition("=")
-        if not (name and is_reference(reference)):
-            raise ValueError(
-                f"--metric is {text!r}: write NAME=MODULE:OBJECT, as in F1=own:macro_f1"
-            )
-        metric = load_object(reference, "--metric")
-        if not (callable(metric) or isinstance(metric, Accumulating)):
-            raise ValueError(
-                f"--metric {text}: it is a {type(metric).__name__}, neither a function of (output, "
-                "targets) nor an object with update, compute and reset"
-            )
-        metrics[name] = metric
-    return metrics or None

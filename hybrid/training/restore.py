@@ -5,77 +5,41 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import torch
 from safetensors.torch import save
 from torch import nn
 
-from hybrid import data
-from hybrid.data import Data
+from hybrid.data import NAMES, Data, reference
 from hybrid.files import write_atomically
 from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import best as best_of
 from hybrid.folder.runfolder import RunFolder
-from hybrid.method.blocks import placed
-from hybrid.method.objectives import Objectives
-from hybrid.method.options import Options
 from hybrid.networks import models
 from hybrid.networks.partition import split
-from hybrid.ranks import launch
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import is_reference
-from hybrid.solvers.block import Block
 from hybrid.training import build, references
-from hybrid.training.evaluation import measure_one_block
 from hybrid.training.summary import OWN_LOSS
+from hybrid.training.trainer import Trainer
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class OwnCode(NamedTuple):
-    """What the command line gives of a run with code of the user's own."""
-
-    model: str | None = None
-    """package.module:function that makes the network."""
-    data: str | None = None
-    """package.module:function that makes (training, test) data."""
-    loss: str | None = None
-    """package.module:function, or the name of a loss."""
-    metrics: tuple[str, ...] = ()
-    """NAME=package.module:object of each, in place of accuracy."""
-    data_dir: str | None = None
-    """Where the data of this package's sources lie by now."""
-
-
-class Restored(NamedTuple):
-    """The network of a run's checkpoint, on the CPU, and what it was tested on."""
-
-    settings: Config
-    checkpoint: Path
-    network: nn.Module
-    test: Data
-
-
-NO_CODE = OwnCode()
-
-
 def evaluate(
-    run: Path, own: OwnCode = NO_CODE, best: bool = False
+    run: Path, *, loss: str | None = None, best: bool = False, **own: str | None
 ) -> tuple[dict[str, float], Path]:
-    """Loss and metrics of a run's newest (or best) checkpoint, on one device; and its folder."""
-    settings, folder, network, test = restore(run, own, best)
+    """Loss and metrics of a run's newest (or best) checkpoint, on one device; and its folder.
+
+    `loss` is package.module:function, or the name of a loss; `own` is as in `restore`.
+    """
+    settings, folder, network, test = restore(run, best=best, **own)
     train = settings.train
-    name = _name(run, "--loss", train.loss, own.loss, train.loss != OWN_LOSS)
-    loss = references.load_loss(name)
-    named = train.model_copy(update={} if loss else {"loss": name})
-    blocks = split(network, 1).with_bundles(test.sample(2)[0])
-    options = Options(train=named, loss=loss, metrics=references.load_metrics(own.metrics))
-    objective = Objectives.settle(options, blocks, test, test).test
-    device, precision = launch.device(train.device), getattr(torch, train.precision)
-    block = Block(placed(blocks.module(0), device), 0, 1, {}, device, precision)
-    return measure_one_block(block, test, objective, len(os.sched_getaffinity(0))), folder
+    name = _name(run, "--loss", train.loss, loss, train.loss != OWN_LOSS)
+    function = references.load_loss(name)
+    named = train.model_copy(update={} if function else {"loss": name})
+    return Trainer(split(network, 1), train=named, loss=function).evaluate(test), folder
 
 
 def load(
@@ -92,28 +56,40 @@ def load(
     ValueError if the run does not say how, or holds another model.
     """
     if model is None:
-        return restore(Path(run), OwnCode(data_dir=data_dir), best).network.eval()
+        _, _, network, _ = restore(Path(run), data_dir=data_dir, best=best)
+        return network.eval()
     _, folder, manifest = _open_run(Path(run), best)
     network = model if isinstance(model, nn.Module) else model()
     return _load_weights(network, folder, manifest, "model=").eval()
 
 
-def restore(run: Path, own: OwnCode = NO_CODE, best: bool = False) -> Restored:
-    """Rebuild the composed network of a run; ValueError if something of one's own is missing."""
+def restore(
+    run: Path,
+    *,
+    model: str | None = None,
+    data: str | None = None,
+    data_dir: str | None = None,
+    best: bool = False,
+) -> tuple[Config, Path, nn.Module, Data]:
+    """A run's settings, its checkpoint, the network of that on the CPU, and its test data.
+
+    `model` and `data` are package.module:function, which make what was the user's own; `data_dir`
+    is where the data of this package's sources lie by now. ValueError if one is missing.
+    """
     settings, folder, manifest = _open_run(run, best)
     stored = settings.data.name
-    known = stored in data.NAMES or bool(data.reference(stored))
-    news = {"name": _name(run, "--data", stored, own.data, known), "limit": 0}
-    if own.data_dir is not None:
-        news["dir"] = own.data_dir
+    known = stored in NAMES or bool(reference(stored))
+    news = {"name": _name(run, "--data", stored, data, known), "limit": 0}
+    if data_dir is not None:
+        news["dir"] = data_dir
     _, test = build.load_data_sets(settings.data.model_copy(update=news))
     known = is_reference(settings.model.name) or bool(models.NAME.fullmatch(settings.model.name))
-    model = _name(run, "--model", settings.model.name, own.model, known)
-    if is_reference(model):
-        network, where = references.make_network(model), f"--model {model}"
+    name = _name(run, "--model", settings.model.name, model, known)
+    if is_reference(name):
+        network, where = references.make_network(name), f"--model {name}"
     else:
         network, where = build.build_model(settings, test), f"{run / 'config.toml'}"
-    return Restored(settings, folder, _load_weights(network, folder, manifest, where), test)
+    return settings, folder, _load_weights(network, folder, manifest, where), test
 
 
 def export(run: Path, file: Path, best: bool = False) -> None:

@@ -16,14 +16,23 @@ from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import Section
 from hybrid.solvers.windows import Window
-from hybrid.training.callbacks import CallbackError, Callbacks, RunInfo
-from hybrid.training.callbacks.early_stopping import EarlyStopping
-from hybrid.training.callbacks.progress import ProgressPrinter
+from hybrid.training.callbacks import (
+    CallbackError,
+    Callbacks,
+    EarlyStopping,
+    ProgressPrinter,
+    RunInfo,
+)
 from hybrid.training.evaluation import measure_network
-from hybrid.training.options import RunOptions
 from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import SharedFolder
-from hybrid.training.summary import describe_run, make_config_text, make_summary, share_of_rank
+from hybrid.training.summary import (
+    RunOptions,
+    describe_run,
+    make_config_text,
+    make_summary,
+    share_of_rank,
+)
 
 
 class Run:
@@ -46,7 +55,7 @@ class Run:
         self.method = method.of_replica(links.place)
         self.progress = ProgressPrinter(options.quiet or links.place.number > 0)
         patience = options.train.early_stop
-        early = [EarlyStopping("test", patience)] if patience else []
+        early = [EarlyStopping(patience)] if patience else []
         self.callbacks = Callbacks(self.progress, [*options.callbacks, *early], links)
         self.folder = SharedFolder(options.out, links, options.checkpoint)
         self.stopped = ""
@@ -88,15 +97,14 @@ class Run:
         options, at = self.options, self.training.position
         self.callbacks.call("on_start", self._run_info())
         self.callbacks.agree()
-        config = options.describe or partial(make_config_text, options, self.method)
-        self.folder.open(
-            partial(config, self.method.problem.blocks.cuts), at.step, len(at.rollbacks)
-        )
+        config = partial(make_config_text, options, self.method)
+        self.folder.open(config, at.step, len(at.rollbacks))
         for line in (describe_run(self.method, options, at.step), *notices):
             self.progress.say(line)
         try:
             if at.step == 0:
                 self._write_checkpoint()
+                self.folder.finish_checkpoint()  # one to go back to, whatever happens
             while not self._is_done:
                 try:
                     self._train_epoch()

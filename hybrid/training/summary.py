@@ -1,19 +1,22 @@
-"""What a run says of itself: its config.toml, a line at its start, a summary at its end."""
+"""What a run is asked for, and says of itself: config.toml, a line at its start, a summary."""
 
 from __future__ import annotations
 
 import resource
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from hybrid.method.method import Method
+from hybrid.method.options import Converted, Options, settings_of
 from hybrid.settings import methods
-from hybrid.settings.config import Config, Section
+from hybrid.settings.config import CheckpointSettings, Config, Section
 from hybrid.settings.resolve import to_toml
 from hybrid.solvers import registry
-from hybrid.training.options import RunOptions
+from hybrid.training.callbacks import Callback
 
 OWN_LOSS = "your own"
 """The name that config.toml has for a loss of the caller's own."""
@@ -22,20 +25,53 @@ OWN_DATA = "custom"
 """The name of data that were given to `fit`."""
 
 
-def make_config_text(options: RunOptions, method: Method, cuts: Sequence[str]) -> str:
+@dataclass(kw_only=True)
+class RunOptions(Options):
+    """The options of a method, and what only a run has: its folder, its callbacks, its names."""
+
+    checkpoint: Converted[CheckpointSettings] = Converted(settings_of(CheckpointSettings))
+    """When checkpoints are written, and which are kept, as settings or a dict."""
+    out: Path | None = None
+    """Run folder; None keeps nothing."""
+    resume: bool = False
+    """Go on from the newest checkpoint of the run folder `out`."""
+    callbacks: Sequence[Callback] = ()
+    """They are called on the first rank while the run trains."""
+    quiet: bool = False
+    """Print no lines of progress."""
+    names: dict[str, str] = field(default_factory=dict)
+    """What the summary calls model and data."""
+    config: Config | None = None
+    """What config.toml has, but for the cuts; None: the settings as they are."""
+
+    def check(self) -> None:
+        """ValueError for what cannot be, whatever the method."""
+        super().check()
+        for callback in self.callbacks if isinstance(self.callbacks, Sequence) else [None]:
+            if not isinstance(callback, Callback):
+                raise ValueError(
+                    f"callbacks is {repr(self.callbacks)[:80]}: give a list of objects of classes "
+                    "that derive from hybrid.Callback"
+                )
+
+
+def make_config_text(options: RunOptions, method: Method) -> str:
     """Text of config.toml; objects of the caller's, which no file can hold, are only mentioned."""
-    name = method.solver.name
+    cuts, name = list(method.problem.blocks.cuts), method.solver.name
+    if options.config is not None:
+        split = options.config.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
+        return to_toml(options.config.model_copy(update={"split": split}))
     notes = ["# a run of the library"]
     if name not in registry.names() or registry.solver_class(name) is not type(method.solver):
         notes.append(f"# the solver is the caller's own: {type(method.solver).__name__}")
-        return "\n".join([*notes, f"# cuts = {list(cuts)}\n"])
+        return "\n".join([*notes, f"# cuts = {cuts}\n"])
     tables = {
         "model": {"name": options.names["model"]},
         "data": {"name": options.names["data"]},
         "solver": {"name": name, **methods.values(method.solver)},
         "correction": methods.values(method.correction),
-        "rounds": method.rounds.model_dump(),
-        "split": {"blocks": len(cuts) + 1, "cuts": list(cuts), "replicas": options.replicas},
+        "rounds": options.rounds.model_dump(),
+        "split": {"blocks": len(cuts) + 1, "cuts": cuts, "replicas": options.replicas},
     }
     for section, known in methods.NAMED.items():
         chosen = getattr(options, section)

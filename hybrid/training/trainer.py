@@ -12,10 +12,11 @@ import torch
 from hybrid.data import Data, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
+from hybrid.links.base import Program
 from hybrid.links.grid import Arrangement, Grid
-from hybrid.method.blocks import placed
 from hybrid.method.method import Method
 from hybrid.method.objectives import Objectives
+from hybrid.method.optimizers import placed
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.networks.blocks import Blocks
@@ -28,9 +29,8 @@ from hybrid.settings.sections.rounds import RoundOptions
 from hybrid.solvers.block import Block
 from hybrid.solvers.kernels.choice import choose
 from hybrid.training.evaluation import measure_network
-from hybrid.training.options import RunOptions
 from hybrid.training.run import Run
-from hybrid.training.summary import OWN_DATA
+from hybrid.training.summary import OWN_DATA, RunOptions
 
 T = TypeVar("T")
 
@@ -88,8 +88,54 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         if epochs is not None:
             self.train = self.train.model_copy(update={"epochs": epochs})
         launch.keep_memory()
+
+        def prepare(ranks: int, train: Data, test: Data) -> Program[dict[str, Any]]:
+            method = self.settle(train, ranks, test)
+            kernels = choose(self.train.kernels, method.device.type == "cuda")
+            self._arrangement = method.arrangement
+
+            def program(links: RankLinks) -> dict[str, Any]:
+                if launch.communicator() is not None:
+                    with links.agreement():
+                        let_go(self.blocks, links.rank)
+                run = Run(method, self, links, train, test, request, kernels)
+                leave_if_asked(links, request)
+                return run.fit()
+
+            return program
+
+        with listening() as request:
+            return self._start(prepare, self.replicas, train, test)
+
+    def evaluate(self, data: Any) -> dict[str, float]:
+        """Mean loss and metrics of the network as it is over `data`, the same on every rank."""
+
+        def prepare(ranks: int, test: Data) -> Program[dict[str, float]]:
+            self._check_ranks(ranks)
+            self.blocks = self.blocks.with_bundles(test.sample(2)[0])
+            options = replace(self, batch_transform=None)
+            objective = Objectives.settle(options, self.blocks, test, test).test
+            device = launch.device(self.train.device)
+            precision = getattr(torch, self.train.precision)
+
+            def program(links: RankLinks) -> dict[str, float]:
+                module = placed(self.blocks.module(links.rank), device)
+                block = Block(module, links.rank, links.size, {}, device, precision)
+                return measure_network(block, links, test, objective, self.train.batch_size)
+
+            return program
+
+        # under mpirun each replica has the weights; in one process one will do
+        replicas = 1 if launch.communicator() is None else self.replicas
+        return self._start(prepare, replicas, data)
+
+    def _start(self, prepare: Callable[..., Program[T]], replicas: int, *sets: Any) -> T:
+        """Run on every rank what `prepare` makes of the number of ranks and the data sets.
+
+        What fails in the preparation on any rank is raised on all.
+        """
         comm = launch.communicator()
-        torch.set_num_threads(self.threads(len(self.blocks) * self.replicas))
+        torch.set_num_threads(self.threads(len(self.blocks) * replicas))
         if comm is not None:
             # measured cuts differ from rank to rank: the first rank's hold
             self.blocks = replace(self.blocks, starts=comm.bcast(self.blocks.starts))
@@ -98,66 +144,11 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         data: list[Data] = []
         try:
             with no_exit():
-                data += as_data(train), as_data(test)
-                method = self.settle(data[0], 1 if comm is None else comm.size, data[1])
-                device = method.device
-                kernels = choose(self.train.kernels, device.type == "cuda")
-                self._arrangement = method.arrangement
+                data.extend(map(as_data, sets))
+                program = prepare(1 if comm is None else comm.size, *data)
+                device = launch.device(self.train.device)
         except ValueError as error:
             failed = error
-
-        def program(links: RankLinks) -> dict[str, Any]:
-            if comm is not None:
-                with links.agreement():
-                    let_go(self.blocks, links.rank)
-            run = Run(method, self, links, data[0], data[1], request, kernels)
-            leave_if_asked(links, request)
-            return run.fit()
-
-        try:
-            with listening() as request:
-                return self._start(program, self.replicas, device, failed)
-        finally:
-            for each in data:
-                each.close()
-
-    def evaluate(self, data: Any) -> dict[str, float]:
-        """Mean loss and metrics of the network as it is over `data`, the same on every rank."""
-        comm = launch.communicator()
-        torch.set_num_threads(self.threads(len(self.blocks)))
-        device = launch.device(self.train.device)
-        failed: ValueError | None = None
-        try:
-            with no_exit():
-                test = as_data(data)
-                self._check_ranks(1 if comm is None else comm.size)
-                self.blocks = self.blocks.with_bundles(test.sample(2)[0])
-                options = replace(self, batch_transform=None)
-                objective = Objectives.settle(options, self.blocks, test, test).test
-        except ValueError as error:
-            failed = error
-
-        def program(links: RankLinks) -> dict[str, float]:
-            module, rank = placed(self.blocks.module(links.rank), device), links.rank
-            precision = getattr(torch, self.train.precision)
-            block = Block(module, rank, links.size, {}, device, precision)
-            return measure_network(block, links, test, objective, self.train.batch_size)
-
-        try:
-            # under mpirun each replica has the weights; in one process one will do
-            return self._start(program, 1 if comm is None else self.replicas, device, failed)
-        finally:
-            if failed is None and test is not data:
-                test.close()
-
-    def _start(
-        self,
-        program: Callable[[RankLinks], T],
-        replicas: int,
-        device: torch.device | None,
-        failed: ValueError | None,
-    ) -> T:
-        """Run the program on every rank; raise on all ranks what `failed` on any."""
 
         def agreed_program(links: RankLinks) -> T:
             with links.agreement():
@@ -166,7 +157,11 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             return program(links)
 
         grid = Grid(len(self.blocks), replicas)
-        return start(agreed_program, grid, self.links, device, failed, self._arrangement)
+        try:
+            return start(agreed_program, grid, self.links, device, failed, self._arrangement)
+        finally:
+            for each in data:
+                each.close()
 
     def threads(self, blocks: int) -> int:
         """Intra-operation threads of one rank; one, unless it is said, on a clock of its own."""

@@ -10,7 +10,7 @@ from hybrid import split
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links import RankLinks, run_threads
-from hybrid.method.blocks import make_optimizer
+from hybrid.method.optimizers import make_optimizer
 from hybrid.networks import models
 from hybrid.networks.blocks import Blocks
 from hybrid.settings.config import OptimizerSettings

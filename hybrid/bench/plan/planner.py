@@ -24,8 +24,8 @@ from hybrid.data import Data
 from hybrid.links import Network, run_virtual
 from hybrid.links.grid import Grid, Place, grids, share_size
 from hybrid.links.virtual import VirtualLinks
-from hybrid.method.blocks import count_copies
 from hybrid.method.method import Method
+from hybrid.method.optimizers import count_copies
 from hybrid.method.problem import Problem, check_size
 from hybrid.networks.blocks import Blocks
 from hybrid.ranks import launch

@@ -15,7 +15,7 @@ from hybrid.bench.plan.device import Device
 from hybrid.bench.plan.standin import stand_in
 from hybrid.data import Data
 from hybrid.errors import one_line
-from hybrid.method.blocks import placed
+from hybrid.method.optimizers import placed
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.costs import measure_passes, merge_units
 from hybrid.networks.partition import balance_starts, split

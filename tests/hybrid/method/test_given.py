@@ -1,7 +1,4 @@
-"""A method, a sampler, a strategy by name, as a class or as an object."""
-
-from dataclasses import dataclass
-from typing import ClassVar
+"""A method, a sampler, a strategy by name or as an object."""
 
 import pytest
 import torch
@@ -9,33 +6,21 @@ from answers import refusal
 from misused import X, layers
 
 from hybrid import Trainer, split
-from hybrid.data.samplers import AutoAssist, Sampler
+from hybrid.data.samplers import AutoAssist
 from hybrid.settings.config import OptimizerSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.sync.diloco import DiLoCo
 
 
-@dataclass(frozen=True)
-class Needy(Backprop):
-    """A setting without a default."""
-
-    name: ClassVar[str] = "needy"
-    size: int = None  # type: ignore[assignment]
-
-    def __post_init__(self):
-        if self.size is None:
-            raise TypeError("missing size")
-
-
 def made(solver="backprop", **given):
     return Trainer(split(layers(), 2, sample=X[:4]), solver, quiet=True, **given)
 
 
-def test_what_has_settings_is_given_by_name_as_a_class_or_as_an_object():
-    assert made("ddg").solver == made(DDG).solver == made(DDG()).solver == DDG()
+def test_what_has_settings_is_given_by_name_or_as_an_object():
+    assert made("ddg").solver == made(DDG()).solver == DDG()
     assert Trainer(split(layers(), 2, sample=X[:4])).solver == AugmentedLagrangian()
-    trainer = made("ddg", sampler="auto-assist", sync=DiLoCo, correction="backprop")
+    trainer = made("ddg", sampler="auto-assist", sync="diloco", correction=Backprop())
     assert (trainer.sampler, trainer.sync) == (AutoAssist(), DiLoCo())
     assert trainer.correction == Backprop()
 
@@ -49,11 +34,9 @@ def test_letters_that_are_swapped_are_seen(asked):
     ("given", "parts"),
     [
         ({"solver": 3}, ("solver is 3, no Solver", "the name of one")),
-        ({"solver": dict}, ("solver is <class 'dict'>, no Solver", "hybrid.solvers.base.Solver")),
-        ({"solver": Needy}, ("solver is the class Needy", "missing size", "give an object of it")),
-        ({"sampler": Sampler}, ("sampler is the class Sampler", "give an object of it")),
+        ({"solver": DDG}, ("DDG'>, no Solver", "give an object", "hybrid.solvers.base.Solver")),
         ({"sync": 0.5}, ("sync is 0.5, no Strategy",)),
-        ({"correction": "ddg"}, ("correction is 'ddg', no PassSettings",)),
+        ({"correction": DDG()}, ("no PassSettings: give an object",)),
     ],
     ids=str,
 )

@@ -5,8 +5,8 @@ import torch
 from answers import refusal
 from torch import nn
 
-from hybrid.method import blocks as optimizers
-from hybrid.method.blocks import make_optimizer
+from hybrid.method import optimizers
+from hybrid.method.optimizers import make_optimizer
 from hybrid.networks import models
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Block

@@ -3,13 +3,11 @@
 from typing import Any
 
 import pytest
-import torch
 from trainings import (
     BATCH,
     digits,
     interrupted,
     lines,
-    newest,
     spans,
     trainer,
 )
@@ -56,45 +54,6 @@ def test_every_nth_round_has_a_serial_phase(every, window, expected, few, tmp_pa
     assert spans(tmp_path / "run") == expected
     found = [line["phase"] for line in lines(tmp_path / "run")]
     assert found == ["serial", "parallel", "test"] * 2
-
-
-@pytest.mark.parametrize(
-    ("solver", "window"), [(Penalty(), 2), (AugmentedLagrangian(), "all"), (admm(), 2)], ids=str
-)
-def test_alone_no_weight_moves_outside_the_sub_problems(solver, window, few):
-    still = type(solver)(local_lr=1e-30)
-    made = trainer(still, window=window, **ALONE, **ONCE)
-    before = {k: v.clone() for k, v in made.blocks.model.named_parameters()}
-    made.fit(*few)
-    for name, parameter in made.blocks.model.named_parameters():
-        torch.testing.assert_close(parameter.detach(), before[name], rtol=0, atol=1e-20)
-    moving = trainer(solver, window=window, sweeps=2, **ALONE, **ONCE)
-    moving.fit(*few)
-    after = dict(moving.blocks.model.named_parameters())
-    assert any(not torch.equal(after[name], before[name]) for name in before)
-
-
-def test_residual_norms_of_every_cut_are_in_the_parallel_lines(few, tmp_path):
-    trainer(admm(), tmp_path / "kept", blocks=3, **KEPT).fit(*few)
-    for line in lines(tmp_path / "kept"):
-        told = {name: line[name] for name in ("primal", "dual") if name in line}
-        assert [len(norms) for norms in told.values()] == (
-            [2, 2] if line["phase"] == "parallel" else []
-        )
-        assert not told or told["primal"][-1] > 0
-    trainer(AugmentedLagrangian(), tmp_path / "online", **ALONE).fit(*few)
-    assert all("primal" not in line for line in lines(tmp_path / "online"))
-
-
-def cut_files(run):
-    """What the newest checkpoint keeps of the cuts."""
-    return {p.name: p.read_bytes() for p in newest(run).glob("cut*")}
-
-
-def test_only_what_is_kept_is_in_the_checkpoint(few, tmp_path):
-    for name, settings, count in (("online", ALONE, 0), ("batch", KEPT, 2)):
-        trainer(PLAIN, tmp_path / name, blocks=3, **ONCE, **settings).fit(*few)
-        assert sum(b'/lam"' in file for file in cut_files(tmp_path / name).values()) == count
 
 
 @pytest.fixture

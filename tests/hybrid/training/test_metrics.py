@@ -1,13 +1,10 @@
 """A metric is of all samples of an evaluation, on any grid, whatever the order of the samples."""
 
-import warnings
-
 import pytest
 import torch
 from measures import CLASSES, MeanRecall, Told, X, Y, trainer
 from sklearn import metrics as reference
 from torch import nn
-from zoo_packages import installed, package
 
 from hybrid import split
 from hybrid.solvers import AugmentedLagrangian, Backprop
@@ -82,15 +79,3 @@ def test_answers_where_targets_are_left_out_are_the_share_of_all_others():
     out, counted = outputs(made, data[0]), data[1] != -100
     right = reference.accuracy_score(data[1][counted], out.argmax(1)[counted])
     assert tested == pytest.approx(right, rel=1e-9)
-
-
-@pytest.mark.skipif(not installed("torchmetrics"), reason="torchmetrics is not installed")
-def test_a_metric_of_torchmetrics_is_that_of_scikit_learn():
-    """2 s: its import."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        of = package("torchmetrics.classification")
-    made = trainer(2, 3, metrics={"F1": of.MulticlassF1Score(CLASSES, average="macro")})
-    tested = made.fit((X, Y), (X, Y))["test_metrics"]["F1"]
-    answers = outputs(made, X).argmax(1)
-    assert tested == pytest.approx(reference.f1_score(Y, answers, average="macro"), rel=1e-5)

@@ -90,13 +90,6 @@ def _window(name):
     return {"window": 2} if name in ("penalty", "block-admm", "auxnet") else {}
 
 
-def test_hpsgd_without_rounds_is_all_reduce_over_epochs(few):
-    """Momenta that are equal are not averaged: the mean of three equal numbers is another."""
-    settings = {"model": "plain", "replicas": 3, "train": {"batch_size": 30}}
-    found = trained_weights(trainer(Backprop(), sync=HPSGD(steps=1, lag=0), **settings), few)
-    assert_same(found, trained_weights(trainer(Backprop(), sync=AllReduce(), **settings), few))
-
-
 @pytest.mark.parametrize(
     ("sync", "asked"),
     [

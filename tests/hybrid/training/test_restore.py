@@ -9,7 +9,6 @@ from answers import assert_one_line, output
 from commands import command
 from misused import fit
 from safetensors.torch import load_file
-from sklearn.metrics import r2_score
 from trainings import assert_same
 
 import hybrid as package
@@ -25,10 +24,6 @@ def network():
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
-def units():
-    return [("first", nn.Linear(4, 8)), ("second", nn.Sequential(nn.Tanh(), nn.Linear(8, 1)))]
-
-
 def data():
     x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
     made = TensorDataset(x, x.sum(1, keepdim=True))
@@ -38,23 +33,6 @@ def data():
 def loss(output, targets):
     return (output - targets).square().mean(1)
 
-
-def r_squared(output, targets):
-    return 1 - (output - targets).square().sum() / (targets - targets.mean()).square().sum()
-
-
-class Largest:
-    def reset(self):
-        self.found = 0.0
-
-    def update(self, output, targets):
-        self.found = max(self.found, float((output - targets).abs().max()))
-
-    def compute(self):
-        return self.found
-
-
-largest = Largest()
 
 number = 3
 
@@ -103,32 +81,6 @@ def trained(folder):
 def last_test(run):
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["phase"] == "test"][-1]
-
-
-def test_metrics_of_ones_own_are_measured_over_the_whole_test_set(trained):
-    wanted = ("--metric", "R2=mine:r_squared", "--metric", "worst=mine:largest")
-    status, out, err = command("evaluate", "run", *NAMED, *wanted)
-    assert status == 0, err
-    network = package.load("run", sys.modules["mine"].network)
-    x, y = sys.modules["mine"].data()[1].tensors
-    with torch.no_grad():
-        answers = network(x)
-    worst = (answers - y).abs().max()
-    assert f"test R2 {r2_score(y, answers):.4g}, worst {worst:.4g}, loss " in out
-
-
-@pytest.mark.parametrize(
-    ("metric", "said"),
-    [
-        ("mine:r_squared", "--metric is 'mine:r_squared': write NAME=MODULE:OBJECT"),
-        ("R2=r_squared", "--metric is 'R2=r_squared': write NAME=MODULE:OBJECT"),
-        ("R2=mine:r_square", "mine has no r_square; did you mean 'r_squared'?"),
-        ("R2=mine:number", "it is a int, neither a function of (output, targets) nor an object"),
-        ("R2=mine:Largest", "is the class Largest: give an object, Largest(...)"),
-    ],
-)
-def test_a_metric_that_is_none_is_refused(trained, metric, said):
-    assert_one_line(command("evaluate", "run", *NAMED, "--metric", metric), said)
 
 
 def test_a_run_of_ones_own_is_evaluated_exported_reported_and_goes_on(trained, folder):
@@ -187,12 +139,6 @@ def test_a_run_of_the_library_is_evaluated_with_its_model_alone(tmp_path):
     fit(tmp_path / "run")
     answer = command("evaluate", tmp_path / "run")
     assert_one_line(answer, "was made with --data of your own (custom)", "give --data")
-
-
-def test_units_by_name_are_cut_by_name(trained, folder):
-    status, _, err = command("train", *NAMED[2:], *SHORT, "--model", "mine:units", "--out", "units")
-    assert (status, err) == (0, "")
-    assert json.loads((folder / "units" / "summary.json").read_text())["cuts"] == ["second"]
 
 
 @pytest.fixture

@@ -59,10 +59,6 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "balanced and carried": (FOLLOWING, KEPT | {"sweeps": 2}),
     "serial epochs": (DDG(micro_batches=4), {"serial_epochs": 1.5}),
     "serial epochs, carried": (BlockADMM(rho=0.1), KEPT | {"serial_epochs": 1.5}),
-    "auto": (
-        AugmentedLagrangian(),
-        {"window": "auto", "window_limit": 4, "residual_limit": 0.2, "sweeps": 2},
-    ),
     "RMSprop": (Backprop(), torch_optimizer("RMSprop", centered=True, momentum=0.5)),
     "NAdam without a stash": (
         DDG(micro_batches=2, stash=False),

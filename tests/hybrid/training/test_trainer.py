@@ -1,16 +1,12 @@
 """The promises of a run: what it reports, what it refuses, and its settings of numerics."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from trainings import (
     BATCH,
-    OFTEN,
     digits,
-    interrupted,
-    lines,
     network,
     refused,
     summary,
@@ -22,7 +18,7 @@ from hybrid.folder import traces
 from hybrid.settings.config import LinkSettings
 from hybrid.solvers import FDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.exact.gaps import Gaps, fit_gaps
+from hybrid.solvers.exact.gaps import fit_gaps
 
 ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 
@@ -106,13 +102,6 @@ def test_a_run_folders_settings_give_the_gaps_of_its_run():
     assert cut.settle(train).gaps == gaps
 
 
-def test_local_work_is_reported_as_a_parallel_phase(few, tmp_path):
-    filled(2, tmp_path / "run", gaps=[Gaps(BATCH, 0), Gaps(0, BATCH)]).fit(*few)
-    parallel = [line for line in lines(tmp_path / "run") if line["phase"] == "parallel"]
-    # no record is left over from the epoch before
-    assert [line["samples"] for line in parallel] == [4 * BATCH] * 2
-
-
 def test_virtual_links_under_mpirun_are_refused(few):
     made = trainer(Backprop(), links=LinkSettings(kind="virtual"))
     with pytest.raises(ValueError, match=r"^links.kind is 'virtual'.* 2 MPI ranks: start it "):
@@ -136,25 +125,3 @@ def test_16_bits_train(precision, many):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_what_cannot_be_had_here_is_refused(train, rounds, said, many):
     assert said in refused(trainer(AugmentedLagrangian(), train=train, **rounds), many)
-
-
-def test_windows_grow_and_sweeps_come_as_the_rate_falls(tmp_path):
-    ten, train = digits(10), {"epochs": 5, "report_every": 4}
-    auto = {"window": "auto", "window_limit": 8, "residual_limit": 0.2, "sweeps": 2, "train": train}
-    often = {"out": tmp_path / "run", "checkpoint": OFTEN}
-    trainer(AugmentedLagrangian(), **auto, **often).fit(*ten)
-    told = lines(tmp_path / "run")
-    paces = [(line["window"], line["sweeps"]) for line in told if line["phase"] == "parallel"]
-    assert len({*paces}) > 2
-    for one, other in pairwise(paces):
-        factors = [max(a, b) // min(a, b) for a, b in zip(one, other, strict=True)]
-        assert sorted(factors) in ([1, 1], [1, 2])
-    serial = [line for line in told if line["phase"] == "serial"]
-    assert all("window" not in line for line in serial)
-    assert sum(line["samples"] for line in serial) == 5 * 10 * BATCH
-    interrupted(tmp_path / "run", 1)  # within an epoch
-    fixed = trainer(AugmentedLagrangian(), resume=True, window=4, train=train, **often)
-    assert "with window auto, not 4: resume with its" in refused(fixed, ten)
-    said = refused(trainer(AugmentedLagrangian(), **auto, memory_gb=1e-3), ten)
-    assert said.startswith("a window of 8 mini-batches needs ")
-    assert ": set rounds.window_limit=" in said

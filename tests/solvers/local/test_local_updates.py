@@ -10,7 +10,7 @@ from setting_modes import EXACT, SERIAL, Mode, alone
 from torch import nn
 
 from hybrid import Trainer, data, split
-from hybrid.method.blocks import make_optimizer
+from hybrid.method.optimizers import make_optimizer
 from hybrid.networks import models
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import LocalUpdates

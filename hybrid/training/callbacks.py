@@ -1,19 +1,29 @@
-"""What is called while a run trains, and may ask it to stop; all ranks agree on failures."""
+"""What is called while a run trains, and may ask it to stop; all ranks agree on failures.
+
+A run has two of its own: one prints its progress, and one may stop it early.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from math import isfinite
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from hybrid.errors import AgreedError, reason
+from hybrid.errors import AgreedError, reason, tell
 from hybrid.links import RankLinks
 from hybrid.rounds.report import PhaseReport
 from hybrid.solvers.state import State
+
+SECONDS = 30
+"""The least time between two lines of progress within an epoch."""
 
 
 @dataclass(frozen=True)
@@ -172,3 +182,111 @@ class Callbacks:
         except (Exception, SystemExit) as error:
             self.failure = f"callback {type(callback).__name__} failed in {hook}: {reason(error)}"
             return None
+
+
+class EarlyStopping(Callback):
+    """Stops once `patience` epochs have passed since the best: of train.early_stop.
+
+    The best has the largest accuracy where there is one, else the smallest loss on the test set.
+    Epochs without a test count, but a run stops only after one with a test.
+    """
+
+    best: float | None = None
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.load_state({"best": None, "best_epoch": 0, "epoch": 0})
+
+    def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> bool:
+        accuracy, loss = results.get("test_accuracy"), results.get("test_loss")
+        if loss is None:
+            return False
+        value = -loss if accuracy is None else accuracy
+        if self._better(value):
+            self.best, self.best_epoch = value, epoch
+        self.load_state({**self.state(), "epoch": epoch})
+        return bool(self.reason)
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "best_epoch": self.best_epoch, "epoch": self.epoch}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.best = None if state["best"] is None else float(state["best"])
+        self.best_epoch, self.epoch = int(state["best_epoch"]), int(state["epoch"])
+        self.reason = ""
+        if self.epoch - self.best_epoch >= self.patience:
+            best = "" if self.best is None else f" than in epoch {self.best_epoch}"
+            self.reason = f"no better test metric{best} up to epoch {self.epoch}"
+
+    def _better(self, value: float) -> bool:
+        return isfinite(value) and (self.best is None or value > self.best)
+
+
+class ProgressPrinter(Callback):
+    """Prints the progress of a run, on rank 0 and unless the run is `quiet`."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.images = 0
+        """Number of images in the newest reports."""
+        self.reports: Sequence[PhaseReport] = ()
+        self.tested = ""
+        """The newest test metrics."""
+        self.start_time = self.last_line_time = perf_counter()
+
+    def on_start(self, run: RunInfo) -> None:
+        self.epochs, self.steps_per_epoch = run.epochs, run.steps_per_epoch
+        self.batch_size = run.settings["train.batch_size"]
+        self.step = self.start_step = run.step
+        self.tested = format_test(run.results)
+        self.start_time = self.last_line_time = perf_counter()
+
+    def on_report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
+        """Print the newest losses, at most one line in `SECONDS`."""
+        self.images, self.step = (step - self.step) * self.batch_size, step
+        self.reports = reports
+        if perf_counter() - self.last_line_time > SECONDS:
+            total = self.epochs * self.steps_per_epoch
+            self.say(f"step {step}/{total}  {self._describe()}")
+
+    def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
+        """Print one line for each epoch, with the newest test."""
+        self.tested = format_test(results) or self.tested
+        tested = f"test {self.tested}  " if self.tested else ""
+        self.say(f"epoch {epoch}/{self.epochs}  {tested}{self._describe()}")
+
+    def say(self, text: str) -> None:
+        """Print a line, unless the run is quiet."""
+        self.last_line_time = perf_counter()
+        if not self.quiet and not tell(text, sys.stdout):
+            self.quiet = True
+            tell("hybrid: nobody reads the output any more; the run goes on")
+
+    def _describe(self) -> str:
+        first, last = self.reports[0], self.reports[-1]
+        elapsed = perf_counter() - self.start_time
+        steps_left = self.epochs * self.steps_per_epoch - self.step
+        left = elapsed / max(1, self.step - self.start_step) * steps_left
+        seconds = sum(report.seconds for report in self.reports)
+        parts = [
+            f"loss {first.loss:.4f}",
+            *([] if first.accuracy is None else [f"accuracy {first.accuracy:6.2%}"]),
+            f"{self.images / max(seconds, 1e-9):,.0f} images/s",
+            *([f"residual {max(last.residual):.3f}"] if any(last.residual) else []),
+        ]
+        return "  ".join([*parts, f"left {timedelta(seconds=round(left))}"])
+
+
+def format_test(results: Mapping[str, float | None]) -> str:
+    """The accuracy in percent, other test metrics by name and, without any, the loss by name."""
+    tested = {
+        name.removeprefix("test_"): value
+        for name, value in results.items()
+        if name.startswith("test_") and value is not None
+    }
+    shown = [
+        f"{value:6.2%}" if name == "accuracy" else f"{name} {value:.4g}"
+        for name, value in tested.items()
+        if name != "loss" or len(tested) == 1
+    ]
+    return "  ".join(shown)

@@ -1,4 +1,4 @@
-"""One rank's block, with the optimizer of its steps, on its device."""
+"""The optimizer of a block's steps, of settings or of a function of the user's."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ import torch
 from torch import nn
 
 from hybrid.errors import format_error, one_line
-from hybrid.networks.blocks import Blocks
 from hybrid.settings import torch_classes
-from hybrid.settings.config import DelaySettings, OptimizerSettings, TrainSettings
-from hybrid.solvers.block import Block
-from hybrid.solvers.layers.projection import leading_projection
-from hybrid.solvers.numerics.draws import Draws
-from hybrid.solvers.numerics.optimizer_state import Average, optimizer_state
-from hybrid.solvers.optimizers.mends import Extrapolation
+from hybrid.settings.config import OptimizerSettings
+from hybrid.solvers.numerics.optimizer_state import optimizer_state
 
 M = TypeVar("M", bound=nn.Module)
 Group = dict[str, Any]
@@ -27,8 +22,7 @@ Factory = Callable[[list[Group]], torch.optim.Optimizer]
 
 The group of biases and BatchNorm parameters, last, has "weight_decay": 0; the other has none, so
 the optimizer's own holds. The learning rate of the first group is the peak of the schedule, and
-those of other groups keep their ratio to it. Each has "delay", the steps by which the gradients of
-the block are late.
+those of other groups keep their ratio to it.
 """
 
 RAMP = 200.0
@@ -36,47 +30,6 @@ RAMP = 200.0
 
 Half of the momentum's rise to its last value is then over after 8 % of the training.
 """
-
-
-def make_block(
-    blocks: Blocks,
-    index: int,
-    optimizer: OptimizerSettings | Factory,
-    device: torch.device,
-    train: TrainSettings | None = None,
-    drawing: dict[nn.Module, tuple[int, ...]] | None = None,
-    replica: int = 0,
-    delay: DelaySettings | None = None,
-    steps_late: float = 0.0,
-    total_steps: int = 0,
-) -> Block:
-    """Block `index` in training mode on its device, with the optimizers of its steps.
-
-    Those of a solver whose gradients are `steps_late` may be mended, and exact ones never are.
-    """
-    train = train or TrainSettings()
-    module = placed(blocks.module(index), device)
-    head = output_weight(blocks.module(k) for k in range(len(blocks)))
-    exact = make_optimizer(module, optimizer, head, steps_late, total_steps)
-    steps = {"exact": exact, "local": exact}
-    if delay is not None and delay.mend == "extrapolate" and steps_late:
-        steps["local"] = Extrapolation(exact.param_groups, exact, min(delay.cap, steps_late))
-    if train.ema:
-        weights = [p for group in exact.param_groups for p in group["params"]]
-        steps["ema"] = Average(weights, train.ema)
-    if train.compile:
-        module.compile(dynamic=False)
-    last = index == len(blocks) - 1
-    return Block(
-        module.train(),
-        index,
-        len(blocks),
-        steps,
-        device,
-        getattr(torch, train.precision),
-        cut_after=None if last else leading_projection(blocks.module(index + 1)),
-        draws=Draws(train.seed, drawing, replica) if drawing else None,
-    )
 
 
 def placed(module: M, device: torch.device) -> M:
@@ -93,13 +46,12 @@ def make_optimizer(
     module: nn.Module,
     wanted: OptimizerSettings | Factory,
     head: nn.Parameter | None = None,
-    steps_late: float = 0.0,
     total_steps: int = 0,
 ) -> torch.optim.Optimizer:
     """The optimizer over a block; biases and BatchNorm parameters decay only if asked to.
 
-    `head` is the weight of the network's output layer, see `output_weight`; `steps_late` the delay
-    of the block's gradients, and `total_steps` those of the training, 0 if they are not known.
+    `head` is the weight of the network's output layer, see `output_weight`, and
+    `total_steps` are those of the training, 0 if they are not known.
 
     ValueError, on one line, for arguments or parameters that its class does not take, and for what
     a factory gives that is no optimizer of the block's parameters.
@@ -110,7 +62,7 @@ def make_optimizer(
     if isinstance(wanted, OptimizerSettings):
         groups = _groups_of_settings(module, parameters, wanted, head)
         return _keep_ratios(_optimizer_of_settings(groups, wanted, total_steps), wanted.lr)
-    return _optimizer_of_factory(parameters, wanted, steps_late)
+    return _optimizer_of_factory(parameters, wanted)
 
 
 def _groups_of_settings(
@@ -140,25 +92,40 @@ def _groups_of_settings(
 
 
 def _optimizer_of_factory(
-    parameters: list[nn.Parameter], factory: Factory, steps_late: float
+    parameters: list[nn.Parameter], factory: Factory
 ) -> torch.optim.Optimizer:
-    decaying = [p for p in parameters if p.ndim > 1]
-    plain = [p for p in parameters if p.ndim <= 1]
-    groups: list[Group] = [{"params": decaying, "delay": steps_late}] if decaying else []
-    groups += [{"params": plain, "weight_decay": 0.0, "delay": steps_late}] if plain else []
+    groups: list[Group] = [
+        {"params": [p for p in parameters if p.ndim > 1]},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
     try:
-        made = factory(groups)
+        optimizer = factory([group for group in groups if group["params"]])
     except Exception as error:  # whatever a user's code raises
         raise ValueError(f"the optimizer's factory fails: {format_error(error)}") from error
-    _check_factory_result(made, parameters)
-    rates: list[Any] = [group.get("lr") for group in made.param_groups]
+    kind, name = type(optimizer), type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(
+            f"the optimizer's factory gave a {name}: let it return a torch.optim.Optimizer over "
+            "the groups it gets"
+        )
+    if torch_classes.needs_closure(kind) or issubclass(kind, torch.optim.SparseAdam):
+        raise ValueError(
+            f"the optimizer's factory gave {name}, but blocks have no closure that evaluates the "
+            "loss, and no sparse gradients: take one whose step needs neither"
+        )
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    if {id(p) for p in stepped} != {id(p) for p in parameters}:
+        raise ValueError(
+            f"the optimizer's factory gave {name} over {len(stepped)} parameters, of which a block "
+            f"has {len(parameters)}: give it all of the groups, and nothing else"
+        )
+    rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
     if any(not isinstance(rate, float | int | torch.Tensor) for rate in rates) or not rates[0]:
         raise ValueError(
-            f"the groups of {type(made).__name__} have the learning rates "
-            f"{', '.join(map(str, rates))}: give each a number, which the schedule multiplies, and "
-            "the first a positive one"
+            f"the groups of {name} have the learning rates {', '.join(map(str, rates))}: give each "
+            "a number, which the schedule multiplies, and the first a positive one"
         )
-    return _keep_ratios(made, float(rates[0]))
+    return _keep_ratios(optimizer, float(rates[0]))
 
 
 def _keep_ratios(optimizer: torch.optim.Optimizer, peak: float) -> torch.optim.Optimizer:
@@ -188,8 +155,8 @@ def is_matrix(p: torch.Tensor) -> bool:
 def count_copies(settings: OptimizerSettings) -> int:
     """Numbers in memory for each of a large matrix: itself, its gradient, what is kept of it."""
     weight = nn.Parameter(torch.zeros(64, 64))
-    made = _optimizer_of_settings([{"params": [weight]}], settings)
-    slots = optimizer_state(made, weight).values()
+    optimizer = _optimizer_of_settings([{"params": [weight]}], settings)
+    slots = optimizer_state(optimizer, weight).values()
     numbers = sum(slot.numel() for slot in slots if isinstance(slot, torch.Tensor))
     return 2 + round(numbers / weight.numel())
 
@@ -209,35 +176,14 @@ def _optimizer_of_settings(
             ramp = {"momentum_decay": RAMP / total_steps} if total_steps else {}
             arguments = {"decoupled_weight_decay": True, **ramp, **arguments}
     try:
-        made = cls(groups, lr=settings.lr, **arguments)
+        optimizer = cls(groups, lr=settings.lr, **arguments)
         if settings.arguments:
             for group in groups:  # what a constructor lets pass may fail in a step
-                optimizer_state(made, group["params"][0])
+                optimizer_state(optimizer, group["params"][0])
     except Exception as error:
         asked, remedy = f"optimizer.name is {settings.name!r}", "choose another"
         if settings.arguments:
             asked = f"optimizer.arguments is {settings.arguments} of {settings.name}"
             remedy = "leave it out, or change it"
         raise ValueError(f"{asked}, but torch says: {one_line(error)}; {remedy}") from None
-    return made
-
-
-def _check_factory_result(made: object, parameters: list[nn.Parameter]) -> None:
-    """ValueError unless a factory has made an optimizer of exactly these."""
-    if not isinstance(made, torch.optim.Optimizer):
-        raise ValueError(
-            f"the optimizer's factory gave a {type(made).__name__}: let it return a "
-            "torch.optim.Optimizer over the groups it gets"
-        )
-    name = type(made).__name__
-    if torch_classes.needs_closure(type(made)) or isinstance(made, torch.optim.SparseAdam):
-        raise ValueError(
-            f"the optimizer's factory gave {name}, but blocks have no closure that evaluates the "
-            "loss, and no sparse gradients: take one whose step needs neither"
-        )
-    found = [p for group in made.param_groups for p in group["params"]]
-    if {id(p) for p in found} != {id(p) for p in parameters}:
-        raise ValueError(
-            f"the optimizer's factory gave {name} over {len(found)} parameters, of which a block "
-            f"has {len(parameters)}: give it all of the groups, and nothing else"
-        )
+    return optimizer
