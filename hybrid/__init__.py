@@ -6,45 +6,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hybrid import data
-    from hybrid.errors import StoppedError
-    from hybrid.networks import models
-    from hybrid.networks.blocks import Blocks
-    from hybrid.networks.partition import split
-    from hybrid.settings.config import (
-        CheckpointSettings,
-        LinkSettings,
-        OptimizerSettings,
-        RoundSettings,
-        ScheduleSettings,
-        TrainSettings,
-    )
-    from hybrid.training.callbacks import Callback
-    from hybrid.training.restore import load
-    from hybrid.training.trainer import Trainer
+    from hybrid import data as data
+    from hybrid.errors import StoppedError as StoppedError
+    from hybrid.networks import models as models
+    from hybrid.networks.blocks import Blocks as Blocks
+    from hybrid.networks.partition import split as split
+    from hybrid.settings.config import CheckpointSettings as CheckpointSettings
+    from hybrid.settings.config import LinkSettings as LinkSettings
+    from hybrid.settings.config import OptimizerSettings as OptimizerSettings
+    from hybrid.settings.config import RoundSettings as RoundSettings
+    from hybrid.settings.config import ScheduleSettings as ScheduleSettings
+    from hybrid.settings.config import TrainSettings as TrainSettings
+    from hybrid.training.callbacks import Callback as Callback
+    from hybrid.training.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from hybrid.training.callbacks.services import MLflowLogger as MLflowLogger
+    from hybrid.training.callbacks.services import WandbLogger as WandbLogger
+    from hybrid.training.restore import load as load
+    from hybrid.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
-__all__ = [
-    "Blocks",
-    "Callback",
-    "CheckpointSettings",
-    "LinkSettings",
-    "OptimizerSettings",
-    "RoundSettings",
-    "ScheduleSettings",
-    "StoppedError",
-    "TrainSettings",
-    "Trainer",
-    "data",
-    "load",
-    "models",
-    "split",
-]
 
 _SECTIONS = ("Checkpoint", "Link", "Optimizer", "Round", "Schedule", "Train")
 _HOMES = {
     "Blocks": "hybrid.networks.blocks",
     "Callback": "hybrid.training.callbacks",
+    "EarlyStopping": "hybrid.training.callbacks.early_stopping",
+    "MLflowLogger": "hybrid.training.callbacks.services",
+    "StoppedError": "hybrid.errors",
+    "Trainer": "hybrid.training.trainer",
+    "WandbLogger": "hybrid.training.callbacks.services",
     "load": "hybrid.training.restore",
     "split": "hybrid.networks.partition",
     **dict.fromkeys((f"{name}Settings" for name in _SECTIONS), "hybrid.settings.config"),

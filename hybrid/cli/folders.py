@@ -10,15 +10,6 @@ import typer
 from hybrid.cli.options import DataDir, RunFolder, first_says
 
 commands = typer.Typer()
-_MADE_BY = "MODULE:FUNCTION that makes {} of your own; its code is executed."
-OwnModel = Annotated[str | None, typer.Option("--model", help=_MADE_BY.format("a network"))]
-OwnData = Annotated[
-    str | None, typer.Option("--data", help=_MADE_BY.format("(training, test) data"))
-]
-OwnLoss = Annotated[
-    str | None,
-    typer.Option("--loss", help="Name of a loss, or MODULE:FUNCTION, one of your own."),
-]
 Best = Annotated[bool, typer.Option("--best", help="Use the checkpoint with the best test metric.")]
 
 
@@ -26,9 +17,22 @@ Best = Annotated[bool, typer.Option("--best", help="Use the checkpoint with the 
 def evaluate(
     run: RunFolder,
     data_dir: DataDir = None,
-    model: OwnModel = None,
-    data: OwnData = None,
-    loss: OwnLoss = None,
+    model: Annotated[
+        str | None, typer.Option(help="MODULE:FUNCTION that makes your network; it is executed.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="MODULE:FUNCTION that makes your (training, test) data.")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="Name of a loss, or MODULE:FUNCTION of your own.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=MODULE:OBJECT",
+            help="A metric of your own, in place of accuracy; may be repeated.",
+        ),
+    ] = None,
     best: Best = False,
 ) -> None:
     """Print the test accuracy, other metrics and the loss of the newest checkpoint of a run."""
@@ -36,8 +40,8 @@ def evaluate(
 
     def said() -> str:
         _check_classifies(run)
-        own = {"model": model, "data": data, "data_dir": data_dir}
-        found, folder = restore.evaluate(run, loss=loss, best=best, **own)
+        own = restore.OwnCode(model, data, loss, tuple(metric or ()), data_dir)
+        found, folder = restore.evaluate(run, own, best)
         found = {name: found[name] for name in [*found][1:]} | {"loss": found["loss"]}
         shown = (f"{k} {v:.2%}" if k == "accuracy" else f"{k} {v:.4g}" for k, v in found.items())
         return f"test {', '.join(shown)}  ({folder})"

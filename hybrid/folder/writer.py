@@ -46,61 +46,14 @@ class Writer:
         self.check = check
         """Raises ValueError if this run no longer owns the folder; every rank calls it."""
         self.keep_best = keep_best
-        self.share = Share()
-        self.blocked_seconds = 0.0
-        """How long training has waited for checkpoints, copies included."""
-        self._reported = False
-        """Whether the first rank may know that this one has written its part."""
-        self._thread: Thread | None = None
-        self._manifest: dict[str, Any] = {}
-        self._step = 0
+        self.seconds = 0.0
+        """How long training has waited for checkpoints."""
 
     def write(self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]) -> None:
         """Write the checkpoint of `step`: this rank's units, and what its run's parts keep.
 
-    @property
-    def _partial(self) -> Path:
-        return self.root / f".{self._step:08d}.{self.token or 0}.partial"
-
-    def begin(self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]) -> None:
-        """Start the checkpoint of `step`: this rank's units, and what its run's parts keep."""
-        self.finish()
-        start = perf_counter()
-        # as text, since training changes the objects that it refers to
-        self._reported = False
-        self._step, self._manifest = step, json.loads(json.dumps(manifest))
-        copies = {n: checkpoint.copied(tensors) for n, tensors in units.items()}
-        beside = {n: checkpoint.copied(tensors) for n, tensors in states.items() if tensors}
-
-        def write() -> Share:
-            self.check()
-            for folder in (self.root, self._partial):  # a run folder that is gone stays so
-                folder.mkdir(exist_ok=True)
-            return Share("written", self._written(copies), self._written(beside))
-
-        self._start(write)
-        self.blocked_seconds += perf_counter() - start
-
-    def _written(self, files: Files) -> dict[str, Any]:
-        return {n: checkpoint.write(self._partial, n, dict(t)) for n, t in files.items()}
-
-    def report(self) -> Share:
-        """This rank's share, for the first rank to merge."""
-        share = self.share
-        self._reported = share.state == "written"
-        return share
-
-    def merge(self, everyone: list[Share]) -> Progress:
-        """Take the shares that all ranks had at the same moment; rank 0 calls it."""
-        if all(share.state == "written" for share in (self.share, *everyone)):
-            self._start(lambda: self._commit(everyone))
-        failed = next((share.reason for share in everyone if share.state == "failed"), None)
-        return Progress(failed, everyone[0].state == "idle")
-
-    def hear(self, progress: Progress) -> None:
-        """Learn what rank 0 has made of all shares; all ranks call it.
-
-        This rank's share may have gone on since, but not from written to anything else.
+        All ranks call it. A failure is raised on all of them, as AgreedError, and leaves no partial
+        folder.
         """
         start, partial = perf_counter(), self.root / f".{step:08d}.{self.token or 0}.partial"
         entries: Entries = {}
@@ -122,34 +75,19 @@ class Writer:
             raise
         self.seconds += perf_counter() - start
 
-    def settle(self) -> None:
-        """Wait for a limited time for what this rank writes; other ranks need not call it.
+    @contextmanager
+    def _agreement(self) -> Iterator[None]:
+        """That of all ranks; if this run has lost its folder, that is why writing fails."""
+        with self.links.agreement():
+            try:
+                yield
+            except OSError:
+                self.check()
+                raise
 
-        A checkpoint that is not whole by then goes. The first rank may still complete it where this
-        one has reported its part, and nothing where it has not.
-        """
-        if self._thread is not None:
-            self._thread.join(_SETTLE_SECONDS)
-        ended = self.share.state in ("written", "failed")
-        if ended and not (self._number and self._reported):
-            shutil.rmtree(self._partial, ignore_errors=True)
-
-    def finish(self) -> None:
-        """Wait until the checkpoint begun last is whole; all ranks call it."""
-        start = perf_counter()
-        self._join()
-        while not self._exchange().ended:
-            self._join()  # rank 0 completes it
-        self.blocked_seconds += perf_counter() - start
-
-    def _exchange(self) -> Progress:
-        everyone = self.links.gather(self.report())
-        progress = self.links.broadcast(None if everyone is None else self.merge(everyone))
-        assert progress is not None
-        self.hear(progress)
-        return progress
-
-    def _commit(self, everyone: list[Share]) -> Share:
+    def _commit(
+        self, partial: Path, step: int, everyone: Sequence[Entries], manifest: Mapping[str, Any]
+    ) -> None:
         """Complete the folder, rename it and remove older checkpoints."""
         final = self.root / f"{step:08d}"
         body = {**manifest, "format": checkpoint.FORMAT, "step": step}

@@ -120,8 +120,7 @@ class SharedFolder:
 
     def status(self, stop: str, failure: str) -> Status:
         """This rank's status, with a signal and a callback's failure, if there are any."""
-        share = self._writer.report() if self._writer else Share()
-        return Status(stop, share, self.checkpoint_is_due(), failure)
+        return Status(stop, self.checkpoint_is_due(), failure)
 
     def merge(self, everyone: list[Status]) -> Status:
         """What all ranks shall know of their statuses; the first rank calls it."""
