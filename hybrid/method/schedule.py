@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import cos, isfinite, pi
+from typing import Any
 
-from hybrid.errors import format_error
+import torch
+
+from hybrid.errors import format_error, one_line
 from hybrid.rounds.windows import Rate
+from hybrid.settings import torch_classes
 from hybrid.settings.config import ScheduleSettings
 
 
@@ -15,13 +19,18 @@ def make_schedule(
 ) -> Rate:
     """The schedule of a run.
 
-    ValueError, on one line, for a function that gives a learning rate which is negative or not
-    finite, at any step of the run.
+    ValueError, on one line, for arguments that torch's class does not take and for a learning rate
+    that is negative or not finite, at any step of the run.
     """
-    if isinstance(wanted, ScheduleSettings):
+    total = steps_per_epoch * epochs
+    if not isinstance(wanted, ScheduleSettings):
+        return Table([_check_rate(_call_schedule(wanted, step), step, "") for step in range(total)])
+    if wanted.name in torch_classes.SCHEDULES:
         return Schedule(wanted, peak, steps_per_epoch, epochs)
-    rates = [_call_schedule(wanted, step) for step in range(steps_per_epoch * epochs)]
-    return rates.__getitem__
+    every = steps_per_epoch if _interval(wanted) == "epoch" else 1
+    rates = _rates_of_torch(wanted, peak, total // every)
+    source = f" (schedule.name is {wanted.name!r}, schedule.arguments {wanted.arguments})"
+    return Table([_check_rate(rate, i * every, source) for i, rate in enumerate(rates)], every)
 
 
 @dataclass(frozen=True)
@@ -54,18 +63,63 @@ class Schedule:
         return self.peak
 
 
-def _call_schedule(wanted: Rate, step: int) -> float:
+@dataclass(frozen=True)
+class Table:
+    """The learning rates of a run, each for `every` steps."""
+
+    rates: list[float]
+    every: int = 1
+
+    def __call__(self, step: int) -> float:
+        """Learning rate of step `step`."""
+        return self.rates[step // self.every]
+
+
+def _interval(settings: ScheduleSettings) -> str:
+    by_step = settings.name in ("one-cycle", "OneCycleLR", "CyclicLR")
+    return settings.interval or ("step" if by_step else "epoch")
+
+
+def _rates_of_torch(settings: ScheduleSettings, peak: float, count: int) -> list[float]:
+    """The first rates of torch's scheduler, run once on an optimizer that moves nothing."""
+    cls: Any = torch_classes.scheduler_class(settings.name)
+    arguments = dict(settings.arguments)
+    for key, value in {"max_lr": peak, "cycle_momentum": False}.items():
+        if torch_classes.takes(cls, key):
+            arguments[key] = value
+    if torch_classes.takes(cls, "total_steps") and not {"total_steps", "epochs"} & {*arguments}:
+        arguments["total_steps"] = count
     try:
-        value: object = wanted(step)
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
+        scheduler = cls(optimizer, **arguments)
+        optimizer.step()  # torch warns of a scheduler that steps before its optimizer
+        rates = [float(optimizer.param_groups[0]["lr"])]
+        for _ in range(count - 1):
+            scheduler.step()
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+    except Exception as error:
+        raise ValueError(
+            f"schedule.arguments is {settings.arguments} of {settings.name}, but torch says: "
+            f"{one_line(error)}; change it"
+        ) from None
+    return rates
+
+
+def _call_schedule(wanted: Rate, step: int) -> object:
+    try:
+        return wanted(step)
     except Exception as error:  # whatever a user's code raises
         raise ValueError(f"the schedule fails at step {step}: {format_error(error)}") from error
+
+
+def _check_rate(value: object, step: int, source: str) -> float:
     try:
         rate = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         rate = -1.0
     if not (isfinite(rate) and rate >= 0):
         raise ValueError(
-            f"the schedule gives {value!r} at step {step}: let it give a finite learning rate of "
-            "at least 0"
+            f"the schedule gives {value!r} at step {step}{source}: let it give a finite learning "
+            "rate of at least 0"
         )
     return rate

@@ -154,10 +154,10 @@ def _set(table: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def _laid_over(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
-    """The entries of both; a class's arguments and rate hold only for that class."""
+    """The entries of both; a class's arguments, interval and rate hold only for that class."""
     names = [str(t.get("name", below.get("name"))).lower() for t in (below, table)]
     if names[0] != names[1]:
-        below = {k: v for k, v in below.items() if k not in ("arguments", "lr")}
+        below = {k: v for k, v in below.items() if k not in ("arguments", "interval", "lr")}
     merged = {**below, **table}
     arguments = [t["arguments"] for t in (below, table) if "arguments" in t]
     if arguments and all(isinstance(a, dict) for a in arguments):

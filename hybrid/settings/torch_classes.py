@@ -1,4 +1,4 @@
-"""Optimizers of torch by name, and the arguments they take."""
+"""Optimizers and schedulers of torch by name, and the arguments they take."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hybrid.solvers.acting import nearest
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 # torch is imported where a class is asked for: the command's help comes without it
 
@@ -25,9 +26,19 @@ USUAL: dict[str, dict[str, Any]] = {
     "soap": {"vectors": "adamw"},
 }
 """What is not given, if it is not as of sgd."""
+SCHEDULES = ("cosine", "linear", "step", "constant")
+"""Those that have all their settings in [schedule]."""
+
+_FUNCTIONS = "takes functions, which a file of settings has none of: give Trainer(schedule=...) one"
+_SCHEDULERS = "takes schedulers, not numbers: give Trainer(schedule=...) a function of the step"
 _REFUSED = {
     "LBFGS": "evaluates the loss several times a step, through a closure that blocks have none of",
     "SparseAdam": "takes sparse gradients, and those of blocks are dense",
+    "ReduceLROnPlateau": "waits for a metric, and the rate is a function of the step alone",
+    "LambdaLR": _FUNCTIONS,
+    "MultiplicativeLR": _FUNCTIONS,
+    "ChainedScheduler": _SCHEDULERS,
+    "SequentialLR": _SCHEDULERS,
 }
 """Why a class cannot be."""
 
@@ -59,6 +70,17 @@ def usual_values(name: str) -> dict[str, Any]:
     return {"lr": _parameters(optimizer_class(name))["lr"].default, **USUAL.get(name.lower(), {})}
 
 
+def scheduler_name(name: str) -> str:
+    """As `optimizer_name`."""
+    own, lower = (*SCHEDULES, "one-cycle"), name.lower()
+    return lower if lower in own else _written(name, own, _schedulers())
+
+
+def scheduler_class(name: str) -> type[LRScheduler]:
+    """The class of torch.optim.lr_scheduler with such a name."""
+    return _schedulers()["OneCycleLR" if name == "one-cycle" else name]
+
+
 def check_optimizer(name: str, arguments: Mapping[str, Any]) -> None:
     """ValueError for an argument that the optimizer does not take, or that has its own setting."""
     if not arguments:
@@ -70,9 +92,33 @@ def check_optimizer(name: str, arguments: Mapping[str, Any]) -> None:
     _check(optimizer_class(name), arguments, settings, {"self", "params"})
 
 
+def check_scheduler(name: str, arguments: Mapping[str, Any]) -> None:
+    """As `check_optimizer`; ValueError, too, if an argument is missing."""
+    if name in SCHEDULES:
+        if arguments:
+            raise ValueError(f"{name!r} takes none: its settings are the others of [schedule]")
+        return
+    cls = scheduler_class(name)
+    for key in ("cycle_momentum", "base_momentum", "max_momentum"):
+        if arguments.get(key, False) is not False:
+            raise ValueError(f"{key} would move the momentum, and only the rate has a schedule")
+    _check(cls, arguments, {"max_lr": "optimizer.lr"}, {"self", "optimizer", "last_epoch"})
+    required = [key for key, p in _parameters(cls).items() if p.default is inspect.Parameter.empty]
+    missing = [k for k in required if k not in ("self", "optimizer", "max_lr", *arguments)]
+    if missing:
+        raise ValueError(
+            f"torch's {name} needs {', '.join(missing)}: set schedule.arguments.{missing[0]}"
+        )
+
+
+def takes(cls: type, key: str) -> bool:
+    """Whether its constructor has such an argument."""
+    return key in _parameters(cls)
+
+
 def decays(name: str) -> bool:
     """Whether the optimizer with such a name has a weight decay."""
-    return name in OPTIMIZERS or "weight_decay" in _parameters(optimizer_class(name))
+    return name in OPTIMIZERS or takes(optimizer_class(name), "weight_decay")
 
 
 def needs_closure(cls: type[Optimizer]) -> bool:
@@ -119,6 +165,12 @@ def _optimizers() -> dict[str, type[Optimizer]]:
     import torch
 
     return _subclasses(torch.optim, torch.optim.Optimizer)
+
+
+def _schedulers() -> dict[str, type[LRScheduler]]:
+    from torch.optim import lr_scheduler
+
+    return _subclasses(lr_scheduler, lr_scheduler.LRScheduler)
 
 
 def _subclasses(module: object, base: type[Any]) -> dict[str, type[Any]]:

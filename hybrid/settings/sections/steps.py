@@ -100,6 +100,14 @@ class OptimizerSettings(Section):
         return arguments
 
 
+OWN_SCHEDULE = Acts(
+    f"schedule.name is one of {', '.join(torch_classes.SCHEDULES)}",
+    lambda run: run.schedule.name in torch_classes.SCHEDULES,
+)
+OF_TORCH = Acts(
+    "schedule.name is a class of torch's",
+    lambda run: run.schedule.name not in torch_classes.SCHEDULES,
+)
 BY_STEPS = Acts("schedule.name is step", lambda run: run.schedule.name == "step")
 
 
@@ -108,14 +116,30 @@ class ScheduleSettings(Section):
 
     acts: ClassVar[dict[str, Acts]] = {"schedule.*": TRAIN_OR_PLAN}
 
-    name: Literal["cosine", "linear", "step", "constant"] = "linear"
-    """How the learning rate falls after the warm-up."""
-    warmup_epochs: float = Field(default=1.0, ge=0, le=LARGE)
-    """Epochs of linear warm-up."""
+    name: str = "linear"
+    """cosine, linear, step, constant; one-cycle; or any class of torch.optim.lr_scheduler."""
+    warmup_epochs: Annotated[float, OWN_SCHEDULE] = Field(default=1.0, ge=0, le=LARGE)
+    """Epochs of linear warm-up; of cosine, linear, step and constant alone."""
     milestones: Annotated[list[float], BY_STEPS] = Field(default=[0.5, 0.75])
     """Shares of the training at which `step` multiplies by gamma."""
     gamma: Annotated[float, BY_STEPS] = Field(default=0.1, gt=0, le=1)
     """Factor of `step`."""
+    interval: Annotated[Literal["epoch", "step"] | None, OF_TORCH] = None
+    """When a class of torch's steps; unset: each epoch, of OneCycleLR and CyclicLR each step."""
+    arguments: dict[str, Any] = Field(default={}, validate_default=True)
+    """Arguments of a class of torch's: schedule.arguments.gamma = 0.9."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return torch_classes.scheduler_name(name)
+
+    @field_validator("arguments")
+    @classmethod
+    def _taken(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "name" in info.data:
+            torch_classes.check_scheduler(info.data["name"], arguments)
+        return arguments
 
 
 LATE = Acts(

@@ -3,13 +3,16 @@
 from math import cos, inf, pi
 
 import pytest
+import torch
 from answers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim import lr_scheduler
 
 from hybrid.method import schedule as schedules
 from hybrid.method.schedule import Schedule
 from hybrid.settings.config import ScheduleSettings
+from hybrid.solvers.acting import Known, check
 
 NAMES = ("cosine", "linear", "step", "constant")
 
@@ -53,6 +56,59 @@ def test_the_rate_is_positive_at_every_step_and_never_above_the_peak(
 
 
 EPOCHS, STEPS = 6, 5
+TORCH = [
+    ("CosineAnnealingWarmRestarts", {"T_0": 2, "T_mult": 2}, "epoch"),
+    ("MultiStepLR", {"milestones": [2, 4], "gamma": 0.5}, "epoch"),
+    ("PolynomialLR", {"total_iters": 20, "power": 2.0}, "step"),
+    ("OneCycleLR", {"three_phase": True}, "epoch"),
+    ("OneCycleLR", {"epochs": EPOCHS, "steps_per_epoch": STEPS}, "step"),
+    ("CyclicLR", {"base_lr": 0.01, "step_size_up": 4, "mode": "triangular2"}, "step"),
+]
+BY_STEP = ("OneCycleLR", "CyclicLR")
+
+
+@pytest.mark.parametrize(("name", "arguments", "interval"), TORCH)
+def test_a_schedule_of_torch_has_the_rates_of_a_plain_loop(name, arguments, interval):
+    settings = ScheduleSettings(name=name.lower(), arguments=arguments, interval=interval)
+    found = schedules.make_schedule(settings, 0.3, STEPS, EPOCHS)
+    own = {"max_lr": 0.3, "cycle_momentum": False} if name in BY_STEP else {}
+    if name == "OneCycleLR" and "epochs" not in arguments:
+        own["total_steps"] = EPOCHS * (STEPS if interval == "step" else 1)
+    sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    scheduler = getattr(lr_scheduler, name)(sgd, **arguments, **own)
+    for epoch in range(EPOCHS):
+        for step in range(STEPS):
+            assert found(epoch * STEPS + step) == sgd.param_groups[0]["lr"]
+            sgd.step()
+            if interval == "step":
+                scheduler.step()
+        if interval == "epoch":
+            scheduler.step()
+
+
+@pytest.mark.parametrize(("name", "by_step"), [("one-cycle", True), ("ExponentialLR", False)])
+def test_the_interval_is_torchs_usual_one_unless_asked_for(name, by_step):
+    arguments = {} if by_step else {"gamma": 0.9}
+    found = schedules.make_schedule(
+        ScheduleSettings(name=name, arguments=arguments), 0.3, STEPS, EPOCHS
+    )
+    assert (found(0) != found(1)) == by_step
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("StepLR", {"step_size": 0}, "but torch says: "),
+        ("OneCycleLR", {"total_steps": 3}, "Tried to step 4 times"),
+        ("CyclicLR", {"base_lr": -1.0}, "the schedule gives -1.0 at step 0 (schedule.name is"),
+        ("ExponentialLR", {"gamma": 1e300}, "inf at step 10 (schedule.name is 'ExponentialLR'"),
+    ],
+)
+def test_arguments_that_give_no_rates_are_one_line(name, arguments, said):
+    settings = ScheduleSettings(name=name, arguments=arguments)
+    message = refusal(schedules.make_schedule, settings, 0.3, STEPS, EPOCHS)
+    assert said in message
+    assert "schedule.arguments" in message
 
 
 @pytest.mark.parametrize("rate", [-0.1, inf, float("nan"), None, "fast"])
@@ -63,3 +119,16 @@ def test_a_function_of_the_step_gives_finite_rates_that_are_not_negative(rate):
         schedules.make_schedule, lambda step: rate if step == 7 else 0, 0.3, STEPS, EPOCHS
     )
     assert said.startswith(f"the schedule gives {rate!r} at step 7: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "cosine", "interval": "step"}, "schedule.interval is 'step'"),
+        ({"name": "one-cycle", "warmup_epochs": 2.0}, "schedule.warmup_epochs is 2.0"),
+        ({"name": "one-cycle", "gamma": 0.5}, "schedule.gamma is 0.5"),
+    ],
+)
+def test_a_setting_that_a_schedule_does_not_read_is_refused(given, said):
+    settings = ScheduleSettings(**given)
+    assert said in refusal(check, {"schedule": settings}, Known(schedule=settings))

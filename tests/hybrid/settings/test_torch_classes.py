@@ -3,7 +3,7 @@
 import pytest
 from answers import refusal
 
-from hybrid.settings.config import OptimizerSettings
+from hybrid.settings.config import Config, OptimizerSettings
 from hybrid.settings.resolve import load, resolve, to_toml
 
 
@@ -19,6 +19,19 @@ from hybrid.settings.resolve import load, resolve, to_toml
         ("optimizer", {"name": "Adam", "arguments": {"params": 1}}, "takes no 'params'"),
         ("optimizer", {"name": "Adam", "arguments": {"eps": {"a": 1}}}, "eps is a table"),
         ("optimizer", {"arguments": 3}, "optimizer.arguments is 3"),
+        ("schedule", {"name": "cosineannealing"}, "did you mean 'CosineAnnealingLR'?"),
+        ("schedule", {"name": "ReduceLROnPlateau"}, "waits for a metric"),
+        ("schedule", {"name": "LambdaLR"}, "give Trainer(schedule=...) one"),
+        ("schedule", {"name": "SequentialLR"}, "takes schedulers, not numbers"),
+        ("schedule", {"name": "StepLR"}, "needs step_size: set schedule.arguments.step_size"),
+        ("schedule", {"name": "StepLR", "arguments": {"stepsize": 1}}, "did you mean 'step_size'?"),
+        ("schedule", {"name": "one-cycle", "arguments": {"max_lr": 1}}, "set optimizer.lr"),
+        (
+            "schedule",
+            {"name": "one-cycle", "arguments": {"cycle_momentum": True}},
+            "cycle_momentum would move the momentum",
+        ),
+        ("schedule", {"arguments": {"gamma": 0.5}}, "'linear' takes none"),
     ],
 )
 def test_what_is_not_there_or_cannot_be_is_one_line(section, table, said):
@@ -33,6 +46,9 @@ def test_arguments_come_one_by_one_and_go_with_their_class(tmp_path):
         "optimizer.name": "rmsprop",
         "optimizer.arguments.eps": 1e-6,
         "optimizer.arguments.alpha": 0.9,
+        "schedule.name": "cosineannealingwarmrestarts",
+        "schedule.arguments.T_0": 2,
+        "schedule.interval": "step",
     }
     first = load(None, overrides)
     assert first.optimizer.arguments == {"eps": 1e-6, "alpha": 0.9}
@@ -40,8 +56,9 @@ def test_arguments_come_one_by_one_and_go_with_their_class(tmp_path):
     assert load(stored, {}) == first
     more = load(None, {"optimizer.arguments.eps": 1e-7}, base=stored)
     assert more.optimizer.arguments == {"eps": 1e-7, "alpha": 0.9}
-    other = load(None, {"optimizer.name": "adam"}, base=stored)
+    other = load(None, {"optimizer.name": "adam", "schedule.name": "cosine"}, base=stored)
     assert other.optimizer.arguments == {}
+    assert other.schedule == Config().schedule.model_copy(update={"name": "cosine"})
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ def _modes() -> Iterator[Mode]:
     outer = {**grid, "data.limit": 40, "sync.steps": 2, "sync.lag": 1}
     # few losses, known soon, to an assistant that learns fast from them
     soon = {"sampler.lag": 2, "train.epochs": 3}
+    by_class = {"schedule.name": "ExponentialLR", "schedule.arguments": {"gamma": 0.9}}
     ways: dict[str, Values] = {
         "m = 1": {},
         "m = 4": {"solver.micro_batches": 4},
         "steps": {"schedule.name": "step"},
+        "a schedule of torch's": by_class,
         "AdamW": {"optimizer.name": "adamw", "optimizer.lr": 1e-3},
         "virtual": {"links.kind": "virtual"},
         "replicas": grid,
