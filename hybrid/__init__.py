@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from hybrid.settings.config import ScheduleSettings as ScheduleSettings
     from hybrid.settings.config import TrainSettings as TrainSettings
     from hybrid.training.callbacks import Callback as Callback
-    from hybrid.training.callbacks.early_stopping import EarlyStopping as EarlyStopping
-    from hybrid.training.callbacks.services import MLflowLogger as MLflowLogger
-    from hybrid.training.callbacks.services import WandbLogger as WandbLogger
     from hybrid.training.restore import load as load
+    from hybrid.training.services import MLflowLogger as MLflowLogger
+    from hybrid.training.services import WandbLogger as WandbLogger
     from hybrid.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -30,11 +29,10 @@ _SECTIONS = ("Checkpoint", "Link", "Optimizer", "Round", "Schedule", "Train")
 _HOMES = {
     "Blocks": "hybrid.networks.blocks",
     "Callback": "hybrid.training.callbacks",
-    "EarlyStopping": "hybrid.training.callbacks.early_stopping",
-    "MLflowLogger": "hybrid.training.callbacks.services",
+    "MLflowLogger": "hybrid.training.services",
     "StoppedError": "hybrid.errors",
     "Trainer": "hybrid.training.trainer",
-    "WandbLogger": "hybrid.training.callbacks.services",
+    "WandbLogger": "hybrid.training.services",
     "load": "hybrid.training.restore",
     "split": "hybrid.networks.partition",
     **dict.fromkeys((f"{name}Settings" for name in _SECTIONS), "hybrid.settings.config"),

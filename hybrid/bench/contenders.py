@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hybrid.links import RankLinks
-from hybrid.method.blocks import make_optimizer, output_weight
 from hybrid.method.method import Method
+from hybrid.method.optimizers import make_optimizer, output_weight
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Batch, Window
 

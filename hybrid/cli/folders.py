@@ -26,13 +26,6 @@ def evaluate(
     loss: Annotated[
         str | None, typer.Option(help="Name of a loss, or MODULE:FUNCTION of your own.")
     ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=MODULE:OBJECT",
-            help="A metric of your own, in place of accuracy; may be repeated.",
-        ),
-    ] = None,
     best: Best = False,
 ) -> None:
     """Print the test accuracy, other metrics and the loss of the newest checkpoint of a run."""
@@ -40,8 +33,8 @@ def evaluate(
 
     def said() -> str:
         _check_classifies(run)
-        own = restore.OwnCode(model, data, loss, tuple(metric or ()), data_dir)
-        found, folder = restore.evaluate(run, own, best)
+        own = {"model": model, "data": data, "data_dir": data_dir}
+        found, folder = restore.evaluate(run, loss=loss, best=best, **own)
         found = {name: found[name] for name in [*found][1:]} | {"loss": found["loss"]}
         shown = (f"{k} {v:.2%}" if k == "accuracy" else f"{k} {v:.4g}" for k, v in found.items())
         return f"test {', '.join(shown)}  ({folder})"

@@ -103,8 +103,7 @@ class Run:
             self.progress.say(line)
         try:
             if at.step == 0:
-                self._write_checkpoint()
-                self.folder.finish_checkpoint()  # one to go back to, whatever happens
+                self._write_checkpoint()  # one to go back to, whatever happens
             while not self._is_done:
                 try:
                     self._train_epoch()
