@@ -14,7 +14,6 @@ from hybrid.method.method import Method
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.settings.config import (
-    DataSettings,
     OptimizerSettings,
     ScheduleSettings,
     SplitSettings,
@@ -170,7 +169,6 @@ def sections(method: Method) -> dict[str, Any]:
         "optimizer": options.optimizer,
         "schedule": options.schedule,
         "delay": options.delay,
-        "data": DataSettings(cutout=method.problem.cutout),
     }
     tables |= {"checkpoint": options.checkpoint} if hasattr(options, "checkpoint") else {}
     if not isinstance(options.optimizer, OptimizerSettings):

@@ -10,10 +10,10 @@ from hybrid.folder import traces
 from hybrid.report import comparison, single
 from hybrid.report.page import amount
 from hybrid.report.records import read
-from hybrid.solvers.named import Added
+from hybrid.solvers.named import Named
 
 __all__ = ["command_of", "compare", "write"]
-REPORTS = Added("report", "hybrid.reports")
+REPORTS = Named("report", {}, "hybrid.reports")
 """The entry points by which another package reports runs of its own: COMMAND = "its.module".
 
 The module has `is_run(folder) -> bool` and `content(run) -> bytes`, the page.
@@ -25,7 +25,7 @@ def command_of(*runs: Path) -> tuple[Path, str, Any] | None:
 
     A package that cannot be imported, or fails to tell, is left out and named on stderr.
     """
-    modules: dict[str, Any] = REPORTS.usable(_say)
+    modules: dict[str, Any] = REPORTS.added(_say)
     for name, module in modules.items():
         for run in runs:
             try:

@@ -42,7 +42,7 @@ def test_every_setting_is_explained():
 def test_a_key_alone_is_explained_wherever_it_is(hybrid):
     said = output(hybrid("explain", "beta"))
     assert "solver.beta: float, which must be positive, by default 0.0005" in said
-    assert "of penalty, augmented-lagrangian, auxnet" in said
+    assert "of penalty, augmented-lagrangian" in said
     assert "sampler.beta: float, which must " in said
     said = output(hybrid("explain", "train.epochs"))
     assert "int, at least 1" in said
