@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hybrid.solvers.named import Named
 
 AUTO = "auto"
 """What joins the ranks that a launcher has started, MPI or torch.distributed; else threads."""
 
-LINKS: Named[Any] = Named(
+LINKS = Named(
     "link",
     {
         "threads": "hybrid.links.threads:ThreadLinks",
@@ -23,7 +21,7 @@ LINKS: Named[Any] = Named(
 )
 """Name -> where its class is."""
 
-SAMPLERS: Named[Any] = Named(
+SAMPLERS = Named(
     "sampler",
     {
         "uniform": "hybrid.data.samplers.uniform:Uniform",

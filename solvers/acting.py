@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from functools import cache
-from math import inf
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -31,19 +30,10 @@ def unknown(name: str, known: Iterable[str], kind: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str], least: float = 0.5) -> str | None:
-    """The known word that is most similar, in any case of letters; None below similarity `least`.
-
-    Of two equally similar words it is the one with the same letters: who types fast swaps letters.
-    """
-    word, best, highest = word[:100].lower(), None, (least, 0.0)
-    for other in known:
-        match = SequenceMatcher(None, other.lower(), word)
-        # cheap upper bounds of the ratio
-        if match.real_quick_ratio() >= highest[0] and match.quick_ratio() >= highest[0]:
-            found = match.ratio(), match.quick_ratio()
-            if found > highest:
-                best, highest = other, found
-    return best
+    """The known word that is most similar, in any case of letters; None below that similarity."""
+    lower = {other.lower(): other for other in known}
+    similar = get_close_matches(word[:100].lower(), lower, 1, least)
+    return lower[similar[0]] if similar else None
 
 
 LARGEST, SMALLEST = 1e15, 1e-30
@@ -138,7 +128,7 @@ class Setting:
             )
         for allowed in self.allowed if value is not None else ():
             number = abs(value) if isinstance(value, (int, float)) else 0
-            if LARGEST < number < inf:
+            if number > LARGEST:
                 raise ValueError(f"{name} is {value!r}; it must be at most {LARGEST:g}")
             if 0 < number < SMALLEST:
                 raise ValueError(f"{name} is {value!r}; it must be at least {SMALLEST:g}")
@@ -151,13 +141,7 @@ class Setting:
 
 
 def check(sections: Mapping[str, Any], run: Any) -> None:
-    """ValueError for the first setting that has no effect, or cannot work, in a run."""
-    for why in refusals(sections, run):
-        raise ValueError(why)
-
-
-def refusals(sections: Mapping[str, Any], run: Any) -> Iterator[str]:
-    """What to say of each setting of these sections that has no effect, or cannot work.
+    """ValueError for the first setting that has no effect, or cannot work, in a run.
 
     `sections`: by name, objects of settings; `run`: the facts, of which some may be `Known` alone.
     """
@@ -173,7 +157,7 @@ def refusals(sections: Mapping[str, Any], run: Any) -> Iterator[str]:
         for name, value, all_of in asked:
             unmet = next((condition for condition in all_of if not _holds(condition, run)), None)
             if unmet is not None:
-                yield _refusal(f"{section}.{name}", value, unmet, run)
+                raise ValueError(_refusal(f"{section}.{name}", value, unmet, run))
 
 
 def conditions(cls: type, section: str, name: str, whole_section: bool = True) -> list[Acts]:

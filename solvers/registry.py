@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hybrid.solvers.named import Named
 
@@ -30,16 +30,9 @@ DEFAULT = "augmented-lagrangian"
 GROUP = "hybrid.solvers"
 """The entry points by which another package adds a method: NAME = "its.module:Class"."""
 
+SOLVERS = Named("solver", OWN, GROUP, DEFAULT, base="hybrid.solvers.base:Solver")
 
-APART = {"ampnet": "wings/messages"}
-"""Name -> folder of a package of this repository that adds the method."""
-
-SOLVERS: Named[Solver] = Named(
-    "solver", OWN, DEFAULT, GROUP, base="hybrid.solvers.base:Solver", apart=APART
-)
-
-
-STRATEGIES: Named[Any] = Named(
+STRATEGIES = Named(
     "strategy",
     {
         "all-reduce": "hybrid.solvers.sync.all_reduce:AllReduce",
@@ -61,4 +54,5 @@ def names() -> list[str]:
 
 def solver_class(name: str) -> type[Solver]:
     """The class of a method; ValueError names the nearest known name."""
-    return SOLVERS[name]
+    method: type[Solver] = SOLVERS[name]
+    return method

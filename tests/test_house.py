@@ -153,7 +153,7 @@ def test_a_method_is_named_in_its_own_file_and_the_registry_alone():
 READS = {"open", "fdopen", "read_text", "read_bytes", "fromfile", "load_file", "safe_open"}
 READERS = {
     "hybrid.files": "the one way",
-    "hybrid.data.files": "the user's own images",
+    "hybrid.data.sources": "the user's own images",
     "hybrid.bench.report": "/proc",
     "hybrid.ranks.launcher": "/proc",
     "hybrid.ranks.slurm": "a template of this package",

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from hybrid.cli import cluster, compare, discover, folders, options, train
 from hybrid.cli.failure import INTERRUPTED, run_command
 from hybrid.ranks import launch
-from hybrid.solvers.named import Added
+from hybrid.solvers.named import Named
 
 GROUP = "hybrid.commands"
 """The entry points by which another package adds a command that trains: NAME = "module:app"."""
@@ -24,17 +24,17 @@ class Commands(TyperGroup):
     """The commands of this package, and those of others, which are imported when asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        others = self._others.usable(options.say_once, lambda name: self.get_command(ctx, name))
+        others = self._others.added(options.say_once, lambda name: self.get_command(ctx, name))
         return [*super().list_commands(ctx), *sorted(others)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self._others.points():
             return super().get_command(ctx, cmd_name)
-        return typer.main.get_command(self._others.load(cmd_name))
+        return typer.main.get_command(self._others[cmd_name])
 
     @property
-    def _others(self) -> Added:
-        return Added("command", GROUP, self.commands)
+    def _others(self) -> Named:
+        return Named("command", self.commands, GROUP)
 
 
 app = typer.Typer(

@@ -3,7 +3,6 @@
 from hybrid.data.augment import Augmentation
 from hybrid.data.dataset import Data, Dataset
 from hybrid.data.mapped import Mapped, as_data
-from hybrid.data.mixing import by_sample
 from hybrid.data.sources import NAMES, fetch, load, reference
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "Dataset",
     "Mapped",
     "as_data",
-    "by_sample",
     "fetch",
     "load",
     "reference",

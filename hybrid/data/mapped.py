@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from itertools import islice
 from typing import Any
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import (
-    DataLoader,
     IterableDataset,
     Subset,
     TensorDataset,
@@ -22,7 +21,7 @@ from torch.utils.data import (
 )
 
 from hybrid.data.dataset import Data, check_classes
-from hybrid.data.fetching import Pool, WorkerKind
+from hybrid.data.fetching import Pool
 from hybrid.errors import format_error
 from hybrid.solvers.layers.bundle import Bundle
 
@@ -51,46 +50,32 @@ class Mapped(Data):
         self,
         dataset: Any,
         *,
-        inputs: str | Sequence[str] = (),
-        target: str = "",
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
-        worker_kind: WorkerKind = "thread",
         augmented: bool = False,
     ) -> None:
         """Wrap a data set for a trainer.
 
-        inputs, target: keys of a dict; unset: the target is called target, label(s) or y, and all
-        others are inputs. collate: items -> (inputs, targets) or a dict, batched; None: torch's.
-        workers: threads or processes that read ahead; 0: none. Threads take turns, because they
-        share the generators that transforms draw from, so several workers only pay as processes.
-        augmented: whether transforms draw, so that a sample differs in every epoch.
+        Of a dict the target is called target, label(s) or y, and all others are inputs.
+        collate: items -> (inputs, targets) or a dict, batched; None: torch's. workers: processes
+        that read ahead; 0: none. augmented: whether transforms draw, so that a sample differs in
+        every epoch.
         """
-        if isinstance(dataset, IterableDataset):
+        numbered = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if isinstance(dataset, IterableDataset) or not numbered:
             raise ValueError(
-                f"{type(dataset).__name__} is an IterableDataset, whose samples have no numbers, "
-                "so that ranks cannot agree on a mini-batch or go on from a checkpoint: give a "
-                "map-style data set"
-            )
-        if isinstance(dataset, DataLoader):
-            raise ValueError(
-                "training makes its own mini-batches, and was given a DataLoader: give its "
-                ".dataset, with train.batch_size, collate= and workers= as it has them"
-            )
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise ValueError(
-                f"a {type(dataset).__name__} is no data set: it needs __len__ and __getitem__"
+                f"a {type(dataset).__name__} is no map-style data set: ranks agree on mini-batches "
+                "by the numbers of samples, so it needs __len__ and __getitem__"
             )
         self.dataset, self.augmented = dataset, augmented
         self._count = _length(dataset)
         self._classes = 0
-        self._keys = ((inputs,) if isinstance(inputs, str) else tuple(inputs), target)
-        self._pool = Pool(dataset, collate or _collate, workers, worker_kind)
+        self._pool = Pool(dataset, collate or _collate, workers)
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[Any, ...], Future[Any]] = OrderedDict()
+        self._batches: OrderedDict[tuple[Any, ...], Future[Any]] = OrderedDict()
         self._order: list[tuple[Any, ...]] = []
         self._place: dict[tuple[Any, ...], int] = {}
-        self._targets = None if collate or target else listed_targets(dataset)
+        self._targets = None if collate else listed_targets(dataset)
         if self._targets is not None and not self._agrees(self._targets):
             self._targets = None
         first, second = self.sample(2)
@@ -140,9 +125,9 @@ class Mapped(Data):
     def _agrees(self, targets: Tensor) -> bool:
         """Whether a few items have the targets that the data set lists."""
         ids = torch.arange(0, self._count, max(1, self._count // 3))
-        found = self._pair(ids, 0, 0)[1]
-        mine = targets[ids]
-        return isinstance(found, Tensor) and found.dtype == mine.dtype and torch.equal(found, mine)
+        read, listed = self._pair(ids, 0, 0)[1], targets[ids]
+        same_type = isinstance(read, Tensor) and read.dtype == listed.dtype
+        return same_type and torch.equal(read, listed)
 
     def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:
         with self._lock:
@@ -151,7 +136,7 @@ class Mapped(Data):
 
     def close(self) -> None:
         with self._lock:
-            self._known.clear()
+            self._batches.clear()
             self._pool.close()
 
     def _pair(self, ids: Tensor, seed: int, epoch: int) -> tuple[Any, Any]:
@@ -164,33 +149,28 @@ class Mapped(Data):
                 for other in islice(self._order, next_, next_ + ahead):
                     self._submit(other)
             most = KEPT + AHEAD * self._pool.workers
-            while len(self._known) > most:
-                self._known.popitem(last=False)
-        found = self._pool.result(future)
-        return self._inputs_and_targets(found, len(ids))
+            while len(self._batches) > most:
+                self._batches.popitem(last=False)
+        return self._inputs_and_targets(self._pool.result(future), len(ids))
 
     def _submit(self, key: tuple[Any, ...]) -> Future[Any]:
-        if key not in self._known:
+        if key not in self._batches:
             seed, epoch, *ids = key
-            self._known[key] = self._pool.submit(ids, seed, epoch)
-        return self._known[key]
+            self._batches[key] = self._pool.submit(ids, seed, epoch)
+        return self._batches[key]
 
     def _inputs_and_targets(self, batch: Any, count: int) -> tuple[Any, Any]:
-        names, target = self._keys
         if isinstance(batch, Mapping):
-            known = [target] if target else [k for k in TARGETS if k in batch]
-            if len(known) != 1 or known[0] not in batch:
+            targets = [key for key in TARGETS if key in batch]
+            if len(targets) != 1:
                 raise ValueError(
                     f"items have {', '.join(map(str, batch))}, of which "
-                    f"{'none is' if not known else ', '.join(known) + ' may be'} the target: name "
-                    "it by data.Mapped(dataset, target=KEY)"
+                    f"{' and '.join(targets) or 'none'} may be the target: give "
+                    "data.Mapped(dataset, collate=...), which makes (inputs, targets) of items"
                 )
-            chosen = names or tuple(k for k in batch if k != known[0])
-            missing = [k for k in chosen if k not in batch]
-            if missing:
-                raise ValueError(f"items have {', '.join(map(str, batch))}, not {missing[0]}")
-            inputs = {k: batch[k] for k in chosen}
-            pair = (inputs if len(inputs) > 1 else inputs[chosen[0]], batch[known[0]])
+            inputs = {key: value for key, value in batch.items() if key != targets[0]}
+            one = len(inputs) == 1
+            pair = next(iter(inputs.values())) if one else inputs, batch[targets[0]]
         elif isinstance(batch, tuple | list) and len(batch) >= 2:
             *some, last = batch
             pair = (some[0] if len(some) == 1 else tuple(some), last)
@@ -241,16 +221,11 @@ def _length(dataset: Any) -> int:
     return count
 
 
-def as_data(given: Any, workers: int = 0, worker_kind: WorkerKind = "thread") -> Data:
+def as_data(given: Any, workers: int = 0) -> Data:
     """What `fit` was given; ValueError for what is no data set."""
     if isinstance(given, Data):
         return given
     several = isinstance(given, tuple | list) and len(given) > 0
-    if several and all(isinstance(x, np.ndarray) for x in given):
-        raise ValueError(
-            f"{len(given)} numpy arrays are no data set: give tensors, as torch.from_numpy makes "
-            "them, of the type that the network computes in"
-        )
     if several and all(isinstance(x, Tensor) for x in given):
         if len({len(x) for x in given}) > 1:
             raise ValueError(
@@ -258,7 +233,7 @@ def as_data(given: Any, workers: int = 0, worker_kind: WorkerKind = "thread") ->
                 "many of each"
             )
         return Mapped(TensorDataset(*given))
-    return Mapped(given, workers=workers, worker_kind=worker_kind)
+    return Mapped(given, workers=workers)
 
 
 def _key(ids: Tensor, seed: int, epoch: int) -> tuple[Any, ...]:
@@ -282,6 +257,6 @@ def _collate(items: list[Any]) -> Any:
         return x.float() if isinstance(x, Tensor) and x.dtype is torch.float64 else x
 
     single = any(isinstance(x, Tensor) and x.dtype is torch.float64 for x in tree_leaves(items))
-    found = default_collate([tensors(item) for item in items])
+    batch = default_collate([tensors(item) for item in items])
     # Python's and numpy's numbers are double by default; tensors are as the user made them
-    return found if single else tree_map(floats, found)
+    return batch if single else tree_map(floats, batch)

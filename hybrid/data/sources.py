@@ -1,21 +1,27 @@
 """The catalog of data sets: where their files are, what they hold, how to get them."""
 
+import logging
 import os
-from collections.abc import Callable
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from hybrid.data.augment import Augmentation
 from hybrid.data.dataset import Dataset
-from hybrid.data.files import Download, read_cifar_binary
 from hybrid.data.generated import digits, synthetic
 from hybrid.errors import one_line
 from hybrid.solvers.acting import unknown
-from hybrid.solvers.named import Added
+from hybrid.solvers.named import Named
 
 GROUP = "hybrid.data"
 """The entry points by which another package adds data sets: NAME = "its.module:function", which
 takes nothing and gives (training, test) data."""
+PIXELS = 3 * 32 * 32
+"""Bytes of one of CIFAR's images."""
 
 
 def reference(name: str) -> str:
@@ -25,12 +31,12 @@ def reference(name: str) -> str:
     """
     if ":" in name:
         return name
-    point = _added().points().get(name)
+    point = _known().points().get(name)
     return "" if point is None else point.value
 
 
-def _added() -> Added:
-    return Added("data set", GROUP, NAMES)
+def _known() -> Named:
+    return Named("data set", NAMES, GROUP)
 
 
 def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:
@@ -55,16 +61,16 @@ def fetch(name: str, directory: str | Path | None = None) -> None:
     naming the missing files, if the network is of no help.
     """
     if name not in NAMES:
-        raise ValueError(unknown(name, [*NAMES, *_added().points()], "data set"))
+        raise ValueError(unknown(name, _known(), "data set"))
     _, source = CATALOG[name]
     if not isinstance(source, Cifar):
         return
     folder = _data_folder(directory)
-    found, names = source.find_files(folder), (*source.train, *source.test)
-    missing = [f"{source.download.folder}/{name}" for name in names if name not in found]
+    there = source.find_files(folder)
+    missing = [f"{source.folder}/{name}" for name in source.names if name not in there]
     try:
         if missing:
-            source.download.into(folder)
+            source.download(folder)
     except OSError as error:
         # the text of a network error is no sentence
         why = one_line(error) if error.strerror else type(error).__name__
@@ -95,15 +101,35 @@ class Cifar:
     """Images in each file of the training half and of the test half."""
 
     @property
-    def download(self) -> Download:
-        url = f"https://www.cs.toronto.edu/~kriz/cifar-{self.classes}-binary.tar.gz"
-        return Download(url, self.md5, self.folder, self.train + self.test)
+    def names(self) -> tuple[str, ...]:
+        """The names of all files."""
+        return self.train + self.test
+
+    def download(self, directory: Path) -> None:
+        """Put the files into `folder` of `directory`; none ever has its name half-written.
+
+        Raises OSError if the archive cannot be had, ValueError if it is not the one expected.
+        """
+        # the archive stays beside its folder: another rank may still be reading it
+        archive = retrieve(
+            f"https://www.cs.toronto.edu/~kriz/cifar-{self.classes}-binary.tar.gz",
+            self.md5,
+            directory,
+        )
+        folder = directory / self.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(archive) as tar, tempfile.TemporaryDirectory(dir=folder) as scratch:
+            for name in self.names:
+                content = tar.extractfile(f"{self.folder}/{name}")
+                assert content is not None
+                part = Path(scratch, name)
+                part.write_bytes(content.read())
+                os.replace(part, folder / name)
 
     def find_files(self, directory: Path) -> dict[str, Path]:
         """The files that exist, by name, in `folder` of `directory` or in `directory` itself."""
-        names = self.train + self.test
         places = [
-            {name: place / name for name in names if (place / name).is_file()}
+            {name: place / name for name in self.names if (place / name).is_file()}
             for place in (directory / self.folder, directory)
         ]
         return max(places, key=len)
@@ -111,15 +137,51 @@ class Cifar:
     def read(self, directory: Path) -> tuple[Dataset, Dataset]:
         """The training and the test half; the files must be there."""
         files = self.find_files(directory)
+        train, test = (
+            self._half([files[name] for name in names], records)
+            for names, records in zip((self.train, self.test), self.records, strict=True)
+        )
+        return train, test
 
-        def half(names: tuple[str, ...], records: int) -> Dataset:
-            paths = [files[name] for name in names]
-            images, labels = read_cifar_binary(paths, 1 if self.classes == 10 else 2, records)
-            return Dataset(
-                images, labels, self.classes, self.mean, self.std, Augmentation(pad=4, flip=True)
-            )
+    def _half(self, paths: Sequence[Path], records: int) -> Dataset:
+        """The images of files one after another, each a label, of CIFAR-100 two, and its pixels.
 
-        return half(self.train, self.records[0]), half(self.test, self.records[1])
+        Of two labels the second is the fine one. ValueError for a file of another size.
+        """
+        label_bytes = 1 if self.classes == 10 else 2
+        record = label_bytes + PIXELS
+        parts = []
+        for path in paths:
+            size = path.stat().st_size
+            if size != record * records:
+                raise ValueError(
+                    f"{path} has {size} bytes, expected {record * records} ({records} records of "
+                    f"{record}): download it again"
+                )
+            parts.append(torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8))
+        rows = torch.cat(parts).view(-1, record)
+        images = rows[:, label_bytes:].reshape(-1, 3, 32, 32)
+        labels = rows[:, label_bytes - 1].long()
+        augmentation = Augmentation(pad=4, flip=True)
+        return Dataset(images, labels, self.classes, self.mean, self.std, augmentation)
+
+
+def retrieve(url: str, md5: str, directory: Path) -> Path:
+    """The file behind `url` in `directory`, downloaded unless it is there with this checksum."""
+    import pooch  # here, since it brings an HTTP client along
+
+    logger: logging.Logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        name = url.rpartition("/")[2]
+        return Path(pooch.retrieve(url, known_hash=f"md5:{md5}", fname=name, path=directory))
+    except ValueError as error:
+        raise ValueError(
+            f"{url} does not have the MD5 checksum {md5}: try again, or get the file elsewhere"
+        ) from error
+    finally:
+        logger.setLevel(level)
 
 
 CATALOG: dict[str, tuple[str, Cifar | Callable[[], tuple[Dataset, Dataset]]]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hybrid.data import Data, Dataset
+from hybrid.data import Data
 from hybrid.method.objectives import Objectives
 from hybrid.method.options import Options
 from hybrid.networks.blocks import SAMPLES, Blocks
@@ -37,8 +37,6 @@ class Problem:
     """Mini-batches of an epoch."""
     augmented: bool
     """Whether samples are drawn anew in every epoch."""
-    cutout: int
-    """Side of the square that is cut out of each training image, in pixels; 0: none."""
 
     @classmethod
     def of(cls, options: Options, blocks: Blocks, train: Data, test: Data | None = None) -> Problem:
@@ -66,7 +64,6 @@ class Problem:
             any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
             choice.batches(options.train.batch_size),
             train.augmented,
-            train.augmentation.cutout if isinstance(train, Dataset) else 0,
         )
 
     @property

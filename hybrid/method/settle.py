@@ -14,7 +14,6 @@ from hybrid.method.optimizers import make_optimizer, output_weight
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.settings.config import (
-    DataSettings,
     OptimizerSettings,
     SplitSettings,
 )
@@ -161,7 +160,6 @@ def sections(method: Method) -> dict[str, Any]:
     names = ("solver", "sync", "sampler", "rounds", "correction", "train", "delay", "optimizer")
     tables = {name: getattr(options, name) for name in (*names, "schedule")}
     tables["split"] = SplitSettings(replicas=options.replicas, side_by_side=options.side_by_side)
-    tables["data"] = DataSettings(cutout=method.problem.cutout)
     if hasattr(options, "checkpoint"):
         tables["checkpoint"] = options.checkpoint
     functions = [name for name in ("optimizer", "schedule") if callable(tables[name])]

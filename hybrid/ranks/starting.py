@@ -41,9 +41,8 @@ def start(
 
 def link_class(settings: LinkSettings) -> type[RankLinks]:
     """The class of the links between the ranks of this job."""
-    if settings.kind != AUTO:
-        return LINKS[settings.kind]
-    return LINKS[launch.joined_by()]
+    links: type[RankLinks] = LINKS[launch.joined_by() if settings.kind == AUTO else settings.kind]
+    return links
 
 
 def check_links(settings: LinkSettings, ranks: int) -> None:

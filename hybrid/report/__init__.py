@@ -9,10 +9,10 @@ from hybrid.files import check_folder, write_atomically
 from hybrid.folder import traces
 from hybrid.report import comparison, single
 from hybrid.report.records import read
-from hybrid.solvers.named import Added
+from hybrid.solvers.named import Named
 
 __all__ = ["command_of", "compare", "write"]
-REPORTS = Added("report", "hybrid.reports")
+REPORTS = Named("report", {}, "hybrid.reports")
 """The entry points by which another package reports runs of its own: COMMAND = "its.module".
 
 The module has `is_run(folder) -> bool` and `content(run) -> bytes`, the page.
@@ -24,7 +24,7 @@ def command_of(*runs: Path) -> tuple[Path, str, Any] | None:
 
     A package that cannot be imported, or fails to tell, is left out and named on stderr.
     """
-    modules: dict[str, Any] = REPORTS.usable(_say)
+    modules: dict[str, Any] = REPORTS.added(_say)
     for name, module in modules.items():
         for run in runs:
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,18 +69,18 @@ class BatchSampler:
         All need it: the first blocks for inputs, the last for targets, those between for what
         random layers draw and for the rows of what they store. It is 8 bytes a sample.
         """
-        found: list[Tensor] | str | None = None
+        choice: list[Tensor] | str | None = None
         if self._chooses:
             try:
-                found = self._choose_each(epoch, numbers)
+                choice = self._choose_each(epoch, numbers)
             except (ValueError, OSError) as error:
-                found = one_line(error)
+                choice = one_line(error)
         if self.links is not None:
-            found = self.links.broadcast(found, at=self.links.size - 1)
-        if isinstance(found, str):
-            raise AgreedError(found)
-        assert found is not None
-        return found
+            choice = self.links.broadcast(choice, at=self.links.size - 1)
+        if isinstance(choice, str):
+            raise AgreedError(choice)
+        assert choice is not None
+        return choice
 
     def _choose_each(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:
         chosen = []
@@ -171,7 +171,7 @@ class Numbering:
         self.choice = choice
         self._counted = -1, 0
         """The epoch, and how many of its samples are in `_times`."""
-        self._times = torch.zeros(choice.count, dtype=torch.int64)
+        self._times = Counter[int]()
         """How often the epoch has taken each sample."""
 
     def number_samples(self, epoch: int, first: int, ids: Tensor) -> Tensor:
@@ -191,19 +191,11 @@ class Numbering:
                 f"let it choose from 0 to {self.choice.count - 1}"
             )
         if (epoch, first) != self._counted:
-            earlier = self.choice.choose(epoch, 0, first) if first else ids[:0]
-            self._times = earlier.bincount(minlength=self.choice.count)
-        numbers = ids + self.choice.count * (self._times[ids] + _count_earlier(ids))
-        self._times += ids.bincount(minlength=self.choice.count)
+            earlier = self.choice.choose(epoch, 0, first).tolist() if first else []
+            self._times = Counter(earlier)
+        numbers = []
+        for sample in ids.tolist():
+            numbers.append(sample + self.choice.count * self._times[sample])
+            self._times[sample] += 1
         self._counted = epoch, first + len(ids)
-        return numbers
-
-
-def _count_earlier(ids: Tensor) -> Tensor:
-    """How often each of `ids` (B,) stands before its place."""
-    order = ids.argsort(stable=True)
-    sorted_, place = ids[order], torch.arange(len(ids))
-    begins = torch.cat([place[:1] == 0, sorted_[1:] != sorted_[:-1]])
-    earlier = torch.empty_like(ids)
-    earlier[order] = place - torch.where(begins, place, 0).cummax(0).values
-    return earlier
+        return torch.tensor(numbers, dtype=torch.int64)

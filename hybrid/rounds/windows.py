@@ -48,34 +48,30 @@ class EpochSource:
     @property
     def mixes(self) -> bool:
         """Whether a transform takes whole mini-batches, of which a sample depends on the others."""
-        return self._mix is not None and not self._mix.by_sample
+        return self.augment and self.mix is not None
 
     @property
     def joint(self) -> bool:
         """Whether the data set makes several samples at once."""
         return self.data.joint
 
-    @property
-    def _mix(self) -> Mix | None:
-        return self.mix if self.augment else None
-
     def images(self, ids: Tensor, step: int) -> Tensor:
         """Inputs (N, ...), such as normalized images (N, C, H, W)."""
+        if self.mixes:
+            return on_its_way(self._mixed(ids, step)[0], self.device)
         inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
-        inputs = inputs if self._mix is None else self._mixed(inputs, ids, step)[0]
         return on_its_way(inputs, self.device)
 
     def labels(self, ids: Tensor, step: int) -> Tensor:
         """Targets (N, ...), such as classes (N,)."""
-        if self._mix is None:
-            return on_its_way(self.data.targets(ids, self.seed, self.epoch), self.device)
-        inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
-        return on_its_way(self._mixed(inputs, ids, step)[1], self.device)
+        if self.mixes:
+            return on_its_way(self._mixed(ids, step)[1], self.device)
+        return on_its_way(self.data.targets(ids, self.seed, self.epoch), self.device)
 
-    def _mixed(self, inputs: Tensor, ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    def _mixed(self, ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
         assert self.mix is not None
-        targets = self.data.targets(ids, self.seed, self.epoch)
-        return self.mix(inputs, targets, ids, self.seed, self.epoch, step)
+        inputs = self.data.batch(ids, self.seed, self.epoch)
+        return self.mix(inputs, self.data.targets(ids, self.seed, self.epoch), self.seed, step)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from hybrid.registries import SAMPLERS
-from hybrid.settings.sections.base import Section, one_line
+from hybrid.settings.sections.base import Section, field_docs
 from hybrid.settings.sections.ranks import CheckpointSettings, LinkSettings, SplitSettings
 from hybrid.settings.sections.rounds import RoundSettings
 from hybrid.settings.sections.steps import DelaySettings, OptimizerSettings, ScheduleSettings
@@ -59,8 +59,6 @@ def declared_settings() -> dict[str, str]:
     }
     for section, info in Config.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            fields = info.annotation.model_fields
-            known |= {
-                f"{section}.{key}": one_line(f.description or "") for key, f in fields.items()
-            }
+            docs = field_docs(info.annotation)
+            known |= {f"{section}.{key}": text for key, text in docs.items()}
     return known

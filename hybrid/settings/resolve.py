@@ -135,16 +135,7 @@ def _check_table(section: str, table: object) -> None:
 
 
 def _set(table: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Put the values of overrides into a section, those of its arguments one by one.
-
-    ValueError for the rate of an optimizer where another one is chosen.
-    """
-    names = [str(one["name"]).lower() for one in (table, values) if "name" in one]
-    if len({*names}) > 1 and "lr" in table and "lr" not in values:
-        raise ValueError(
-            f"optimizer.lr is {table['lr']} in the file, of {names[0]}, and {names[1]} is asked "
-            "for: give --lr, too"
-        )
+    """Put the values of overrides into a section, those of its arguments one by one."""
     for key, value in values.items():
         outer, _, inner = key.partition(".")
         if outer == "arguments" and inner and isinstance(table.setdefault(outer, {}), dict):

@@ -29,18 +29,16 @@ USUAL: dict[str, dict[str, Any]] = {
 SCHEDULES = ("cosine", "linear", "step", "constant")
 """Those that have all their settings in [schedule]."""
 
-_FUNCTIONS = "takes functions, which a file of settings has none of: give Trainer(schedule=...) one"
-_SCHEDULERS = "takes schedulers, not numbers: give Trainer(schedule=...) a function of the step"
 _REFUSED = {
-    "LBFGS": "evaluates the loss several times a step, through a closure that blocks have none of",
-    "SparseAdam": "takes sparse gradients, and those of blocks are dense",
-    "ReduceLROnPlateau": "waits for a metric, and the rate is a function of the step alone",
-    "LambdaLR": _FUNCTIONS,
-    "MultiplicativeLR": _FUNCTIONS,
-    "ChainedScheduler": _SCHEDULERS,
-    "SequentialLR": _SCHEDULERS,
+    "LBFGS": "a closure that evaluates the loss",
+    "SparseAdam": "sparse gradients",
+    "ReduceLROnPlateau": "a metric",
+    "LambdaLR": "functions: give Trainer(schedule=...) one",
+    "MultiplicativeLR": "functions: give Trainer(schedule=...) one",
+    "ChainedScheduler": "schedulers: give Trainer(schedule=...) a function of the step",
+    "SequentialLR": "schedulers: give Trainer(schedule=...) a function of the step",
 }
-"""Why a class cannot be."""
+"""What a class needs that the settings of a training by blocks do not have."""
 
 
 def optimizer_name(name: str) -> str:
@@ -60,14 +58,17 @@ def optimizer_class(name: str) -> type[Optimizer]:
 
         return Soap
     of_torch = "nadam" if name.lower() == "nadamw" else name.lower()
-    return {found.lower(): cls for found, cls in _optimizers().items()}[of_torch]
+    return {cls.__name__.lower(): cls for cls in _optimizers().values()}[of_torch]
 
 
 def usual_values(name: str) -> dict[str, Any]:
     """What an optimizer has where it is not given: the rate of its class, but for sgd's own."""
     if name.lower() == "sgd":
         return {"lr": SGD_RATE}
-    return {"lr": _parameters(optimizer_class(name))["lr"].default, **USUAL.get(name.lower(), {})}
+    return {
+        "lr": inspect.signature(optimizer_class(name)).parameters["lr"].default,
+        **USUAL.get(name.lower(), {}),
+    }
 
 
 def scheduler_name(name: str) -> str:
@@ -83,13 +84,9 @@ def scheduler_class(name: str) -> type[LRScheduler]:
 
 def check_optimizer(name: str, arguments: Mapping[str, Any]) -> None:
     """ValueError for an argument that the optimizer does not take, or that has its own setting."""
-    if not arguments:
-        return
-    own = {"lr", "weight_decay"}
-    if name in ("sgd", "muon"):
-        own |= {"momentum", "nesterov"}
-    settings = {key: f"optimizer.{key}" for key in own}
-    _check(optimizer_class(name), arguments, settings, {"self", "params"})
+    settings = ["lr", "weight_decay", *["momentum", "nesterov"] * (name in ("sgd", "muon"))]
+    cls = optimizer_class(name)
+    _check(cls, {"params", *(key for key in settings if takes(cls, key))}, arguments)
 
 
 def check_scheduler(name: str, arguments: Mapping[str, Any]) -> None:
@@ -98,22 +95,31 @@ def check_scheduler(name: str, arguments: Mapping[str, Any]) -> None:
         if arguments:
             raise ValueError(f"{name!r} takes none: its settings are the others of [schedule]")
         return
-    cls = scheduler_class(name)
     for key in ("cycle_momentum", "base_momentum", "max_momentum"):
         if arguments.get(key, False) is not False:
             raise ValueError(f"{key} would move the momentum, and only the rate has a schedule")
-    _check(cls, arguments, {"max_lr": "optimizer.lr"}, {"self", "optimizer", "last_epoch"})
-    required = [key for key, p in _parameters(cls).items() if p.default is inspect.Parameter.empty]
-    missing = [k for k in required if k not in ("self", "optimizer", "max_lr", *arguments)]
-    if missing:
-        raise ValueError(
-            f"torch's {name} needs {', '.join(missing)}: set schedule.arguments.{missing[0]}"
-        )
+    cls = scheduler_class(name)
+    given = {key for key in ("optimizer", "last_epoch", "max_lr") if takes(cls, key)}
+    _check(cls, given, arguments)
+
+
+def _check(cls: type, given: set[str], arguments: Mapping[str, Any]) -> None:
+    """ValueError for arguments that do not complete those that a training gives."""
+    for key, value in arguments.items():
+        if key in given:
+            raise ValueError(f"{key} is not among them: other settings decide it")
+        if isinstance(value, Mapping):
+            raise ValueError(f"{key} is a table: give a number, a word or a list")
+    try:
+        inspect.signature(cls).bind(**dict.fromkeys(given), **arguments)
+    except TypeError as error:
+        takes_ = ", ".join(key for key in inspect.signature(cls).parameters if key not in given)
+        raise ValueError(f"torch's {cls.__name__} has {error}; it takes {takes_}") from None
 
 
 def takes(cls: type, key: str) -> bool:
     """Whether its constructor has such an argument."""
-    return key in _parameters(cls)
+    return key in inspect.signature(cls).parameters
 
 
 def decays(name: str) -> bool:
@@ -127,38 +133,18 @@ def needs_closure(cls: type[Optimizer]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _check(
-    cls: type, arguments: Mapping[str, Any], settings: Mapping[str, str], given: set[str]
-) -> None:
-    known = [key for key in _parameters(cls) if key not in given]
-    for key, value in arguments.items():
-        if key in settings and key in known:
-            raise ValueError(f"{key} has a setting of its own: set {settings[key]}")
-        if key not in known:
-            free = [name for name in known if name not in settings]
-            near = nearest(key, free)
-            hint = f"did you mean {near!r}?" if near else f"it takes {', '.join(free)}"
-            raise ValueError(f"torch's {cls.__name__} takes no {key!r}; {hint}")
-        if isinstance(value, Mapping):
-            raise ValueError(f"{key} is a table: give a number, a word or a list")
-
-
 def _written(name: str, own: tuple[str, ...], classes: Mapping[str, type]) -> str:
-    found = next((known for known in classes if known.lower() == name.lower()), None)
-    if found in _REFUSED:
-        raise ValueError(f"torch's {found} {_REFUSED[found]}")
-    if found is None:
+    """The name of one of torch's classes as torch writes it."""
+    written = next((cls for cls in classes if cls.lower() == name.lower()), None)
+    if written in _REFUSED:
+        raise ValueError(f"torch's {written} needs {_REFUSED[written]}")
+    if written is None:
         others = (k for k in classes if k not in _REFUSED and k.lower() not in own)
-        known = [*own, *others]
-        near = nearest(name, known)
-        raise ValueError(
-            f"it must be one of {', '.join(known)}" + (f"; did you mean {near!r}?" if near else "")
-        )
-    return found
-
-
-def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+        names = [*own, *others]
+        near = nearest(name, names)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ValueError(f"it must be one of {', '.join(names)}{hint}")
+    return written
 
 
 def _optimizers() -> dict[str, type[Optimizer]]:
@@ -174,6 +160,9 @@ def _schedulers() -> dict[str, type[LRScheduler]]:
 
 
 def _subclasses(module: object, base: type[Any]) -> dict[str, type[Any]]:
-    found = vars(module).items()
-    inner = (pair for pair in found if isinstance(pair[1], type) and issubclass(pair[1], base))
-    return {name: cls for name, cls in inner if cls is not base and name[0] != "_"}
+    classes = {name: cls for name, cls in vars(module).items() if isinstance(cls, type)}
+    return {
+        name: cls
+        for name, cls in classes.items()
+        if issubclass(cls, base) and cls is not base and name[0] != "_"
+    }

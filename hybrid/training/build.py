@@ -153,16 +153,14 @@ def load_data_sets(wanted: DataSettings) -> tuple[Data, Data]:
     check({"data": wanted}, Known(own_data=bool(reference)))
     if reference:
         train, test = references.make_data_sets(reference)
-        reading = wanted.workers, wanted.worker_kind
-        return data.as_data(train, *reading), data.as_data(test, *reading)
+        return data.as_data(train, wanted.workers), data.as_data(test, wanted.workers)
     if wanted.name == OWN_DATA:
         raise ValueError(
             "the run was made by a script, on data of its own: start the script again, or give "
             "--data package.module:function, which gives (training, test) data"
         )
     train, test = data.load(wanted.name, wanted.dir, wanted.limit)
-    augmentation = train.augmentation if wanted.augment else data.Augmentation()
-    return replace(train, augmentation=replace(augmentation, cutout=wanted.cutout)), test
+    return train if wanted.augment else replace(train, augmentation=data.Augmentation()), test
 
 
 def load_images(wanted: DataSettings) -> tuple[Dataset, Dataset]:

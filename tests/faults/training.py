@@ -78,8 +78,7 @@ class Training:
         """The command's words for a new run."""
         data = ["--set", f"data.limit={SAMPLES}"]
         if self.workers:
-            reading = f"data.workers={self.workers}", "data.worker_kind=forkserver"
-            data = [*self.own_data, *(word for one in reading for word in ("--set", one))]
+            data = [*self.own_data, "--set", f"data.workers={self.workers}"]
         named = ("--model", self.model, "--seed", str(self.seed))
         blocks = ("--blocks", str(self.blocks)) if self.launcher == "threads" else ()
         grid = ("--replicas", str(self.replicas), *SYNCS[self.sync]) if self.replicas > 1 else ()

@@ -1,7 +1,6 @@
 """Data sets whose transforms draw, that count what is read, or give what Hugging Face's give."""
 
 import random
-import threading
 from unittest import mock
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch.utils.data import Dataset
 from trainings import trainer_of
 
 from hybrid.ranks import launch
-from hybrid.solvers import AugmentedLagrangian
 
 SAMPLES, BATCH = 48, 8
 
@@ -33,14 +31,14 @@ class Drawing(Dataset):
 
 
 class Counted(Drawing):
-    """Notes which samples are read, and by which thread."""
+    """Notes which samples are read."""
 
     def __init__(self, count=SAMPLES):
         super().__init__(count)
         self.read = []
 
     def __getitem__(self, i):
-        self.read.append((threading.current_thread().name, i))
+        self.read.append(i)
         return super().__getitem__(i)
 
 
@@ -65,17 +63,6 @@ def trained(data, solver=None, blocks=1, test=None, settings=(), model=None, **m
     more = {"sample": torch.zeros(4, 6), **more}
     made = trainer_of(model or layers(), solver, blocks, train=train, **more)
     return trainings.trained_weights(made, (data, test or data))
-
-
-def read_on_rank(comm, window):
-    """On a rank of a communicator: the samples it reads to train, with windows or serially."""
-    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
-    data, known = Counted(), Drawing(BATCH)
-    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(comm.size - 1)), nn.Linear(6, 3))
-    more = {"solver": AugmentedLagrangian(), "window": window} if window else {}
-    with mock.patch.object(launch, "ranks", return_value=here):
-        trained(data, blocks=comm.size, test=known, model=model, **more)
-    return sorted({i for _, i in data.read})
 
 
 class Listed(Counted):

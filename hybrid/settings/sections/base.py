@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -76,23 +76,21 @@ def _check_names(cls: type[BaseModel], given: Mapping[str, Any], place: str) -> 
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstrings below the fields that a dataclass is made with, through its bases."""
+    """The docstrings, on one line, of a model's fields, or of those a dataclass is made with."""
+    if issubclass(cls, BaseModel):
+        described = cls.model_fields.items()
+        return {name: " ".join((field.description or "").split()) for name, field in described}
     docs: dict[str, str] = {}
-    given = {f.name for f in fields(cls) if f.init}
+    names = {f.name for f in fields(cast(Any, cls)) if f.init}
     for base in reversed(cls.__mro__[:-1]):
         if not is_dataclass(base):
             continue
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         for pair in pairwise(tree.body if isinstance(tree, ast.ClassDef) else []):
             match pair:
-                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(text)) if name in given:
-                    docs[name] = one_line(str(text))
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(text)) if name in names:
+                    docs[name] = " ".join(str(text).split())
     return docs
-
-
-def one_line(text: str) -> str:
-    """A text that the source may have on several lines."""
-    return " ".join(text.split())
 
 
 def is_reference(name: str) -> bool:

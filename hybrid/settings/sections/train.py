@@ -10,8 +10,6 @@ from hybrid.settings.sections.base import MANY, TRAIN, TRAIN_OR_PLAN, Section, i
 from hybrid.solvers import registry
 from hybrid.solvers.acting import REPLICAS, Acts, Needs
 
-WorkerKind = Literal["thread", "forkserver"]
-
 OWN_MODEL = Acts(
     "model.name is a network of this package", lambda run: not is_reference(run.model.name)
 )
@@ -20,13 +18,6 @@ READS = Acts(
     "data.name is your own function, since this package's data are in memory",
     lambda run: run.own_data,
 )
-AUGMENTS = Needs(
-    "lam is not carried without corrections, which trains on plain images (rounds.window is not "
-    "all, or rounds.correct_every not 0)",
-    lambda run: not run.setup.carried or run.setup.corrects or not run.solver.records,
-)
-
-
 FACTORIZES = Needs(
     "the solver can train a factorization",
     lambda run: run.solver.factorizes,
@@ -64,11 +55,7 @@ class DataSettings(Section):
     augment: Annotated[bool, OWN_DATA] = True
     """Augment as usual for the data set (CIFAR: crop after padding by 4, flip; others: nothing)."""
     workers: Annotated[int, READS] = Field(default=0, ge=0, le=1024)
-    """Threads or processes that read samples of your own data ahead; 0: none."""
-    worker_kind: Annotated[WorkerKind, READS] = "thread"
-    """thread, or forkserver: processes, for transforms that are slow in Python."""
-    cutout: Annotated[int, OWN_DATA, AUGMENTS] = Field(default=0, ge=0, le=MANY)
-    """Side of the square cut out of each training image, in pixels; 0: none."""
+    """Processes that read samples of your own data ahead; 0: none."""
 
 
 ALIKE = Needs(

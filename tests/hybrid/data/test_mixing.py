@@ -9,10 +9,9 @@ from torch.utils.data import TensorDataset
 from trainings import assert_same
 
 from hybrid.data import Mapped
-from hybrid.data.mixing import Mix, by_sample, generator
+from hybrid.data.mixing import Mix, generator
 from hybrid.data.sampling import epoch_order
-from hybrid.rounds.windows import EpochSource
-from hybrid.solvers import AugmentedLagrangian, Backprop, Batch
+from hybrid.solvers import AugmentedLagrangian, Backprop
 
 SAMPLES, BATCH, CLASSES, RATE = 48, 8, 3, 0.1
 X = torch.randn(SAMPLES, 2, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -159,40 +158,7 @@ def test_micro_batches_get_their_part_of_the_mixed_mini_batch():
         assert torch.allclose(found[name], whole[name], atol=1e-5)
 
 
-@by_sample
-def brightened(x, y, draw):
-    """Each sample by a number of its own, and its target as soft by another."""
-    factor, soft = draw(2).to(x).T
-    known = nn.functional.one_hot(y, CLASSES).float()
-    return x * (1 + factor.view(-1, 1, 1, 1)), known * (1 - soft[:, None] / 2)
-
-
-@pytest.mark.parametrize("joint", [False, True])
-def test_replicas_read_their_share_alone_of_what_is_transformed_by_sample(joint):
-    """Its samples are those of any number of replicas; one that mixes has to see them all."""
-    read = []
-
-    class Counted(Mapped):
-        def batch(self, ids, *more):
-            read.append(len(ids))
-            return super().batch(ids, *more)
-
-    data = Counted(TensorDataset(X, Y))
-    data.joint = joint
-    ids = torch.arange(BATCH)
-    for transform, wanted in ((brightened, BATCH // 2), (mixup, BATCH)):
-        mix, _, _ = Mix.of(transform, data, 2)
-        whole = Batch(ids, 0.1, EpochSource(data, 0, 1, True, torch.device("cpu"), mix), step=3)
-        shares = [whole.of_replica(r, 2) for r in range(2)]
-        read.clear()
-        x, y = (torch.cat([give(s) for s in shares]) for give in (Batch.images, Batch.labels))
-        assert set(read) == {wanted}
-        assert torch.equal(x, whole.images())
-        assert torch.equal(y, whole.labels())
-
-
 FAULTS = {
-    "mixes by sample": (by_sample(lambda x, y, d: (x - x.mean(0), y)), "leave out by_sample"),
     "raises": (lambda x, y, g: {}["key"], "KeyError: 'key' (test_mixing.py, line"),
     "gives three things": (lambda x, y, g: (x, y, g), "must give (inputs, targets)"),
     "halves": (lambda x, y, g: (x[::2], y[::2]), "it must keep it"),

@@ -9,7 +9,6 @@ from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pooch
 import pytest
 import requests
@@ -17,14 +16,12 @@ import torch
 from answers import refusal
 from torch.utils.data import TensorDataset
 
-from hybrid.data import Augmentation, fetch, files, load, sources
-from hybrid.data.files import extract, read_cifar_binary
+from hybrid.data import Augmentation, fetch, load, sources
 from hybrid.settings.config import DataSettings
 from hybrid.solvers import named
 from hybrid.training import build
 
 CIFARS = [name for name, (_, kind) in sources.CATALOG.items() if isinstance(kind, sources.Cifar)]
-PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
 CIFAR10_FILES = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
 
 
@@ -143,7 +140,7 @@ def test_a_file_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
     monkeypatch.undo()
     (tmp_path / "x.gz").write_bytes(b"A")
     checksum = hashlib.md5(b"A", usedforsecurity=False).hexdigest()
-    assert files.retrieve("http://host/x.gz", checksum, tmp_path) == tmp_path / "x.gz"
+    assert sources.retrieve("http://host/x.gz", checksum, tmp_path) == tmp_path / "x.gz"
 
 
 def test_what_a_server_sends_in_place_of_the_file_is_not_kept(tmp_path, monkeypatch):
@@ -153,20 +150,9 @@ def test_what_a_server_sends_in_place_of_the_file_is_not_kept(tmp_path, monkeypa
         Path(dest).write_bytes(b"not it")
 
     monkeypatch.setattr(pooch.HTTPDownloader, "__call__", other)
-    wanted = files.Download("http://host/x.tar.gz", "0" * 32, "folder", ("a.bin",))
     with pytest.raises(ValueError, match="does not have the MD5 checksum"):
-        wanted.into(tmp_path)
+        fetch("cifar10", tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_but_the_members_reaches_the_disk_and_a_link_is_replaced(tmp_path):
-    precious, folder = tmp_path / "precious", tmp_path / "out"
-    precious.write_bytes(b"mine")
-    folder.mkdir()
-    (folder / "a.bin").symlink_to(precious)
-    extract(packed(tmp_path, {"../evil": b"E", "../../t/a.bin": b"A"}), ["a.bin"], folder)
-    assert (precious.read_bytes(), (folder / "a.bin").read_bytes()) == (b"mine", b"A")
-    assert sorted(x.name for x in tmp_path.rglob("*")) == ["a.bin", "out", "precious", "x.tar.gz"]
 
 
 @pytest.mark.parametrize("place", ["", "cifar-10-batches-bin"])
@@ -187,31 +173,11 @@ def test_a_file_where_the_data_folder_should_be_is_named(tmp_path, monkeypatch, 
     assert (root / place).read_text() == "mine"
 
 
-def binary(labels):
-    return b"".join(bytes([x]) + row.tobytes() for x, row in zip(labels, PIXELS, strict=True))
-
-
-def test_records_hold_a_label_and_the_pixels(tmp_path):
-    path = tmp_path / "x.bin"
-    path.write_bytes(binary([3, 0, 9, 1]))
-    images, labels = read_cifar_binary([path, path], 1, records=4)
-    assert labels.tolist() == [3, 0, 9, 1] * 2
-    assert np.array_equal(images[4:].numpy().reshape(4, 3072), PIXELS)
-    assert images.is_contiguous()
-
-
-@pytest.mark.parametrize(
-    ("content", "wanted", "said"),
-    [
-        *((bytes(n), None, f"has {n} bytes, expected") for n in (0, 1, 3072, 3074, 4 * 3073 - 1)),
-        (bytes(2 * 3073), 10_000, "has 6146 bytes, expected 30730000 (10000 records of 3073)"),
-        (binary([0, 1, 10, 2]), None, "has the label 10 at image 2, outside 0..9"),
-    ],
-)
-def test_a_file_that_is_not_of_the_format_is_refused_by_name(tmp_path, content, wanted, said):
-    path = tmp_path / "x.bin"
-    path.write_bytes(content)
-    assert refusal(read_cifar_binary, [path], 1, wanted).startswith(f"{path} {said}")
+@pytest.mark.parametrize("content", [b"", CIFAR10["test_batch.bin"][:-1]])
+def test_a_file_that_is_not_of_the_format_is_refused_by_name(tmp_path, content):
+    put(tmp_path, CIFAR10 | {"data_batch_2.bin": content})
+    said = f"{tmp_path / 'data_batch_2.bin'} has {len(content)} bytes, expected 12292 (4 records of"
+    assert refusal(load, "cifar10", tmp_path).startswith(said)
 
 
 @pytest.mark.parametrize("call", [load, fetch])
@@ -238,5 +204,3 @@ def test_another_package_adds_a_data_set_by_an_entry_point(monkeypatch):
     assert "data.limit is 1, which has an effect only where data.name is a data set of" in refusal(
         build.load_data_sets, DataSettings(name="noise", limit=1)
     )
-    points = EntryPoints([EntryPoint("digits", "theirs:noise", sources.GROUP)])
-    assert len(build.load_data_sets(DataSettings(name="digits"))[1]) > 2

@@ -27,7 +27,7 @@ def test_what_has_settings_is_given_by_name_or_as_an_object():
 
 @pytest.mark.parametrize("asked", [made, lambda name: load(None, {"solver.name": name})])
 def test_letters_that_are_swapped_are_seen(asked):
-    assert refusal(asked, "dgd") == "unknown solver 'dgd'; did you mean 'ddg'?"
+    assert refusal(asked, "ddgg") == "unknown solver 'ddgg'; did you mean 'ddg'?"
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,23 @@ from hybrid.settings.resolve import load, resolve, to_toml
     ("section", "table", "said"),
     [
         ("optimizer", {"name": "rmsprob"}, "did you mean 'RMSprop'?"),
-        ("optimizer", {"name": "LBFGS"}, "torch's LBFGS evaluates the loss several times"),
-        ("optimizer", {"name": "sparseadam"}, "SparseAdam takes sparse gradients"),
-        ("optimizer", {"arguments": {"damping": 0.1}}, "did you mean 'dampening'?"),
-        ("optimizer", {"arguments": {"lr": 0.1}}, "set optimizer.lr"),
-        ("optimizer", {"name": "Adam", "arguments": {"weight_decay": 1}}, "optimizer.weight_decay"),
-        ("optimizer", {"name": "Adam", "arguments": {"params": 1}}, "takes no 'params'"),
+        ("optimizer", {"name": "LBFGS"}, "torch's LBFGS needs a closure"),
+        ("optimizer", {"name": "sparseadam"}, "SparseAdam needs sparse gradients"),
+        (
+            "optimizer",
+            {"arguments": {"damping": 0.1}},
+            "unexpected keyword argument 'damping'; it takes dampening, ",
+        ),
+        ("optimizer", {"arguments": {"lr": 0.1}}, "lr is not among them"),
+        ("optimizer", {"name": "Adam", "arguments": {"params": 1}}, "params is not among them"),
         ("optimizer", {"name": "Adam", "arguments": {"eps": {"a": 1}}}, "eps is a table"),
         ("optimizer", {"arguments": 3}, "optimizer.arguments is 3"),
         ("schedule", {"name": "cosineannealing"}, "did you mean 'CosineAnnealingLR'?"),
-        ("schedule", {"name": "ReduceLROnPlateau"}, "waits for a metric"),
+        ("schedule", {"name": "ReduceLROnPlateau"}, "needs a metric"),
         ("schedule", {"name": "LambdaLR"}, "give Trainer(schedule=...) one"),
-        ("schedule", {"name": "SequentialLR"}, "takes schedulers, not numbers"),
-        ("schedule", {"name": "StepLR"}, "needs step_size: set schedule.arguments.step_size"),
-        ("schedule", {"name": "StepLR", "arguments": {"stepsize": 1}}, "did you mean 'step_size'?"),
-        ("schedule", {"name": "one-cycle", "arguments": {"max_lr": 1}}, "set optimizer.lr"),
+        ("schedule", {"name": "SequentialLR"}, "needs schedulers"),
+        ("schedule", {"name": "StepLR"}, "missing a required argument: 'step_size'"),
+        ("schedule", {"name": "one-cycle", "arguments": {"max_lr": 1}}, "max_lr is not among them"),
         (
             "schedule",
             {"name": "one-cycle", "arguments": {"cycle_momentum": True}},
@@ -77,8 +79,6 @@ def test_every_optimizer_has_its_own_rate_unless_another_is_given(tmp_path, name
 def test_the_rate_of_one_optimizer_is_not_that_of_another(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text("[optimizer]\nlr = 0.2\nname = 'sgd'\n")
-    said = "optimizer.lr is 0.2 in the file, of sgd, and adamw is asked for: give --lr, too"
-    assert refusal(load, file, {"optimizer.name": "AdamW"}) == said
     assert load(None, {"optimizer.name": "adamw"}, base=file).optimizer.lr == 1e-3
     for given in ({"optimizer.name": "SGD"}, {"optimizer.name": "AdamW", "optimizer.lr": 0.2}):
         assert load(file, given).optimizer.lr == 0.2

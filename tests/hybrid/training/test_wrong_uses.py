@@ -100,20 +100,24 @@ BEFORE = {
         *("do not make a batch", "give tensors of one shape, or collate="),
     ),
     "a tensor": ({"train": X}, "an item is a Tensor", "give both"),
-    "numpy arrays": ({"train": (X.numpy(), Y.numpy())}, "2 numpy arrays", "torch.from_numpy"),
+    "numpy arrays": ({"train": (X.numpy(), Y.numpy())}, "an item is a Tensor", "give both"),
     "texts": ({"train": Items(lambda i: ("word", 1))}, "holds str", "convert it"),
     "dicts without a target": (
         {"train": Items(lambda i: {"image": X[i], "kind": Y[i]})},
-        *("image, kind, of which none is the target", "target=KEY"),
+        *("image, kind, of which none may be the target", "collate="),
     ),
     "no samples": ({"train": Items(count=0)}, "Items has 0 samples", "at least 1"),
     "an unknown number of samples": (
         {"train": Unsized()},
         *("len() of Unsized fails", "not known", "test_wrong_uses.py, line"),
     ),
-    "an iterable data set": ({"train": Stream()}, "Stream is an IterableDataset", "map-style"),
-    "a loader": ({"train": DataLoader(TensorDataset(X, Y))}, "a DataLoader", "give its .dataset"),
-    "no data": ({"train": None}, "a NoneType is no data set", "__getitem__"),
+    "an iterable data set": ({"train": Stream()}, "a Stream is no map-style data set", "__len__"),
+    "a loader": (
+        {"train": DataLoader(TensorDataset(X, Y))},
+        "a DataLoader is no map-style",
+        "__getitem__",
+    ),
+    "no data": ({"train": None}, "a NoneType is no map-style data set", "__getitem__"),
     "fewer samples than a mini-batch": (
         {"settings": {"batch_size": 100}},
         *("batch size is 100", "64 training samples", "at most 64"),
@@ -209,13 +213,9 @@ SPLITS = {
         partial(split, "resnet20", 2),
         "'resnet20': give a torch.nn.Module",
     ),
-    "workers of a strange kind": (
-        partial(Mapped, Items(), workers=1, worker_kind="fork"),
-        *("worker_kind 'fork'", "thread or forkserver"),
-    ),
     "a data set that no process can be sent": (
-        partial(Mapped, Items(), workers=1, worker_kind="forkserver"),
-        *("cannot be sent to a worker process", "worker_kind=thread"),
+        partial(Mapped, Items(), workers=1),
+        *("cannot be sent to a worker process", "set data.workers=0"),
     ),
 }
 
@@ -265,7 +265,7 @@ WHILE = {
         *("the forward pass fails on input (16, 6)", "KeyError", "misused.py, line"),
     ),
     "a worker process that ends": (  # 5 s: a process begins with an import of torch
-        {"train": Mapped(misused.Deadly(), workers=1, worker_kind="forkserver")},
+        {"train": Mapped(misused.Deadly(), workers=1)},
         *("a worker process of the data set ended", "set data.workers=0"),
     ),
 }
@@ -309,7 +309,7 @@ EXITS = {
         *("block 1: Odd: of its own kind (test_wrong_uses.py, line ", ENDS),
     ),
     "a process that reads ahead": (  # 3 s: it begins with an import of torch
-        {"train": Mapped(Exiting(), workers=1, worker_kind="forkserver")},
+        {"train": Mapped(Exiting(), workers=1)},
         *(f"sample 30 of the data set: {HERE}", ENDS),
     ),
 }

@@ -266,12 +266,8 @@ def test_what_cannot_learn_is_refused(solver, some, reason, few):
     ("make", "reason"),
     [
         (lambda: AutoAssist(gamma=0), "gamma is 0; it must lie in (0, 1]"),
-        (lambda: AutoAssist(gamma=1.5), "gamma is 1.5; it must lie in (0, 1]"),
         (lambda: AutoAssist(lr=4.0, decay=1.0), "decay is 1; it must be under 2 / lr = 0.5"),
-        (lambda: AutoAssist(lag=0), "lag is 0; it must be at least 1"),
-        (lambda: SelectiveBackprop(beta=-1.0), "beta is -1.0; it must lie in [0, 10]"),
         (lambda: SelectiveBackprop(beta=11.0), "beta is 11.0; it must lie in [0, 10]"),
-        (lambda: SelectiveBackprop(history=0), "history is 0; it must be at least 1"),
     ],
 )
 def test_settings_have_limits(make, reason):
