@@ -45,7 +45,6 @@ class Unsized(Items):
 NUMBERS = {"train": (X, Y, Y), "test": (X, Y, Y)}
 NUMBERED = NUMBERS | {"model": misused.Numbered(), "sample": (X[:4], Y[:4])}
 WORDS = (Y.repeat(5, 1).T, Y)
-SHARED = nn.Linear(6, 6)
 
 BEFORE = {
     "float labels": ({"train": (X, Y.float())}, "targets (2,) of float32", "dtype"),
@@ -187,10 +186,6 @@ SPLITS = {
         partial(split, misused.Sharing(), cuts=["b"], sample=X),
         *("blocks 0 and 1 share the parameter", "give each its own"),
     ),
-    "a shared module of a list": (
-        partial(split, [("a", SHARED), ("b", SHARED)], cuts=["b"]),
-        *("'a' and 'b' share the tensor 'weight'", "give each its own copy"),
-    ),
     "an unknown cut": (partial(split, layers(), cuts=["5"]), "no unit '5' among the 5 units"),
     "more blocks than units": (
         partial(split, layers(), 9, sample=X),
@@ -204,9 +199,12 @@ SPLITS = {
     ),
     "a sample without an input": (
         partial(split, misused.Numbered(), 2, sample=X),
-        *("Numbered needs number",),
+        *("Numbered does not take these inputs", "'number'"),
     ),
-    "the name of a model": (partial(split, "resnet20", 2), "given 'resnet20', not a module"),
+    "the name of a model": (
+        partial(split, "resnet20", 2),
+        "given 'resnet20': give a torch.nn.Module",
+    ),
     "workers of a strange kind": (
         partial(Mapped, Items(), workers=1, worker_kind="fork"),
         *("worker_kind 'fork'", "thread or forkserver"),

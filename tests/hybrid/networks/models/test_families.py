@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hybrid.networks.models import build, imagenet_resnet, resnet, wide_resnet
-from hybrid.networks.models.families import BLOCKS_PER_STAGE, EXAMPLES
+from hybrid.networks.models.families import EXAMPLES, STAGES
 from hybrid.networks.units import units
 
 
@@ -123,7 +123,7 @@ def test_a_bad_argument_is_named_with_its_limit_and_remedy(make, arguments, mess
         make(**arguments)
 
 
-FOUR_STAGES = [f"net{depth}" for depth in BLOCKS_PER_STAGE]
+FOUR_STAGES = [f"net{depth}" for depth in STAGES]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
