@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -97,7 +96,7 @@ def _gaps(problem: Problem, options: Options) -> tuple[Gaps, ...]:
         return ()
     if not gaps:
         # counted anew: the cuts alone, which a resumed run has, must give the same gaps
-        costs = replace(blocks, costs=[]).block_costs(problem.inputs)
+        costs = blocks.count_costs(problem.inputs)
         share = options.train.batch_size // options.replicas
         return tuple(fit_gaps(costs, share, options.correction.micro_batches))
     if len(gaps) != len(blocks):
@@ -128,8 +127,7 @@ def _shares_products(problem: Problem, options: Options) -> bool:
     model: nn.Module = problem.blocks.model
     optimizer = make_optimizer(model, settings, output_weight([model]))
     assert isinstance(optimizer, Muon)
-    uncounted = replace(problem.blocks, costs=[])
-    passes = sum(sum(cost) for cost in uncounted.block_costs(problem.inputs))
+    passes = sum(map(sum, problem.blocks.count_costs(problem.inputs)))
     share = options.train.batch_size // options.replicas
     return optimizer.count_operations() > WORTH_SHARING * passes * share
 

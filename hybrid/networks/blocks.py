@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.networks.costs import count_costs, merge_packed_units
 from hybrid.networks.segments import number_module_calls
-from hybrid.networks.units import BlockModule, Chain, Unit, make_single_unit_blocks, mode
+from hybrid.networks.units import BlockModule, Unit, make_single_unit_blocks, mode
 from hybrid.solvers.base import Shape
 from hybrid.solvers.exact.gaps import Cost
 from hybrid.solvers.layers.bundle import Bundle, call_network
@@ -21,8 +21,6 @@ from hybrid.solvers.numerics.draws import find_random_parts
 
 SAMPLES = 32
 """Batch size for the units' cost: weights are read once for each batch."""
-MOST_OF_ALL = 0.95
-"""Share of the cost from which one block is said to have nearly all of it."""
 
 
 @dataclass
@@ -40,37 +38,16 @@ class Blocks:
 
     def __str__(self) -> str:
         """One line for each block: its units, its parameters and, if known, its cost share."""
-        lines, shares = [], self._shares
-        for k, name in enumerate(self._names):
+        lines, ends, total = [], [*self.starts[1:], len(self.units)], sum(map(sum, self.costs))
+        for k, (start, end) in enumerate(zip(self.starts, ends, strict=True)):
             parts = [m for unit in self.units_of(k) for m in unit.parts.values()]
             count = sum(p.numel() for m in parts for p in m.parameters())
-            share = f", {shares[k]:.0%} of the cost" if shares else ""
-            lines.append(f"block {k}: {name}, {count:,} parameters{share}")
-        return "\n".join([*lines, *self.notices])
-
-    @property
-    def _names(self) -> list[str]:
-        runs = [self.units_of(k) for k in range(len(self))]
-        return [f"{run[0].name} to {run[-1].name}" for run in runs]
-
-    @property
-    def notices(self) -> list[str]:
-        """A message for the user if one block is known to have nearly all of the cost."""
-        shares = self._shares
-        most = max(shares, default=0.0)
-        if len(shares) < 2 or most <= MOST_OF_ALL:
-            return []
-        number = shares.index(most)
-        return [
-            f"block {number} ({self._names[number]}) has {most:.0%} of the cost, so {len(shares)} "
-            "blocks are hardly faster than one: give its modules as units, or take one block"
-        ]
-
-    @property
-    def _shares(self) -> list[float]:
-        """Each block's share of the cost; empty if it is not known."""
-        total = sum(map(sum, self.costs))
-        return [sum(cost) / total for cost in self.block_costs()] if total else []
+            share = sum(map(sum, self.costs[start:end])) / total if total else 0.0
+            lines.append(
+                f"block {k}: {self.units[start].name} to {self.units[end - 1].name}, "
+                f"{count:,} parameters{f', {share:.0%} of the cost' if total else ''}"
+            )
+        return "\n".join(lines)
 
     @property
     def cuts(self) -> list[str]:
@@ -109,21 +86,14 @@ class Blocks:
         packed: Tensor = inputs if bundle is None else bundle.pack(inputs)
         return packed.to(self._device)
 
-    def block_costs(self, inputs: Any = None) -> list[Cost]:
-        """Cost of each block for one sample; counted operations if nothing was balanced.
-
-        `inputs` is a batch of the network's inputs, as for `with_bundles`.
-        """
-        pieces, costs = [self.units_of(k) for k in range(len(self))], self.costs
-        if not costs:
-            inputs = default_sample(self.model, inputs)
-            made = self.with_bundles(inputs)
-            pieces = [merge_packed_units(made.units_of(k)) for k in range(len(made))]
-            whole = [unit for piece in pieces for unit in piece]
-            costs = count_costs(self.model, whole, made.pack_inputs(inputs))
-        each = iter(costs)
-        runs = [[*islice(each, len(own))] for own in pieces]
-        return [Cost(*(sum(part) for part in zip(*run, strict=True))) for run in runs]
+    def count_costs(self, inputs: Any) -> list[Cost]:
+        """Counted operations of each block for one sample of `inputs`, as for `with_bundles`."""
+        bundled = self.with_bundles(inputs)
+        runs = [merge_packed_units(bundled.units_of(k)) for k in range(len(self))]
+        units = [unit for run in runs for unit in run]
+        each = iter(count_costs(self.model, units, bundled.pack_inputs(inputs)))
+        costs = [[*islice(each, len(run))] for run in runs]
+        return [Cost(*(sum(part) for part in zip(*run, strict=True))) for run in costs]
 
     def with_bundles(self, inputs: Any) -> Blocks:
         """The same blocks, whose units know how their input tensors are packed.
@@ -165,22 +135,12 @@ class Blocks:
         return torch.device("cpu") if parameter is None else parameter.device
 
     def cut_shapes(self, sample: Tensor) -> list[Shape]:
-        """One sample's shape at every cut; `sample` is a batch (N, ...) of at least one.
-
-        Raises ValueError if the model does not take it.
-        """
+        """One sample's shape at every cut; `sample` is a batch (N, ...) of at least one."""
         shapes: list[Shape] = []
         with mode(self.model, training=False), torch.no_grad():
             x = sample[:1]
             for index in range(len(self) - 1):
-                try:
-                    x = self.module(index)(x)
-                except RuntimeError as error:
-                    names = f"{self.units_of(index)[0].name}..{self.units_of(index)[-1].name}"
-                    raise ValueError(
-                        f"images of shape {tuple(sample.shape[1:])} do not fit the model: "
-                        f"units {names} say: {str(error).splitlines()[0]}"
-                    ) from None
+                x = self.module(index)(x)
                 shapes.append(tuple(x.shape[1:]))
         return shapes
 
@@ -190,7 +150,7 @@ class Blocks:
         The numbers distinguish their draws. They are that of the unit or, for a module that a graph
         calls, the places of the calls there; they do not depend on the cuts.
         """
-        found: list[dict[nn.Module, tuple[int, ...]]] = [{} for _ in self.starts]
+        numbers: list[dict[nn.Module, tuple[int, ...]]] = [{} for _ in self.starts]
         x = sample[:2]  # two, because BatchNorm needs more than one value for each channel
         with mode(self.model, training=True), torch.no_grad():
             for i, module in enumerate(make_single_unit_blocks(self.units)):
@@ -199,9 +159,9 @@ class Blocks:
                 for part in parts:
                     known |= number_module_calls(part) if isinstance(part, fx.GraphModule) else {}
                 draws, x = find_random_parts(module, known, x)
-                block = found[bisect_right(self.starts, i) - 1]
+                block = numbers[bisect_right(self.starts, i) - 1]
                 block |= {part: (*block.get(part, ()), *known[part]) for part in draws}
-        return found
+        return numbers
 
 
 def _run_unit(unit: Unit, value: Any, begins: bool) -> Any:
@@ -209,16 +169,3 @@ def _run_unit(unit: Unit, value: Any, begins: bool) -> Any:
     for i, part in enumerate(unit.parts.values()):
         value = call_network(part, value) if begins and i == 0 else part(value)
     return value
-
-
-def default_sample(model: nn.Module, sample: Any) -> Any:
-    """A batch to run the units on."""
-    if sample is not None:
-        return sample
-    if not isinstance(model, Chain):
-        raise ValueError(
-            "costs need sample=, a batch of inputs to run the units on; "
-            "or give cuts=, or balance='even'"
-        )
-    x = torch.randn(SAMPLES, *model.input_shape, generator=torch.Generator().manual_seed(0))
-    return x.to(memory_format=torch.channels_last)

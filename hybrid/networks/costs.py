@@ -76,15 +76,15 @@ def count_moved(
 
     The model is not changed.
     """
-    counted = []
+    counts = []
     x = sample
     with _unchanged_model(model):
         for i, module in enumerate(make_single_unit_blocks(chain)):
-            counted.append(count_operations(module, x, i > 0))
+            counts.append(count_operations(module, x, i > 0))
             module.zero_grad(set_to_none=True)  # or gradients of the whole network add up
             with torch.no_grad():
                 x = module(x)
-    return counted
+    return counts
 
 
 def count_operations(
@@ -122,20 +122,17 @@ def measure_passes(
         while len(turns) < 4 or (
             len(turns) < 10 and perf_counter() - began < budget * len(samples)
         ):
-            turns.append([_time_units(modules, x) for x in samples])
-    often = [survival_rate(unit) for unit in chain]
-    found = []
+            turns.append([(_time_units(modules, x), _time_network(modules, x)) for x in samples])
+    passes = []
     for x, taken in zip(samples, zip(*turns[1:], strict=True), strict=True):
-        each = [_median_cost(unit, len(x)) for unit in zip(*taken, strict=True)]
-        found.append(
-            [Cost(p * c.forward, p * c.backward) for p, c in zip(often, each, strict=True)]
-        )
-    return found
-
-
-def _median_cost(taken: Sequence[Cost], samples: int) -> Cost:
-    forward, backward = (median(way) / samples for way in zip(*taken, strict=True))
-    return Cost(forward, backward)
+        costs = []
+        for unit, times in zip(chain, zip(*(each for each, _ in taken), strict=True), strict=True):
+            forward, backward = (median(way) / len(x) for way in zip(*times, strict=True))
+            often = survival_rate(unit)
+            costs.append(Cost(often * forward, often * backward))
+        excess = median(sum(map(sum, each)) / whole for each, whole in taken)
+        passes.append(Passes(costs, excess))
+    return passes
 
 
 def merge_units(run: Sequence[Unit]) -> Unit:
@@ -210,8 +207,8 @@ class _Counter(DispatchMode):
 
 def _is_of_a_pair(func: Any, out: Any) -> bool:
     """Whether it makes the number from which `_backward` starts, or that number's gradient."""
-    made = torch.ops.aten.new_zeros.default, torch.ops.aten.ones_like.default
-    return func in made and out.dim() == 0
+    makers = torch.ops.aten.new_zeros.default, torch.ops.aten.ones_like.default
+    return func in makers and out.dim() == 0
 
 
 def _read_clock(x: Any) -> float:

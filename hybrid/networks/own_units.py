@@ -9,9 +9,9 @@ by the same kernel, so the generator advances, and what follows has the bits of 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from hybrid.solvers.numerics.draws import DispatchMode
 
 LARGE = 2**16
 """Bytes from which a parameter of another block is not kept; all that is smaller is."""
+Cut = Callable[..., Blocks]
+"""(network, cuts=None) -> the network cut there, or of itself."""
 
 
 class Allocation(NamedTuple):
@@ -45,25 +47,19 @@ class Division:
     """By their place among the large tensors that the constructor makes; empty: not known."""
 
 
-class Cut(Protocol):
-    """Cuts a network, where it is told to or of itself."""
-
-    def __call__(self, made: nn.Module, cuts: list[str] | None = None) -> Blocks: ...
-
-
 def divide(make: Callable[[], nn.Module], cut: Cut, measured: bool) -> Division:
     """The division of the network that `make` builds; `measured`: by times, which need weights.
 
     A network that can neither be built nor cut without its weights is built whole.
     """
     whole = cut(make()) if measured else None
-    generators = _Generators()
-    found = _divide_without_weights(make, cut, None if whole is None else whole.cuts)
-    generators.restore()
-    if found is None:
+    restore = _remember_generators()
+    division = _divide_without_weights(make, cut, None if whole is None else whole.cuts)
+    restore()
+    if division is None:
         whole = whole or cut(make())
         return Division(whole.starts, whole.cuts, whole.costs, {})
-    return found if whole is None else replace(found, costs=whole.costs)
+    return division if whole is None else replace(division, costs=whole.costs)
 
 
 def build_own(make: Callable[[], nn.Module], division: Division, own: Collection[int]) -> nn.Module:
@@ -74,16 +70,16 @@ def build_own(make: Callable[[], nn.Module], division: Division, own: Collection
     foreign = {i: a for i, a in division.allocations.items() if a.block not in own}
     if not foreign:
         return make()
-    generators, mode = _Generators(), _Sharing(foreign)
+    restore, allocations = _remember_generators(), _Allocations(foreign)
     try:
-        with mode:
-            made = make()
+        with allocations:
+            network = make()
     except Exception:  # which building it whole raises again, if it was not for the memory
-        mode.read = True
-    if mode.read:
-        generators.restore()
+        allocations.read = True
+    if allocations.read:
+        restore()
         return make()
-    return made
+    return network
 
 
 def share_memory(blocks: Blocks, own: Collection[int]) -> None:
@@ -93,9 +89,9 @@ def share_memory(blocks: Blocks, own: Collection[int]) -> None:
     units run, cost as much, and a loss can be tried out.
     """
     others = _large_parameters(blocks, own)
-    zeros = _Zeros(max((p.nbytes for p in others), default=0))
+    zeros = _zeros_for(others)
     for p in others:
-        p.data = zeros.like(p)
+        p.data = zeros(p)
 
 
 def let_go(blocks: Blocks, index: int) -> None:
@@ -117,111 +113,93 @@ def let_go(blocks: Blocks, index: int) -> None:
 
 def _large_parameters(blocks: Blocks, own: Collection[int]) -> list[nn.Parameter]:
     """Those of all blocks but `own`."""
-    kept = {id(p) for k in own for p in blocks.module(k).parameters()}
+    excluded = {id(p) for k in own for p in blocks.module(k).parameters()}
     every = (p for k in range(len(blocks)) for p in blocks.module(k).parameters())
-    return [p for p in every if id(p) not in kept and p.nbytes >= LARGE and p.is_floating_point()]
+    large = (p for p in every if p.nbytes >= LARGE and p.is_floating_point())
+    return [p for p in large if id(p) not in excluded]
 
 
-class _Zeros:
-    """A memory for tensors that are only read."""
+def _zeros_for(tensors: Iterable[Tensor]) -> Callable[[Tensor], Tensor]:
+    """What gives zeros of the shape and layout of each of these, all in one memory."""
+    size = max((x.nbytes for x in tensors), default=0)
+    memory = torch.zeros(size, dtype=torch.uint8, device="cpu").untyped_storage()
 
-    def __init__(self, num_bytes: int) -> None:
-        self._memory = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
+    def zeros(x: Tensor) -> Tensor:
+        return torch.empty(0, dtype=x.dtype, device="cpu").set_(memory, 0, x.shape, x.stride())
 
-    def like(self, x: Tensor) -> Tensor:
-        """Zeros of the shape and layout of x."""
-        made = torch.empty(0, dtype=x.dtype, device="cpu")
-        return made.set_(self._memory, 0, x.shape, x.stride())
+    return zeros
 
 
 class _Allocations(DispatchMode):
-    """Numbers the large tensors that a constructor makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-        self.newest: dict[int, int] = {}
-        """The number of the newest tensor in each memory."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _draws_nothing(func, args):
-            return args[0]
-        given = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        out = func(*args, **(kwargs or {}))
-
-        def seen(x: Any) -> Any:
-            if not isinstance(x, Tensor) or x.nbytes < LARGE or _memory(x) in given:
-                return x
-            self.count += 1
-            return self._new(self.count - 1, x)
-
-        out = tree_map(seen, out)
-        self._watch(given, out)
-        return out
-
-    def _new(self, number: int, x: Tensor) -> Tensor:
-        self.newest[_memory(x)] = number
-        return x
-
-    def _watch(self, given: set[int], out: Any) -> None:
-        pass
-
-
-class _Sharing(_Allocations):
-    """Lets large tensors that become other blocks' parameters share one memory."""
+    """Numbers the large tensors that a constructor makes; `foreign` ones share one memory."""
 
     def __init__(self, foreign: Mapping[int, Allocation]) -> None:
         super().__init__()
         self.foreign = foreign
+        self.count = 0
+        self.newest: dict[int, int] = {}
+        """The number of the newest tensor in each memory."""
         self.read = False
-        """Whether anything was computed from what lies there, or is not as it was foreseen."""
+        """Whether anything was computed from what is shared, or is not as it was foreseen."""
         sizes = (a.dtype.itemsize * torch.Size(a.shape).numel() for a in foreign.values())
-        self._shared = torch.UntypedStorage(max(sizes))
+        self._shared = torch.UntypedStorage(max(sizes, default=0))
 
-    def _new(self, number: int, x: Tensor) -> Tensor:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _draws_nothing(func, args):
+            return args[0]
+        inputs = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+
+        def place(x: Any) -> Any:
+            is_new = isinstance(x, Tensor) and x.nbytes >= LARGE and _memory(x) not in inputs
+            return self._place(x) if is_new else x
+
+        out = tree_map(place, func(*args, **(kwargs or {})))
+        if self._shared._cdata in inputs:
+            outputs = tree_leaves(out)
+            inside = [isinstance(x, Tensor) and _memory(x) == self._shared._cdata for x in outputs]
+            self.read |= not (inside and all(inside))
+        return out
+
+    def _place(self, x: Tensor) -> Tensor:
+        number, self.count = self.count, self.count + 1
+        self.newest[_memory(x)] = number
         foreseen = self.foreign.get(number)
         if foreseen is None:
             return x
         if (foreseen.shape, foreseen.dtype) != (tuple(x.shape), x.dtype) or not x.is_cpu:
             self.read = True
             return x
-        made = x.new_empty(0)
-        return made.set_(self._shared, 0, x.shape, x.stride())
-
-    def _watch(self, given: set[int], out: Any) -> None:
-        if self._shared._cdata in given:
-            made = tree_leaves(out)
-            inside = [isinstance(x, Tensor) and _memory(x) == self._shared._cdata for x in made]
-            self.read |= not (inside and all(inside))
+        return x.new_empty(0).set_(self._shared, 0, x.shape, x.stride())
 
 
 def _divide_without_weights(
     make: Callable[[], nn.Module], cut: Cut, cuts: list[str] | None
 ) -> Division | None:
-    """The division, found on weights without memory; None where the network needs them."""
+    """The division, made on weights without memory; None where the network needs them."""
     try:
-        seen = _Allocations()
-        with torch.device("meta"), seen:
+        built = _Allocations({})
+        with torch.device("meta"), built:
             network = make()
         numbers = {
-            name: seen.newest.get(_memory(p), -1)
+            name: built.newest.get(_memory(p), -1)
             for name, p in network.named_parameters(remove_duplicate=False)
         }
         parameters = {id(p) for p in network.parameters()}
-        zeros = _Zeros(max(p.nbytes for p in network.parameters()))
+        zeros = _zeros_for(network.parameters())
         network._apply(
-            lambda x: zeros.like(x) if id(x) in parameters else torch.zeros(x.shape, dtype=x.dtype)
+            lambda x: zeros(x) if id(x) in parameters else torch.zeros(x.shape, dtype=x.dtype)
         )
         blocks = cut(network, cuts)
     except Exception:  # whatever a user's code does without its weights; with them it says so
         return None
-    found = {}
-    for index in range(len(blocks)):
-        for unit in blocks.units_of(index):
-            for name, p in unit.parameters().items():
-                found[numbers[name]] = Allocation(index, tuple(p.shape), p.dtype)
-    found.pop(-1, None)
-    return Division(blocks.starts, blocks.cuts, blocks.costs, found)
+    allocations = {
+        numbers[name]: Allocation(index, tuple(p.shape), p.dtype)
+        for index in range(len(blocks))
+        for unit in blocks.units_of(index)
+        for name, p in unit.parameters().items()
+    }
+    allocations.pop(-1, None)
+    return Division(blocks.starts, blocks.cuts, blocks.costs, allocations)
 
 
 def _draws_nothing(func: Any, args: Any) -> bool:
@@ -238,14 +216,13 @@ def _memory(x: Tensor) -> int:
     return int(x.untyped_storage()._cdata)
 
 
-class _Generators:
-    """Python's, numpy's and torch's generators, as they are."""
+def _remember_generators() -> Callable[[], None]:
+    """What sets Python's, numpy's and torch's generators back to what they are now."""
+    python, numpys, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
 
-    def __init__(self) -> None:
-        self.python, self.numpy = random.getstate(), np.random.get_state()
-        self.torch = torch.get_rng_state()
+    def restore() -> None:
+        random.setstate(python)
+        np.random.set_state(numpys)
+        torch.set_rng_state(torchs)
 
-    def restore(self) -> None:
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
+    return restore

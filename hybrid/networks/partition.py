@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from math import inf
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hybrid.errors import no_exit, one_line
-from hybrid.networks.blocks import Blocks, default_sample
+from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.costs import count_costs, measure_costs, merge_units
 from hybrid.networks.segments import Graph
 from hybrid.networks.units import Chain, Unit, check_shared_tensors, is_sequence, units
@@ -21,6 +23,9 @@ from hybrid.solvers.exact.gaps import Cost
 BALANCES = ("operations", "measured", "even")
 UNEVEN = 1.2
 """Largest cost of a block over the mean at which only single tensors cross cuts."""
+
+CostOf = Callable[[Sequence[Sequence[Unit]]], list[Cost]]
+"""The costs of runs of units, which make up the network."""
 
 
 @no_exit()
@@ -47,12 +52,16 @@ def split(
     Raises ValueError for a split that is not possible, with the number of units.
     """
     _check_arguments(model, blocks, cuts, balance, sample)
+    cost = partial(_compute_costs, model, balance, sample)
     chain = units(model) if is_sequence(model) else []
     fits = set(cuts or ()) <= {unit.name for unit in chain} and (blocks or 1) <= len(chain)
     traceable = sample is not None and not isinstance(model, Chain)
     if not chain or (traceable and not fits):
-        return _split_graph(model, blocks, cuts, balance, sample)
-    return _split_chain(model, chain, blocks, cuts, balance, sample)
+        cut = _split_graph(model, blocks, cuts, cost, sample)
+    else:
+        cut = Blocks(model, chain, *_divide(chain, blocks, cuts, cost))
+    check_shared_tensors([cut.module(index) for index in range(len(cut))])
+    return cut
 
 
 def _check_arguments(
@@ -74,17 +83,13 @@ def _check_arguments(
         )
 
 
-def _split_chain(
-    model: nn.Module,
-    chain: list[Unit],
-    blocks: int | None,
-    cuts: Sequence[str] | None,
-    balance: str,
-    sample: Any,
-) -> Blocks:
+def _divide(
+    chain: Sequence[Unit], blocks: int | None, cuts: Sequence[str] | None, cost: CostOf
+) -> tuple[list[int], list[Cost]]:
+    """Where the blocks of a chain start, and its units' costs where these decided."""
     names = [unit.name for unit in chain]
     if cuts is not None:
-        return Blocks(model, chain, [0, *_find_cut_indices(list(cuts), names)])
+        return [0, *_find_cut_indices(list(cuts), names)], []
     assert blocks is not None
     if not 1 <= blocks <= len(chain):
         raise ValueError(
@@ -92,20 +97,22 @@ def _split_chain(
             f"ask for 1 to {len(chain)} blocks, or take a deeper model"
         )
     if blocks in (1, len(chain)):
-        return Blocks(model, chain, list(range(blocks)))
-    costs = _compute_costs(model, chain, balance, sample)
-    starts = balance_starts([sum(cost) for cost in costs], blocks)
-    return Blocks(model, chain, starts, costs)
+        return list(range(blocks)), []
+    costs = cost([[unit] for unit in chain])
+    return balance_starts([sum(each) for each in costs], blocks), costs
 
 
-def _compute_costs(model: nn.Module, chain: list[Unit], balance: str, sample: Any) -> list[Cost]:
+def _compute_costs(
+    model: nn.Module, balance: str, sample: Any, runs: Sequence[Sequence[Unit]]
+) -> list[Cost]:
+    """Of each of the runs of units, which make up the network."""
     if balance == "even":
-        return [Cost(1.0, 2.0)] * len(chain)
-    x = default_sample(model, sample)
-    made = Blocks(model, chain, [0]).with_bundles(x)
+        return [Cost(1.0 * len(run), 2.0 * len(run)) for run in runs]
+    x = _default_sample(model) if sample is None else sample
+    bundled = Blocks(model, [merge_units(run) for run in runs], [0]).with_bundles(x)
     measure = count_costs if balance == "operations" else measure_costs
     try:
-        return measure(model, made.units, made.pack_inputs(x))
+        return measure(model, bundled.units, bundled.pack_inputs(x))
     except RuntimeError as error:
         raise ValueError(
             f"the units of {type(model).__name__} cannot be costed, one by one forward and "
@@ -113,12 +120,19 @@ def _compute_costs(model: nn.Module, chain: list[Unit], balance: str, sample: An
         ) from error
 
 
+def _default_sample(model: nn.Module) -> Tensor:
+    """A batch to run the units of this project's models on."""
+    if not isinstance(model, Chain):
+        raise ValueError(
+            "costs need sample=, a batch of inputs to run the units on; "
+            "or give cuts=, or balance='even'"
+        )
+    x = torch.randn(SAMPLES, *model.input_shape, generator=torch.Generator().manual_seed(0))
+    return x.to(memory_format=torch.channels_last)
+
+
 def _split_graph(
-    model: nn.Module,
-    blocks: int | None,
-    cuts: Sequence[str] | None,
-    balance: str,
-    sample: Any,
+    model: nn.Module, blocks: int | None, cuts: Sequence[str] | None, cost: CostOf, sample: Any
 ) -> Blocks:
     """A traced module in blocks: single tensors cross the cuts, or several where that pays."""
     if sample is None and blocks == 1:
@@ -130,64 +144,41 @@ def _split_graph(
         )
     graph = Graph(model, sample)
     chain = graph.units()
-    if cuts is not None:
-        cut = _split_chain(model, chain, None, graph.find_units_named(cuts), balance, sample)
-    elif blocks is None or not 1 < blocks <= len(chain):
-        cut = _split_chain(model, chain, blocks, None, balance, sample)
-    else:
-        cut = _balance_graph(model, chain, graph.widths, blocks, balance, sample)
-    check_shared_tensors([cut.module(index) for index in range(len(cut))])
-    return cut
+    if cuts is None and blocks is not None and 1 < blocks <= len(chain):
+        return _balance_graph(model, chain, graph.widths, blocks, cost)
+    named = None if cuts is None else graph.find_units_named(cuts)
+    return Blocks(model, chain, *_divide(chain, blocks, named, cost))
 
 
 def _balance_graph(
-    model: nn.Module,
-    chain: list[Unit],
-    widths: list[int],
-    blocks: int,
-    balance: str,
-    sample: Any,
+    model: nn.Module, chain: list[Unit], widths: list[int], blocks: int, cost: CostOf
 ) -> Blocks:
     """Balanced cuts, crossed by as few tensors as possible without a much slower block.
 
-    `widths`: how many tensors go into each unit but the first.
+    `widths`: how many tensors go into each unit but the first. A block's cost stands at its first
+    unit: what crosses no cut is not packed, so it is not the sum of its units'.
     """
     candidates: list[Blocks] = []
     for most in sorted(set(widths)):
-        places = [0, *[i for i, width in enumerate(widths, 1) if width <= most]]
-        runs = [merge_units(chain[a:b]) for a, b in pairwise([*places, len(chain)])]
+        places = [0, *[i for i, width in enumerate(widths, 1) if width <= most], len(chain)]
+        runs = [chain[a:b] for a, b in pairwise(places)]
         if len(runs) < blocks:
             continue
-        starts = _split_chain(model, runs, blocks, None, balance, sample).starts
-        cut = Blocks(model, chain, [places[i] for i in starts])
-        cut.costs = _compute_block_costs(cut, balance, sample)
+        starts = [places[i] for i in balance_starts([*map(sum, cost(runs))], blocks)]
+        cut = Blocks(model, chain, starts, [Cost(0.0, 0.0)] * len(chain))
+        for start, whole in zip(
+            starts, cost([cut.units_of(k) for k in range(blocks)]), strict=True
+        ):
+            cut.costs[start] = whole
         candidates.append(cut)
-        if _slowest(cut) <= UNEVEN * min(map(_mean_cost, candidates)):
+        if _slowest(cut) <= UNEVEN * min(sum(map(sum, each.costs)) / blocks for each in candidates):
             break
     least = min(map(_slowest, candidates))
     return next(cut for cut in candidates if _slowest(cut) <= UNEVEN * least)
 
 
-def _compute_block_costs(cut: Blocks, balance: str, sample: Any) -> list[Cost]:
-    """The cost of each block, at its first unit; 0 at the others.
-
-    What crosses no cut is not packed, so a block's cost is not the sum of its units'.
-    """
-    runs = [cut.units_of(k) for k in range(len(cut))]
-    block_costs = _compute_costs(cut.model, [merge_units(run) for run in runs], balance, sample)
-    costs = [Cost(0.0, 0.0)] * len(cut.units)
-    for start, run, cost in zip(cut.starts, runs, block_costs, strict=True):
-        units = len(run) if balance == "even" else 1
-        costs[start] = Cost(*(units * part for part in cost))
-    return costs
-
-
 def _slowest(blocks: Blocks) -> float:
     return max(map(sum, blocks.costs))
-
-
-def _mean_cost(blocks: Blocks) -> float:
-    return sum(map(sum, blocks.costs)) / len(blocks)
 
 
 def _find_cut_indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:

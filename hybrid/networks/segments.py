@@ -43,8 +43,8 @@ class Graph:
         self.model = model
         self._saved = set(model.state_dict())
         self.traced = trace(model, inputs)
-        self.nodes = [n for n in self.traced.graph.nodes if n.op not in ("placeholder", "output")]
-        self.steps = [n for n in self.nodes if n.op != "get_attr"]
+        beside = ("placeholder", "output", "get_attr")
+        self.steps = [n for n in self.traced.graph.nodes if n.op not in beside]
         tensors, self._memory = _find_row_tensors(model, self.traced, inputs)
         self.boundaries = [b for b in self._boundaries() if tensors.issuperset(b.alive)]
 
@@ -87,11 +87,14 @@ class Graph:
             _copy_attr(self.model, units[-1].parts[""], name)
 
     def _boundaries(self) -> list[Boundary]:
-        found, seen = [], set[str]()
-        place = {node: i for i, node in enumerate(self.steps)}
-        used = {n: max((self._place(u, place) for u in n.users), default=-1) for n in place}
+        boundaries, seen = [], set[str]()
         inputs = [n for n in self.traced.graph.nodes if n.op == "placeholder"]
-        used |= {n: max((self._place(u, place) for u in n.users), default=-1) for n in inputs}
+        place = {node: i for i, node in enumerate(self.steps)}
+        last_use = {
+            # the output comes after all steps
+            n: max((place.get(user, len(place)) for user in n.users), default=-1)
+            for n in [*inputs, *self.steps]
+        }
         changed = [
             (i, a)
             for i, n in enumerate(self.steps)
@@ -107,20 +110,16 @@ class Graph:
             seen.update(stack)
             if not names or not any(True for _ in self.model.get_submodule(names[0]).parameters()):
                 continue
-            alive = tuple(n for n in [*inputs, *self.steps[:i]] if used[n] >= i)
-            if any(at >= i and written in alive for at, written in changed):
-                continue
-            found.append(Boundary(i, names, alive))
-        return found
+            alive = tuple(n for n in [*inputs, *self.steps[:i]] if last_use[n] >= i)
+            if not any(at >= i and written in alive for at, written in changed):
+                boundaries.append(Boundary(i, names, alive))
+        return boundaries
 
     def _in_place(self, node: fx.Node) -> bool:
         """Whether the node changes its first input."""
         if node.op != "call_module":
             return writes_in_place(node)
         return bool(getattr(self.traced.get_submodule(str(node.target)), "inplace", False))
-
-    def _place(self, user: fx.Node, place: dict[fx.Node, int]) -> int:
-        return len(self.steps) if user.op == "output" else place[user]
 
     def _segment(
         self,
@@ -137,9 +136,7 @@ class Graph:
         graph, old = fx.Graph(), self.traced.graph
         env: dict[fx.Node, fx.Node] = {}
         if enters is None:
-            for node in old.nodes:
-                if node.op == "placeholder":
-                    env[node] = graph.node_copy(node)
+            env = {n: graph.node_copy(n) for n in old.nodes if n.op == "placeholder"}
         else:
             value = graph.placeholder("value")
             for i, node in enumerate(enters):
@@ -159,24 +156,24 @@ class Graph:
             output = next(n for n in old.nodes if n.op == "output")
             graph.output(fx.map_arg(output.args[0], copied))
         else:
-            kept = tuple(copied(node) for node in leaves)
-            graph.output(kept if len(kept) > 1 else kept[0])
-        made = fx.GraphModule(self.traced, graph, type(self.model).__name__)
-        for name, _ in [*made.named_buffers(remove_duplicate=False)]:
+            values = tuple(copied(node) for node in leaves)
+            graph.output(values if len(values) > 1 else values[0])
+        segment = fx.GraphModule(self.traced, graph, type(self.model).__name__)
+        for name, _ in [*segment.named_buffers(remove_duplicate=False)]:
             if name not in self._saved:
                 path, _, field = name.rpartition(".")
-                made.get_submodule(path)._non_persistent_buffers_set.add(field)
-        return made
+                segment.get_submodule(path)._non_persistent_buffers_set.add(field)
+        return segment
 
 
 def number_module_calls(segment: fx.GraphModule) -> dict[nn.Module, tuple[int, ...]]:
     """The modules that a segment calls, and the places of the calls in the whole graph."""
-    found: dict[nn.Module, tuple[int, ...]] = {}
+    numbers: dict[nn.Module, tuple[int, ...]] = {}
     for node in segment.graph.nodes:
         if node.op == "call_module":
             module = segment.get_submodule(str(node.target))
-            found[module] = (*found.get(module, ()), FIRST + node.meta["place"])
-    return found
+            numbers[module] = (*numbers.get(module, ()), FIRST + node.meta["place"])
+    return numbers
 
 
 def _find_row_tensors(
@@ -186,28 +183,26 @@ def _find_row_tensors(
 
     And the memory address of every tensor, by which views of one memory are known.
     """
-    found: list[set[fx.Node]] = []
+    rows: list[set[fx.Node]] = []
     for count in (2, 3):
         some = tree_map(lambda x, n=count: _repeat_rows(x, n), inputs)
         values = _Values(traced)
-        names = [n.target for n in traced.graph.nodes if n.op == "placeholder"]
         if isinstance(some, dict):
-            given = [some[name] for name in names if name in some]
+            names = [n.target for n in traced.graph.nodes if n.op == "placeholder"]
+            arguments = [some[name] for name in names if name in some]
         else:
-            given = [*some] if isinstance(some, tuple | list) else [some]
+            arguments = [*some] if isinstance(some, tuple | list) else [some]
         try:
             with mode(model, training=False), torch.no_grad():
-                values.run(*given)
+                values.run(*arguments)
         except Exception as error:  # whatever a user's module raises
-            shapes = ", ".join(str(tuple(x.shape[1:])) for x in given)
+            shapes = ", ".join(str(tuple(x.shape[1:])) for x in arguments)
             raise ValueError(
                 f"sample of shape {shapes} does not fit {type(model).__name__}, which says: "
                 f"{(str(error).splitlines() or ['nothing'])[0]}"
             ) from None
-        found.append(
-            {n for n, v in values.seen.items() if isinstance(v, Tensor) and v.shape[:1] == (count,)}
-        )
-    return found[0] & found[1], {n: x.data_ptr() for n, x in values.memory.items()}
+        rows.append({n for n, shape in values.shapes.items() if shape[:1] == (count,)})
+    return rows[0] & rows[1], {n: x.data_ptr() for n, x in values.memory.items()}
 
 
 def _repeat_rows(x: Tensor, count: int) -> Tensor:
@@ -217,18 +212,16 @@ def _repeat_rows(x: Tensor, count: int) -> Tensor:
 
 
 class _Values(fx.Interpreter):
-    """Keeps the kind, shape and memory of every node's value."""
+    """Keeps the shape and memory of every node's value that is a tensor."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced)
-        self.seen: dict[fx.Node, Any] = {}
+        self.shapes: dict[fx.Node, torch.Size] = {}
         self.memory: dict[fx.Node, torch.UntypedStorage] = {}
+        """While it is referred to, no other storage has its address."""
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        self.seen[n] = value.to("meta") if isinstance(value, Tensor) else None
         if isinstance(value, Tensor):
-            self.memory[n] = (
-                value.untyped_storage()
-            )  # while it is referred to, no other storage has its address
+            self.shapes[n], self.memory[n] = value.shape, value.untyped_storage()
         return value

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.fx.graph import inplace_methods
 from torch.fx.proxy import TraceError
 
+from hybrid.errors import code_line, one_line
 from hybrid.networks.units import mode
 
 ATTEMPTS = 50
@@ -32,45 +31,44 @@ class _Tracer(fx.Tracer):
         """The modules that are being traced, the outermost first."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, nn.TransformerEncoder) and type(m) not in self.whole:
-            return False
+        if type(m) is nn.TransformerEncoder:
+            return type(m) in self.whole
         return type(m) in self.whole or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         self.inside.append(m)
-        if type(m) is nn.TransformerEncoder and not self.is_leaf_module(m, ""):
-            forward = self._layers_of(m)
-        found = super().call_module(m, forward, args, kwargs)
+        if type(m) is nn.TransformerEncoder and type(m) not in self.whole:
+            forward = _layers_of(m)
+        out = super().call_module(m, forward, args, kwargs)
         self.inside.pop()  # not after a failure: the innermost module is then last
-        return found
+        return out
 
-    def _layers_of(self, encoder: nn.TransformerEncoder) -> Callable[..., Any]:
-        """An encoder's layers one after the other, as it computes them in training."""
 
-        def forward(
-            src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None
-        ) -> Any:
-            given = self._constant(mask)
-            if is_causal is None and given is not None:
-                # as the encoder itself does: this decides which kernel computes attention
-                is_causal = _is_causal(given)
-            for layer in encoder.layers:
-                src = layer(src, mask, src_key_padding_mask, bool(is_causal))
-            return src if encoder.norm is None else encoder.norm(src)
+def _layers_of(encoder: nn.TransformerEncoder) -> Callable[..., Any]:
+    """An encoder's layers one after the other, as it computes them in training."""
 
-        return forward
+    def forward(
+        src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None
+    ) -> Any:
+        if isinstance(mask, fx.Proxy):
+            raise TraceError("its mask is computed, not a buffer")
+        if is_causal is None and mask is not None:
+            # as the encoder itself does: this decides which kernel computes attention
+            is_causal = _is_causal(mask)
+        for layer in encoder.layers:
+            src = layer(src, mask, src_key_padding_mask, bool(is_causal))
+        return src if encoder.norm is None else encoder.norm(src)
 
-    def _constant(self, mask: Any) -> Tensor | None:
-        if mask is None or isinstance(mask, Tensor):
-            return mask
-        if isinstance(mask, fx.Proxy) and mask.node.op == "get_attr":
-            found: Any = self.root
-            for name in str(mask.node.target).split("."):
-                found = getattr(found, name)
-            return found if isinstance(found, Tensor) else None
-        raise TraceError("its mask is computed, not a buffer")
+    return forward
+
+
+def _is_causal(mask: Tensor) -> bool:
+    if mask.dtype is torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill_(mask.cpu(), -inf)
+    causal = nn.Transformer.generate_square_subsequent_mask(len(mask), dtype=mask.dtype)
+    return mask.shape == causal.shape and bool((mask.cpu() == causal).all())
 
 
 def trace(model: nn.Module, inputs: Any) -> fx.GraphModule:
@@ -83,25 +81,25 @@ def trace(model: nn.Module, inputs: Any) -> fx.GraphModule:
     whole: set[type[nn.Module]] = set()
     unused = _default_arguments(model, inputs)
     for _ in range(ATTEMPTS):
-        found = []
+        graphs = []
         for training in (True, False):
             tracer = _Tracer(whole)
             try:
                 with mode(model, training), collect_constants(model) as constants:
-                    before = list_buffer_versions(model)
+                    before = _buffer_versions(model)
                     graph = tracer.trace(model, dict(unused))
-                    written = find_written_buffer(before, model, graph)
+                    written = _written_buffer(before, model, graph)
             except Exception as error:  # a forward may fail in any way on what is no tensor
                 whole.add(_untraceable(tracer, model, error))
                 break
             if written is not None:
-                whole.add(find_writing_module(model, written, whole))
+                whole.add(_writing_class(model, written, whole))
                 break
-            found.append((graph, constants))
+            graphs.append((graph, constants))
         else:
-            other = _first_difference(model, *found)
+            other = _first_difference(model, *graphs)
             if other is None:
-                return _as_module(model, *found[0])
+                return _as_module(model, *graphs[0])
             whole.add(other)
     name = type(model).__name__
     raise ValueError(f"{name} has more than {ATTEMPTS} kinds of modules that cannot be traced")
@@ -111,10 +109,11 @@ def _untraceable(tracer: _Tracer, model: nn.Module, error: Exception) -> type[nn
     """The class of the innermost module; ValueError if that is the model itself."""
     if tracer.inside and type(tracer.inside[-1]) not in tracer.whole:
         return type(tracer.inside[-1])
+    where = code_line(error) or "somewhere"
     raise ValueError(
-        f"{type(model).__name__} cannot be cut: its forward is no graph ({_source_line(error)}: "
-        f"{_first_line(error)}); move that code into a module of its own, or write the network as "
-        "an nn.Sequential"
+        f"{type(model).__name__} cannot be cut: its forward is no graph ({where}: "
+        f"{one_line(error)[:160]}); move that code into a module of its own, or write the network "
+        "as an nn.Sequential"
     ) from None
 
 
@@ -129,41 +128,36 @@ def _as_module(model: nn.Module, graph: fx.Graph, constants: dict[str, Tensor]) 
     return traced
 
 
-def _is_causal(mask: Tensor) -> bool:
-    if mask.dtype is torch.bool:
-        mask = torch.zeros(mask.shape).masked_fill_(mask.cpu(), -inf)
-    causal = nn.Transformer.generate_square_subsequent_mask(len(mask), dtype=mask.dtype)
-    return mask.shape == causal.shape and bool((mask.cpu() == causal).all())
-
-
 def _first_difference(
     model: nn.Module,
     training: tuple[fx.Graph, dict[str, Tensor]],
     evaluation: tuple[fx.Graph, dict[str, Tensor]],
 ) -> type[nn.Module] | None:
-    """The class of the first module whose graph differs between training and evaluation."""
+    """The class of the first module whose graph differs between training and evaluation.
+
+    ValueError if that is the model itself.
+    """
     (one, constants), (other, others) = training, evaluation
     for a, b in zip_longest(one.nodes, other.nodes):
         same = a and b and _describe(a) == _describe(b)
         if same and a.op == "get_attr" and a.target in constants:
             same = torch.equal(constants[str(a.target)], others[str(b.target)])
-        if not same:
-            return _innermost_class(model, a or b)
+        if same:
+            continue
+        node = a or b
+        stack = list(node.meta.get("nn_module_stack", {}))
+        if not stack:
+            raise ValueError(
+                f"{type(model).__name__} cannot be cut: its own forward does something else in "
+                f"training than in evaluation (at {node.name}): move that code into a module of "
+                "its own"
+            )
+        return type(model.get_submodule(stack[-1]))
     return None
 
 
 def _describe(node: fx.Node) -> tuple[str, ...]:
     return node.op, node.name, str(node.target), str(node.args), str(node.kwargs)
-
-
-def _innermost_class(model: nn.Module, node: fx.Node) -> type[nn.Module]:
-    stack = list(node.meta.get("nn_module_stack", {}))
-    if not stack:
-        raise ValueError(
-            f"{type(model).__name__} cannot be cut: its own forward does something else in "
-            f"training than in evaluation (at {node.name}): move that code into a module of its own"
-        )
-    return type(model.get_submodule(stack[-1]))
 
 
 def _default_arguments(model: nn.Module, inputs: Any) -> dict[str, Any]:
@@ -180,49 +174,33 @@ def _default_arguments(model: nn.Module, inputs: Any) -> dict[str, Any]:
     return {p.name: p.default for p in rest if p.default is not p.empty}
 
 
-def _source_line(error: Exception) -> str:
-    """File and line of the innermost frame that is not torch's own."""
-    own = str(Path(torch.__file__).parent)
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)
-    ]
-    mine = [f for f in frames if f.filename != __file__] or frames
-    return f"{Path(mine[-1].filename).name}, line {mine[-1].lineno}" if mine else "somewhere"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
-
-
 @contextmanager
 def collect_constants(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """A context that collects the tensors that a trace adds to the model, and removes them."""
-    before, found = set(vars(model)), dict[str, Tensor]()
+    before, constants = set(vars(model)), dict[str, Tensor]()
     try:
-        yield found
+        yield constants
     finally:
         for name in set(vars(model)) - before:
             if name.startswith("_tensor_constant"):
-                found[name] = vars(model).pop(name)
+                constants[name] = vars(model).pop(name)
 
 
-def list_buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+def _buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Identity and version of each buffer, which change when it is replaced or written to."""
     return {name: (id(b), b._version) for name, b in model.named_buffers(remove_duplicate=False)}
 
 
-def find_written_buffer(before: dict[str, Any], model: nn.Module, graph: fx.Graph) -> str | None:
+def _written_buffer(before: dict[str, Any], model: nn.Module, graph: fx.Graph) -> str | None:
     """A buffer that the trace has changed, or that the graph would change; None: no buffer."""
-    after = list_buffer_versions(model)
+    after = _buffer_versions(model)
     changed = [name for name in before if before[name] != after.get(name)]
     to = [n.all_input_nodes[0] for n in graph.nodes if writes_in_place(n) and n.all_input_nodes]
     changed += [str(n.target) for n in to if n.op == "get_attr" and n.target in before]
     return changed[0] if changed else None
 
 
-def find_writing_module(
-    model: nn.Module, buffer: str, whole: set[type[nn.Module]]
-) -> type[nn.Module]:
+def _writing_class(model: nn.Module, buffer: str, whole: set[type[nn.Module]]) -> type[nn.Module]:
     """The class of the module that writes to this buffer; ValueError if it is the model itself."""
     owner = model.get_submodule(buffer.rpartition(".")[0])
     if owner is model or type(owner) in whole:

@@ -55,7 +55,6 @@ class Chain(nn.Sequential):
     unit of its own ("layer1.0", "layer1.1", ...).
 
     `input_shape` is (channels, height, width) of one sample; the output is (samples, classes).
-    Raises `ValueError` if two units share a tensor.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class Chain(nn.Sequential):
         self.grouping = units
         self.input_shape = input_shape
         self.classes = classes
-        check_units(_units_of_chain(self))
 
     def __getitem__(self, idx: slice | int) -> nn.Sequential | nn.Module:
         # a slice has no grouping of its own, and the inherited method would build a Chain
@@ -87,23 +85,24 @@ def units(model: nn.Module) -> list[Unit]:
     module is a leaf. A leaf that works in place (`nn.ReLU(inplace=True)`) belongs to the unit
     before it: at a cut its input would be an auxiliary variable, which nobody may write to.
 
-    Raises `ValueError` for a model that is no chain of modules, is empty, or has two units that
-    share a parameter or buffer (two ranks would then train copies that drift apart).
+    Raises `ValueError` for a model that is no chain of modules, or is empty.
     """
     if isinstance(model, Chain):
-        return check_units(_units_of_chain(model))
+        return _units_of_chain(model)
     if not (isinstance(model, nn.Sequential) and is_sequence(model)):
         raise ValueError(
             f"a {type(model).__name__} is no nn.Sequential, or has a forward of its own: its units "
             "are known from its graph (hybrid.split with sample=)"
         )
-    found: list[Unit] = []
+    chain: list[Unit] = []
     for path, leaf in _leaves(model):
-        if found and getattr(leaf, "inplace", False):
-            found[-1].parts[path] = leaf
+        if chain and getattr(leaf, "inplace", False):
+            chain[-1].parts[path] = leaf
         else:
-            found.append(Unit(path, {path: leaf}))
-    return check_units(found)
+            chain.append(Unit(path, {path: leaf}))
+    if not chain:
+        raise ValueError("the model has 0 units, at least 1 is needed: add modules to it")
+    return chain
 
 
 def is_sequence(model: nn.Module) -> bool:
@@ -114,10 +113,10 @@ def is_sequence(model: nn.Module) -> bool:
 @contextmanager
 def mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Training or evaluation mode; afterwards the mode and all buffers are what they were."""
-    was = [(module, module.training) for module in model.modules()]
-    kept = [
+    modes = [(module, module.training) for module in model.modules()]
+    copies = [
         (module, name, buffer, buffer.clone())
-        for module, _ in was
+        for module, _ in modes
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
@@ -125,24 +124,24 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, before in was:
+        for module, before in modes:
             module.training = before
-        for module, name, buffer, copy in kept:
+        for module, name, buffer, copy in copies:
             module._buffers[name] = buffer.copy_(copy)
 
 
 def _units_of_chain(chain: Chain) -> list[Unit]:
     grouped = [child for children in chain.grouping.values() for child in children]
     assert grouped == list(chain._modules), "every child is in one unit, in running order"
-    found = []
+    units = []
     for name, children in chain.grouping.items():
         parts = {child: chain.get_submodule(child) for child in children}
         stage = parts[children[0]]
         if len(parts) == 1 and type(stage) is nn.Sequential:
-            found += [Unit(path, {path: leaf}) for path, leaf in _leaves(stage, children[0] + ".")]
+            units += [Unit(path, {path: leaf}) for path, leaf in _leaves(stage, children[0] + ".")]
         else:
-            found.append(Unit(name, parts))
-    return found
+            units.append(Unit(name, parts))
+    return units
 
 
 def _leaves(stage: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -158,22 +157,6 @@ def _leaves(stage: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Mo
                 yield f"{prefix}{name}.norm", child.norm
         else:
             yield prefix + name, child
-
-
-def check_units(found: list[Unit]) -> list[Unit]:
-    """The units; ValueError if there are none, or two share a tensor."""
-    if not found:
-        raise ValueError("the model has 0 units, at least 1 is needed: add modules to it")
-    owner: dict[int, str] = {}
-    for unit in found:
-        for module in unit.parts.values():
-            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-                if owner.setdefault(id(tensor), unit.name) != unit.name:
-                    raise ValueError(
-                        f"units {owner[id(tensor)]!r} and {unit.name!r} share the tensor {name!r}, "
-                        "and a tensor belongs to 1 unit: give each its own copy"
-                    )
-    return found
 
 
 class BlockModule(nn.Sequential):
@@ -224,10 +207,10 @@ def check_shared_tensors(blocks: Sequence[BlockModule]) -> None:
     for index, module in enumerate(blocks):
         norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         statistics = {id(b) for norm in norms for b in norm.buffers()}
-        found: list[tuple[str, str, Tensor]]
-        found = [(name, "parameter", p) for name, p in module.named_parameters()]
-        found += [(n, "statistic", b) for n, b in module.named_buffers() if id(b) in statistics]
-        for name, kind, tensor in found:
+        tensors: list[tuple[str, str, Tensor]]
+        tensors = [(name, "parameter", p) for name, p in module.named_parameters()]
+        tensors += [(n, "statistic", b) for n, b in module.named_buffers() if id(b) in statistics]
+        for name, kind, tensor in tensors:
             if owner.setdefault(id(tensor), index) != index:
                 raise ValueError(
                     f"blocks {owner[id(tensor)]} and {index} share the {kind} "

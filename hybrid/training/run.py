@@ -68,10 +68,7 @@ class Run:
     def fit(self) -> dict[str, Any]:
         """Train to the last epoch; give the summary. Meanwhile the run folder is this run's."""
         try:
-            notices = [
-                *self.method.problem.blocks.notices,
-                *self.folder.claim(self.options.resume),
-            ]
+            notices = [*self.folder.claim(self.options.resume)]
             if self.options.resume:
                 notices += self.training.restore(self.folder.checkpoints()[-1])
                 self.callbacks.agree()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,9 +12,9 @@ from hybrid.solvers.optimizers.by_shape import ByShape, Group
 
 Share = Callable[[Sequence[float], Callable[[int], Tensor], Sequence[Tensor]], list[Tensor]]
 """(costs, compute, like) -> all of compute(i), each computed on one replica: see `Sharing`."""
-Adjustment = Literal["original", "match_rms_adamw"]
 _DTYPES = "bfloat16", "float32", "float64"
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
+NS_STEPS = 5
 SMALLEST_NORM = 1e-7
 
 
@@ -26,10 +25,10 @@ class Muon(ByShape):
         U <- NS((1 - mu) g + mu B)                  B itself without `nesterov`
         w <- (1 - lr wd) w - lr s U
 
-    s is sqrt(max(1, outputs / others)) or, with `adjust_lr_fn` "match_rms_adamw", 0.2 times the
-    root of the larger of the two. NS goes towards the nearest orthogonal matrix: X <- G / ||G||_F,
-    then `ns_steps` times A = X X^T, X <- a X + (b A + c A A) X with (a, b, c) = `COEFFICIENTS`. It
-    is computed in `ns_dtype`, by default in bfloat16 on a GPU and in the weights' format elsewhere.
+    s is sqrt(max(1, outputs / others)). NS goes towards the nearest orthogonal matrix:
+    X <- G / ||G||_F, then `NS_STEPS` times A = X X^T, X <- a X + (b A + c A A) X with
+    (a, b, c) = `COEFFICIENTS`. It is computed in `ns_dtype`, by default in bfloat16 on a GPU and in
+    the weights' format elsewhere.
 
     Matrices are orthogonalized one by one: in a batch of several the bits of one could depend on
     what else its block holds, and so on where the network is cut.
@@ -47,24 +46,12 @@ class Muon(ByShape):
         momentum: float = 0.95,
         nesterov: bool = True,
         weight_decay: float = 0.0,
-        ns_steps: int = 5,
         ns_dtype: str | None = None,
-        adjust_lr_fn: Adjustment = "original",
     ) -> None:
-        if adjust_lr_fn not in get_args(Adjustment):
-            known = ", ".join(get_args(Adjustment))
-            raise ValueError(f"adjust_lr_fn is {adjust_lr_fn!r}; choose one of {known}")
         if ns_dtype not in (None, *_DTYPES):
             raise ValueError(f"ns_dtype is {ns_dtype!r}; choose one of {', '.join(_DTYPES)}")
-        settings = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "ns_steps": ns_steps,
-            "ns_dtype": ns_dtype,
-            "adjust_lr_fn": adjust_lr_fn,
-        }
+        settings: Group = {"lr": lr, "momentum": momentum, "nesterov": nesterov}
+        settings |= {"weight_decay": weight_decay, "ns_dtype": ns_dtype}
         super().__init__(params, settings)
         self.sharing: Share | None = None
         """Divides NS among replicas that all make the same steps; None: each does all of it."""
@@ -72,7 +59,7 @@ class Muon(ByShape):
     def count_operations(self) -> int:
         """Floating-point operations of all NS of a step."""
         groups = [group for group in self.param_groups if group["rule"] == self.name]
-        return sum(count_operations(p, g["ns_steps"]) for g in groups for p in g["params"])
+        return sum(count_operations(p) for g in groups for p in g["params"])
 
     def step_matrices(self, matrices: list[tuple[Tensor, Group]]) -> None:
         for p, group in matrices:
@@ -82,7 +69,7 @@ class Muon(ByShape):
                 self._move(p, self._update(p, group), group)
         elif matrices:
             weights = [p for p, _ in matrices]
-            work = [float(count_operations(p, group["ns_steps"])) for p, group in matrices]
+            work = [float(count_operations(p)) for p, _ in matrices]
             updates = self.sharing(work, lambda i: self._update(*matrices[i]), weights)
             for (p, group), update in zip(matrices, updates, strict=True):
                 self._move(p, update, group)
@@ -100,31 +87,23 @@ class Muon(ByShape):
         if group["nesterov"]:
             assert p.grad is not None
             moved = p.grad.lerp(moved, group["momentum"])
-        found = orthogonalized(moved.flatten(1), group["ns_steps"], group["ns_dtype"])
-        return found.view(p.shape)
+        return orthogonalized(moved.flatten(1), group["ns_dtype"]).view(p.shape)
 
     def _move(self, p: Tensor, update: Tensor, group: Group) -> None:
         """w <- (1 - lr wd) w - lr s U."""
         p.mul_(1 - group["lr"] * group["weight_decay"])
-        rows, columns = len(p), p.numel() // len(p)
-        p.add_(update, alpha=-group["lr"] * _adjustment(group["adjust_lr_fn"], rows, columns))
+        scale = sqrt(max(1, len(p) / (p.numel() // len(p))))
+        p.add_(update, alpha=-group["lr"] * scale)
 
 
-def _adjustment(kind: Adjustment, rows: int, columns: int) -> float:
-    """s of `Muon`, by torch's names."""
-    if kind == "original":
-        return sqrt(max(1, rows / columns))
-    return 0.2 * sqrt(max(rows, columns))
-
-
-def count_operations(p: Tensor, ns_steps: int) -> int:
+def count_operations(p: Tensor) -> int:
     """Floating-point operations of NS on a parameter."""
     rows, columns = len(p), p.numel() // len(p)
     n, m = min(rows, columns), max(rows, columns)
-    return ns_steps * (4 * n * n * m + 2 * n**3)
+    return NS_STEPS * (4 * n * n * m + 2 * n**3)
 
 
-def orthogonalized(matrix: Tensor, ns_steps: int, ns_dtype: str | None = None) -> Tensor:
+def orthogonalized(matrix: Tensor, ns_dtype: str | None = None) -> Tensor:
     """NS of `Muon`: singular values between about 0.7 and 1.2, singular vectors as they are."""
     a, b, c = COEFFICIENTS
     if ns_dtype is None:
@@ -135,7 +114,7 @@ def orthogonalized(matrix: Tensor, ns_steps: int, ns_dtype: str | None = None) -
     x = matrix.to(dtype)
     x = x.T if tall else x
     x = x / x.norm().clamp(min=SMALLEST_NORM)
-    for _ in range(ns_steps):
+    for _ in range(NS_STEPS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T.contiguous() if tall else x

@@ -45,14 +45,8 @@ class Soap(ByShape):
     ) -> None:
         if frequency < 1:
             raise ValueError(f"frequency is {frequency}; it must be at least 1 step")
-        settings = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "frequency": frequency,
-            "max_dim": max_dim,
-        }
+        settings: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        settings |= {"frequency": frequency, "max_dim": max_dim}
         super().__init__(params, settings)
 
     def step_matrices(self, matrices: list[tuple[Tensor, Group]]) -> None:
@@ -60,23 +54,16 @@ class Soap(ByShape):
             assert p.grad is not None
             g, first = p.grad.flatten(1), not self.state[p]
             g = g.to(torch.promote_types(g.dtype, torch.float32))
-            left, right = self._bases(self.state[p], g, group)
+            state = self.state[p]
+            if first:
+                state |= {"step": 0}
+                state |= {"exp_avg": torch.zeros_like(g), "exp_avg_sq": torch.zeros_like(g)}
+            left, right = _basis(state, "left", g, group), _basis(state, "right", g.T, group)
             if first and not (left is None and right is None):
                 continue
-            update = self._update(self.state[p], g, left, right, group)
+            update = self._update(state, g, left, right, group)
             p.mul_(1 - group["lr"] * group["weight_decay"])
             p.add_(update.view(p.shape), alpha=-group["lr"])
-
-    def _bases(self, state: Group, g: Tensor, group: Group) -> tuple[Tensor | None, Tensor | None]:
-        """P and Q, and what they come from."""
-        if not state:
-            state |= {"step": 0, "exp_avg": torch.zeros_like(g), "exp_avg_sq": torch.zeros_like(g)}
-        sides = ("left", g), ("right", g.T)
-        left, right = (
-            _basis(state, side, x @ x.T, group) if len(x) <= group["max_dim"] else None
-            for side, x in sides
-        )
-        return left, right
 
     def _update(
         self, state: Group, g: Tensor, left: Tensor | None, right: Tensor | None, group: Group
@@ -87,19 +74,23 @@ class Soap(ByShape):
         s = state["exp_avg_sq"].lerp_(_rotated(g, left, right).square(), 1 - b2)
         n = _rotated(m, left, right) / (1 - b1**t) / ((s / (1 - b2**t)).sqrt() + group["eps"])
         state["step"] = t
-        return _rotated(n, _transposed(left), _transposed(right))
+        left, right = (basis if basis is None else basis.T for basis in (left, right))
+        return _rotated(n, left, right)
 
 
-def _basis(state: Group, side: str, moment: Tensor, group: Group) -> Tensor:
-    """P of a side, of which `moment` is g g^T."""
-    basis = f"{side}_basis"
+def _basis(state: Group, side: str, g: Tensor, group: Group) -> Tensor | None:
+    """P of a side, of which g is the rows; None: 1."""
+    if len(g) > group["max_dim"]:
+        return None
+    basis, moment = f"{side}_basis", g @ g.T
     if side not in state:
         state[side], state[basis] = moment, _eigenvectors(moment)
-        return state[basis]  # type: ignore[no-any-return]
-    state[side].lerp_(moment, 1 - group["betas"][1])
-    if (state["step"] + 1) % group["frequency"] == 0:
-        state[basis] = torch.linalg.qr(state[side] @ state[basis])[0].contiguous()
-    return state[basis]  # type: ignore[no-any-return]
+    else:
+        state[side].lerp_(moment, 1 - group["betas"][1])
+        if (state["step"] + 1) % group["frequency"] == 0:
+            state[basis] = torch.linalg.qr(state[side] @ state[basis])[0].contiguous()
+    turned: Tensor = state[basis]
+    return turned
 
 
 def _eigenvectors(moment: Tensor) -> Tensor:
@@ -117,7 +108,3 @@ def _rotated(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
     """left^T x right, where None is 1."""
     x = x if left is None else left.T @ x
     return x if right is None else x @ right
-
-
-def _transposed(basis: Tensor | None) -> Tensor | None:
-    return None if basis is None else basis.T

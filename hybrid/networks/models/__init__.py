@@ -5,10 +5,10 @@ from hybrid.networks.models.families import (
     build,
     imagenet_resnet,
     resnet,
+    revnet,
     stochastic_depth,
     wide_resnet,
 )
-from hybrid.networks.models.reversible import revnet
 from hybrid.networks.units import Chain
 
 __all__ = [

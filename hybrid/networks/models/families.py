@@ -7,29 +7,36 @@ from typing import TypeVar
 from torch import nn
 
 from hybrid.networks.models.residual import (
+    BOTTLENECK,
     BasicBlock,
     Bottleneck,
+    Downsampling,
     PreActBlock,
+    Residual,
+    TwoStreams,
     ZeroPadShortcut,
-    build_network,
-    check_sizes,
+    assemble_chain,
+    build_stages,
     conv1x1,
     conv3x3,
     projection,
 )
-from hybrid.networks.models.reversible import revnet
 from hybrid.networks.units import Chain
 from hybrid.solvers.acting import nearest
-from hybrid.solvers.layers.residual import Skippable
+from hybrid.solvers.layers.residual import Reversible, Skippable
 
 STEM_WIDTH = 16
-BLOCKS_PER_STAGE: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, ...]]] = {
-    18: (BasicBlock, (2, 2, 2, 2)),
-    34: (BasicBlock, (3, 4, 6, 3)),
-    50: (Bottleneck, (3, 4, 6, 3)),
-    101: (Bottleneck, (3, 4, 23, 3)),
-    152: (Bottleneck, (3, 8, 36, 3)),
+STAGES: dict[int, tuple[int, ...]] = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
 }
+"""Units of the stages by depth (He et al. 2016, Table 1); from 50 on they are bottlenecks."""
+REVERSIBLE = (18, 34, 50)
+LARGE_IMAGE = 64
+"""A RevNet's stem keeps the size of smaller images."""
 # at most four digits: a longer number is a slip, and would build until the memory is full
 NAME = re.compile(
     r"(?P<family>resnet|cifar-resnet|revnet)(?P<depth>[0-9]{1,4})"
@@ -38,7 +45,7 @@ NAME = re.compile(
 DEEPEST = 2000
 """Beyond ResNet-1202; ten thousand layers take minutes to build and to cut."""
 EXAMPLES = (
-    *(f"resnet{depth}" for depth in (8, 14, 20, 32, 44, 56, 110, *BLOCKS_PER_STAGE)),
+    *(f"resnet{depth}" for depth in (8, 14, 20, 32, 44, 56, 110, *STAGES)),
     *("cifar-resnet50", "revnet18", "revnet34", "revnet50", "revnet20", "revnet110"),
     *("wrn-16-4", "wrn-28-10", "wrn-40-4"),
 )
@@ -59,10 +66,7 @@ def build(name: str, classes: int, channels: int, image_size: int) -> Chain:
     match = NAME.fullmatch(name)
     if match is None:
         near = nearest(name, EXAMPLES) or "resnet20"
-        raise ValueError(
-            f"unknown model {name!r}: try {near!r} "
-            "(families: resnetN, cifar-resnetN, revnetN, wrn-N-W)"
-        )
+        raise ValueError(f"unknown model {name!r}: try {near!r} (families: {', '.join(FAMILIES)})")
     family, depth = match["family"], int(match["depth"] or match["wide_depth"])
     if depth > DEEPEST:
         raise ValueError(f"{name} has depth {depth}; it must be at most {DEEPEST}")
@@ -73,7 +77,7 @@ def build(name: str, classes: int, channels: int, image_size: int) -> Chain:
         return wide_resnet(depth, width, *size)
     if family == "revnet":
         return revnet(depth, *size)
-    large = family == "resnet" and depth in BLOCKS_PER_STAGE
+    large = family == "resnet" and depth in STAGES
     return (imagenet_resnet if large else resnet)(depth, *size)
 
 
@@ -95,17 +99,15 @@ def resnet(depth: int = 20, classes: int = 10, channels: int = 3, image_size: in
     subsampling and zero channels. Raises `ValueError` for another depth, classes < 2, channels < 1,
     image_size < 4.
     """
-    check_sizes(classes, channels, image_size)
-    n = _blocks_per_stage("resnet", depth, 2)
+    image = _check_sizes(classes, channels, image_size)
+    counts = _count_blocks("resnet", depth, 2)
     stem = {
         "conv1": conv3x3(channels, STEM_WIDTH),
         "bn1": nn.BatchNorm2d(STEM_WIDTH),
         "relu": nn.ReLU(inplace=True),
     }
-    image = channels, image_size, image_size
-    return build_network(
-        stem, BasicBlock, STEM_WIDTH, 16, (n, n, n), ZeroPadShortcut, image, classes
-    )
+    stages = build_stages(BasicBlock, STEM_WIDTH, 16, counts, ZeroPadShortcut)
+    return assemble_chain(stem, *stages, image, classes)
 
 
 def wide_resnet(
@@ -117,27 +119,11 @@ def wide_resnet(
     without batch norm, since its input is already normalized and activated. Raises `ValueError`
     for another depth, width < 1, classes < 2, channels < 1, image_size < 4.
     """
-    if width < 1:
-        raise ValueError(f"width is {width}, the least is 1: set width >= 1")
-    check_sizes(classes, channels, image_size)
-    n = _blocks_per_stage("wide_resnet", depth, 4)
+    image = _check_sizes(classes, channels, image_size, width)
+    counts = _count_blocks("wide_resnet", depth, 4)
     stem: dict[str, nn.Module] = {"conv1": conv3x3(channels, STEM_WIDTH)}
-    image = channels, image_size, image_size
-    return build_network(
-        stem, PreActBlock, STEM_WIDTH, 16 * width, (n, n, n), conv1x1, image, classes
-    )
-
-
-def _blocks_per_stage(family: str, depth: int, offset: int) -> int:
-    """The n of depth 6n + `offset`."""
-    n, rest = divmod(depth - offset, 6)
-    if n < 1 or rest:
-        below = 6 * n + offset
-        near = f"{below} or {below + 6}" if n >= 1 else f"{6 + offset}"
-        raise ValueError(
-            f"{family} has no depth {depth}, only 6n + {offset} with n >= 1: try {near}"
-        )
-    return n
+    stages = build_stages(PreActBlock, STEM_WIDTH, 16 * width, counts, conv1x1)
+    return assemble_chain(stem, *stages, image, classes, activates=True)
 
 
 def imagenet_resnet(
@@ -149,19 +135,49 @@ def imagenet_resnet(
     reduces the image 32-fold; smaller images run, but their last stages see a single pixel.
     Raises `ValueError` for another depth, classes < 2, channels < 1, image_size < 4.
     """
-    check_sizes(classes, channels, image_size)
-    if depth not in BLOCKS_PER_STAGE:
-        known = ", ".join(map(str, BLOCKS_PER_STAGE))
+    image = _check_sizes(classes, channels, image_size)
+    if depth not in STAGES:
+        known = ", ".join(map(str, STAGES))
         raise ValueError(f"imagenet_resnet has no depth {depth}: choose one of {known}")
-    block, num_blocks = BLOCKS_PER_STAGE[depth]
     stem = {
         "conv1": nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
         "bn1": nn.BatchNorm2d(64),
         "relu": nn.ReLU(inplace=True),
         "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
     }
-    image = channels, image_size, image_size
-    return build_network(stem, block, 64, 64, num_blocks, projection, image, classes)
+    block = Bottleneck if depth >= 50 else BasicBlock
+    return assemble_chain(
+        stem, *build_stages(block, 64, 64, STAGES[depth], projection), image, classes
+    )
+
+
+def revnet(depth: int = 18, classes: int = 10, channels: int = 3, image_size: int = 32) -> Chain:
+    """RevNet-18, 34 or 50, or for depth 6n + 2 a RevNet for small images.
+
+    Each stream has the width of the ResNet of that depth, so the two have about the same weights.
+    The first unit of a stage that changes the shape is not reversible, nor are stem and head.
+    Raises `ValueError` for another depth, classes < 2, channels < 1, image_size < 4.
+    """
+    image = _check_sizes(classes, channels, image_size)
+    four, bottleneck = depth in REVERSIBLE, depth == 50
+    counts, width = STAGES[depth] if four else _count_blocks("revnet", depth, 2), 64 if four else 16
+    stem: dict[str, nn.Module] = {}
+    if four and image_size >= LARGE_IMAGE:
+        stem["conv1"] = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+        stem["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    else:
+        stem["conv1"] = conv3x3(channels, width)
+    stem["streams"] = TwoStreams()
+    stages, out = [], width * (BOTTLENECK if bottleneck else 1)
+    for number, count in enumerate(counts):
+        blocks: list[nn.Module] = []
+        if number or width != out:
+            blocks.append(Downsampling(width, out, 2 if number else 1, bottleneck))
+        while len(blocks) < count:
+            blocks.append(Reversible(Residual(out, out, 1, bottleneck)))
+        stages.append(nn.Sequential(*blocks))
+        width, out = out, 2 * out
+    return assemble_chain(stem, stages, 2 * width, image, classes, activates=True)
 
 
 def stochastic_depth(model: M, survival: float) -> M:
@@ -182,6 +198,34 @@ def stochastic_depth(model: M, survival: float) -> M:
     for number, unit in enumerate(units, 1):
         unit.survival = 1 - number / len(units) * (1 - survival) if unit.skippable else 1.0
     return model
+
+
+def _count_blocks(family: str, depth: int, offset: int) -> tuple[int, int, int]:
+    """n in each of three stages, for depth 6n + `offset`."""
+    n, rest = divmod(depth - offset, 6)
+    if n < 1 or rest:
+        below = 6 * n + offset
+        near = f"{below} or {below + 6}" if n >= 1 else f"{6 + offset}"
+        raise ValueError(
+            f"{family} has no depth {depth}, only 6n + {offset} with n >= 1: try {near}"
+        )
+    return n, n, n
+
+
+def _check_sizes(
+    classes: int, channels: int, image_size: int, width: int = 1
+) -> tuple[int, int, int]:
+    """A sample's shape; `ValueError` for sizes that no residual network here can have."""
+    limits = {
+        "classes": (classes, 2),
+        "channels": (channels, 1),
+        "image_size": (image_size, 4),
+        "width": (width, 1),
+    }
+    for name, (value, least) in limits.items():
+        if value < least:
+            raise ValueError(f"{name} is {value}, the least is {least}: set {name} >= {least}")
+    return channels, image_size, image_size
 
 
 FAMILIES = {

@@ -1,11 +1,14 @@
-"""Residual blocks under torchvision's attribute names, and the shortcuts between their stages.
+"""Residual units, under torchvision's names where it has them, and chains of their stages.
 
-No block changes its input in place: at a cut the input is an autograd leaf.
+No unit changes its input in place: at a cut the input is an autograd leaf.
 """
+
+from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,13 +17,39 @@ from hybrid.solvers.layers.residual import Skippable
 
 ShortcutMaker = Callable[[int, int, int], nn.Module]
 """(in_channels, out_channels, stride) -> the shortcut where a block changes its input's shape."""
+BOTTLENECK = 4
+"""Channels of a bottleneck's ends over those of its middle."""
 
 
-class BasicBlock(Skippable):
-    """Two 3x3 convolutions: relu(x + F(x)) (He et al. 2016, Figure 5 left).
+class _Activated(Skippable):
+    """relu(x + F(x)).
 
-    (samples, in_channels, height, width) -> (samples, width, height / stride, width / stride).
+    (samples, in_channels, height, width) -> (samples, expansion * width, height / stride, ...).
     """
+
+    relu: nn.Module
+    downsample: nn.Module | None
+
+    @property
+    def skippable(self) -> bool:
+        # without its branch the unit is the identity then, too, as x >= 0
+        return self.downsample is None or isinstance(self.downsample, nn.Identity)
+
+    def branch(self, x: Tensor) -> Tensor:
+        """F(x)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.left_out():
+            return x
+        out = self.scaled(self.branch(x))
+        out += x if self.downsample is None else self.downsample(x)
+        activated: Tensor = self.relu(out)
+        return activated
+
+
+class BasicBlock(_Activated):
+    """Two 3x3 convolutions (He et al. 2016, Figure 5 left)."""
 
     expansion = 1
 
@@ -35,28 +64,18 @@ class BasicBlock(Skippable):
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = downsample
 
-    @property
-    def skippable(self) -> bool:
-        return is_identity_shortcut(self.downsample)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.left_out():
-            return x
-        out: Tensor = self.relu(self.bn1(self.conv1(x)))
-        out = self.scaled(self.bn2(self.conv2(out)))
-        out += x if self.downsample is None else self.downsample(x)
-        out = self.relu(out)
+    def branch(self, x: Tensor) -> Tensor:
+        out: Tensor = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         return out
 
 
-class Bottleneck(Skippable):
-    """1x1, 3x3, 1x1 convolutions: relu(x + F(x)) (He et al. 2016, Figure 5 right).
+class Bottleneck(_Activated):
+    """1x1, 3x3, 1x1 convolutions (He et al. 2016, Figure 5 right).
 
     The stride is in the 3x3 convolution as in torchvision ("ResNet v1.5"), not in the first 1x1.
-    (samples, in_channels, height, width) -> (samples, 4 width, height / stride, width / stride).
     """
 
-    expansion = 4
+    expansion = BOTTLENECK
 
     def __init__(
         self, in_channels: int, width: int, stride: int = 1, downsample: nn.Module | None = None
@@ -71,18 +90,10 @@ class Bottleneck(Skippable):
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
 
-    @property
-    def skippable(self) -> bool:
-        return is_identity_shortcut(self.downsample)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.left_out():
-            return x
-        out: Tensor = self.relu(self.bn1(self.conv1(x)))
-        out = self.relu(self.bn2(self.conv2(out)))
-        out = self.scaled(self.bn3(self.conv3(out)))
-        out += x if self.downsample is None else self.downsample(x)
-        out = self.relu(out)
+    def branch(self, x: Tensor) -> Tensor:
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        out: Tensor = self.bn3(self.conv3(x))
         return out
 
 
@@ -120,6 +131,53 @@ class PreActBlock(Skippable):
         return out
 
 
+class Residual(nn.Module):
+    """A RevNet's F: pre-activated convolutions, 3x3 twice or 1x1, 3x3, 1x1 (He et al. 2016b).
+
+    (N, in_channels, H, W) -> (N, out_channels, H / stride, W / stride).
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int = 1, bottleneck: bool = False
+    ) -> None:
+        super().__init__()
+        width = out_channels // BOTTLENECK if bottleneck else out_channels
+        convolutions = [conv3x3(in_channels, width, stride), conv3x3(width, out_channels)]
+        if bottleneck:
+            convolutions = [
+                conv1x1(in_channels, width),
+                conv3x3(width, width, stride),
+                conv1x1(width, out_channels),
+            ]
+        self.convolutions = nn.ModuleList(convolutions)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(c.in_channels) for c in convolutions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, convolution in zip(self.norms, self.convolutions, strict=True):
+            x = convolution(torch.relu(norm(x)))
+        return x
+
+
+class Downsampling(nn.Module):
+    """(x1, x2) -> (P x2 + F(x1), P x1), P a strided 1x1 convolution: not reversible."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, bottleneck: bool) -> None:
+        super().__init__()
+        self.residual = Residual(in_channels, out_channels, stride, bottleneck)
+        self.shortcut = conv1x1(in_channels, out_channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x1, x2 = x.chunk(2, dim=1)
+        return torch.cat((self.shortcut(x2) + self.residual(x1), self.shortcut(x1)), dim=1)
+
+
+class TwoStreams(nn.Module):
+    """x -> (x, x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x, x), dim=1)
+
+
 class ZeroPadShortcut(nn.Module):
     """Option A: every `stride`-th pixel, the new channels zero; no parameters.
 
@@ -141,19 +199,27 @@ def projection(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     return nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))
 
 
-def build_network(
-    stem: dict[str, nn.Module],
+def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
+    """A 3x3 convolution that keeps height and width up to the stride; no bias."""
+    return nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+
+
+def conv1x1(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
+    """A 1x1 convolution; no bias."""
+    return nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+
+
+def build_stages(
     block: type[BasicBlock] | type[Bottleneck] | type[PreActBlock],
     in_channels: int,
     width: int,
     counts: Sequence[int],
     shortcut: ShortcutMaker,
-    input_shape: tuple[int, int, int],
-    classes: int,
-) -> Chain:
-    """A stage of so many blocks for each of `counts`, each of twice the width and half the size.
+) -> tuple[list[nn.Sequential], int]:
+    """A stage of so many blocks for each of `counts`, and the last one's channels.
 
-    The stem gives `in_channels`; the blocks of the first stage are of `width`.
+    The blocks of the first stage are of `width`; each further stage has twice the width and half
+    the size.
     """
     stages = []
     for number, count in enumerate(counts):
@@ -165,36 +231,28 @@ def build_network(
         blocks += [block(out_channels, width) for _ in range(count - 1)]
         stages.append(nn.Sequential(*blocks))
         in_channels, width = out_channels, 2 * width
-    head = make_classifier(in_channels, classes, activates=block is PreActBlock)
-    return assemble_chain(stem, stages, head, input_shape, classes)
-
-
-def is_identity_shortcut(shortcut: nn.Module | None) -> bool:
-    """Whether a shortcut is the identity: the unit without its branch, of x >= 0, is, too."""
-    return shortcut is None or isinstance(shortcut, nn.Identity)
-
-
-def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """A 3x3 convolution that keeps height and width up to the stride; no bias."""
-    return nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
-
-
-def conv1x1(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """A 1x1 convolution; no bias."""
-    return nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+    return stages, in_channels
 
 
 def assemble_chain(
     stem: dict[str, nn.Module],
     stages: Iterable[nn.Sequential],
-    head: dict[str, nn.Module],
+    features: int,
     input_shape: tuple[int, int, int],
     classes: int,
+    activates: bool = False,
 ) -> Chain:
     """The chain of stem, layer1, layer2, ... and head, with fresh weights.
 
-    Kaiming-normal convolutions, fan-out, ReLU gain (He et al. 2015); the rest is torch's own.
+    The head is the mean over the pixels of `features` channels and a linear layer; before it, where
+    it `activates`, batch norm and ReLU. Kaiming-normal convolutions, fan-out, ReLU gain (He et al.
+    2015); the rest is torch's own.
     """
+    head: dict[str, nn.Module] = {}
+    if activates:
+        head = {"bn": nn.BatchNorm2d(features), "relu": nn.ReLU(inplace=True)}
+    head |= {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    head["fc"] = nn.Linear(features, classes)
     layers = {f"layer{number}": stage for number, stage in enumerate(stages, 1)}
     units = {"stem": tuple(stem), **{name: (name,) for name in layers}, "head": tuple(head)}
     chain = Chain(OrderedDict(**stem, **layers, **head), units, input_shape, classes)
@@ -202,22 +260,3 @@ def assemble_chain(
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return chain
-
-
-def make_classifier(features: int, classes: int, activates: bool = False) -> dict[str, nn.Module]:
-    """The mean over the pixels and a linear layer; before it, if asked, batch norm and ReLU."""
-    before = {"bn": nn.BatchNorm2d(features), "relu": nn.ReLU(inplace=True)} if activates else {}
-    return {
-        **before,
-        "avgpool": nn.AdaptiveAvgPool2d(1),
-        "flatten": nn.Flatten(),
-        "fc": nn.Linear(features, classes),
-    }
-
-
-def check_sizes(classes: int, channels: int, image_size: int) -> None:
-    """Raise `ValueError` for sizes that no residual network here can have."""
-    limits = {"classes": (classes, 2), "channels": (channels, 1), "image_size": (image_size, 4)}
-    for name, (value, least) in limits.items():
-        if value < least:
-            raise ValueError(f"{name} is {value}, the least is {least}: set {name} >= {least}")

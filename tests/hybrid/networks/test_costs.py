@@ -56,7 +56,7 @@ def test_what_crosses_no_cut_costs_no_packing():
     network = UNet(3)
     # its skips go from unit to unit, and the cut is where one tensor is alive
     blocks = split(network, cuts=["head"], sample=x)
-    found = sum(map(sum, blocks.block_costs(x)))
+    found = sum(map(sum, blocks.count_costs(x)))
     assert found == pytest.approx(
         sum(map(weigh, count_operations(network, x, False))) / 4, rel=0.05
     )

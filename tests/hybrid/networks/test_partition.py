@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hybrid import Trainer, TrainSettings, split
+from hybrid import split
 from hybrid.networks import models
 from hybrid.networks.costs import OPERATIONS_A_BYTE
 from hybrid.networks.partition import BALANCES, balance_starts
@@ -129,11 +129,22 @@ def test_blocks_share_their_tensors_with_the_model_under_its_names():
     assert all(tensors[name].data_ptr() == whole[name].data_ptr() for name in whole)
 
 
-def test_images_that_do_not_fit_the_model_are_refused_with_the_block():
+def test_inputs_that_do_not_fit_the_model_are_refused_with_the_unit():
     blocks = split(resnet(8), cuts=["layer2.0"])
-    said = r"^images of shape \(3, 8, 8\) do not fit the model: units stem\.\.layer1\.0 say: .+$"
+    said = r"^inputs of shape \(3, 8, 8\) do not fit the model: unit stem says: .+$"
     with pytest.raises(ValueError, match=said):
-        blocks.cut_shapes(torch.zeros(1, 3, 8, 8))
+        blocks.with_bundles(torch.zeros(2, 3, 8, 8))
+
+
+def test_weights_of_two_blocks_are_refused_and_may_be_tied_within_one():
+    first, last = nn.Linear(2, 2), nn.Linear(2, 2)
+    last.weight = first.weight
+    for model in (nn.Sequential(first, last), nn.Sequential(first, first)):
+        with pytest.raises(
+            ValueError, match=r"^blocks 0 and 1 share the parameter '1.weight'.*own$"
+        ):
+            split(model, cuts=["1"])
+        assert len(split(model, 1)) == 1
 
 
 def test_a_module_that_works_in_place_stays_with_the_one_before_it():
@@ -143,52 +154,3 @@ def test_a_module_that_works_in_place_stays_with_the_one_before_it():
         assert split(model, 2, balance=balance, sample=torch.randn(8, 4)).cuts == ["2"]
     with pytest.raises(ValueError, match="no unit '1' among the 2 units"):
         split(model, cuts=["1"])
-
-
-class Whole(nn.Module):
-    """What no tracer follows: how long it takes depends on its input."""
-
-    def __init__(self):
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(8, 64), nn.Linear(64, 8)
-
-    def forward(self, x):
-        for _ in range(2 + int(x.isnan().any())):
-            x = self.narrow(self.wide(x).relu())
-        return x
-
-
-class Headed(nn.Module):
-    """All in one unit, but for a small head."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = Whole(), nn.Linear(8, 2)
-
-    def forward(self, x):
-        return self.head(self.body(x))
-
-
-def test_a_split_that_leaves_one_block_everything_says_so():
-    blocks = split(Headed(), 2, sample=torch.zeros(4, 8))
-    (said,) = blocks.notices
-    body, head = map(sum, blocks.costs)
-    share = f"{body / (body + head):.0%}"
-    assert said.startswith(
-        f"block 0 (body to body) has {share} of the cost, so 2 blocks are hardly"
-    )
-    assert str(blocks).splitlines()[-1] == said
-
-
-def test_a_split_that_is_fair_or_that_the_user_cut_says_nothing():
-    assert split(resnet(), 4).notices == []
-    assert split(resnet(), 1).notices == []
-    assert split(Headed(), cuts=["head"], sample=torch.zeros(4, 8)).notices == []
-
-
-def test_the_first_rank_tells_of_it_when_training_starts(capsys):
-    train = TrainSettings(epochs=1, batch_size=4, threads=1)
-    data = torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)
-    blocks = split(Headed(), 2, sample=data[0])
-    Trainer(blocks, "backprop", train=train).fit(data, data)
-    assert capsys.readouterr().out.count(blocks.notices[0]) == 1

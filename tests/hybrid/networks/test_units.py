@@ -84,20 +84,12 @@ def test_a_slice_of_a_chain_is_a_plain_sequential_with_the_same_modules_and_name
     assert torch.equal(part(x), model(x))
 
 
-def tied():
-    first, last = nn.Linear(2, 2), nn.Linear(2, 2)
-    last.weight = first.weight
-    return nn.Sequential(first, last)
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (nn.Linear(2, 2), r"^a Linear is no nn.Sequential, .*with sample="),
         (nn.Sequential(), r"^the model has 0 units, .*: add modules"),
         (nn.Sequential(nn.Sequential()), r"^the model has 0 units, .*: add modules"),
-        (nn.Sequential(*[nn.Linear(2, 2)] * 2), r"^units '0' and '1' share .*'weight'.*own copy"),
-        (tied(), "share the tensor 'weight'"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused_with_the_remedy(model, message):

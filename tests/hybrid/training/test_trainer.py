@@ -98,7 +98,7 @@ def test_a_run_folders_settings_give_the_gaps_of_its_run():
     train, _ = digits(5)
     gaps = balanced.settle(train).gaps
     assert any(sum(gap) for gap in gaps)
-    assert list(gaps) == fit_gaps(balanced.blocks.block_costs(), BATCH, 4)
+    assert list(gaps) == fit_gaps(balanced.blocks.count_costs(train.sample(32)[0]), BATCH, 4)
     assert cut.settle(train).gaps == gaps
 
 

@@ -211,7 +211,11 @@ SPLITS = {
     ),
     "the name of a model": (
         partial(split, "resnet20", 2),
-        "'resnet20': give a torch.nn.Module",
+        "given 'resnet20': give a torch.nn.Module",
+    ),
+    "workers of a strange kind": (
+        partial(Mapped, Items(), workers=1, worker_kind="fork"),
+        *("worker_kind 'fork'", "thread or forkserver"),
     ),
     "a data set that no process can be sent": (
         partial(Mapped, Items(), workers=1),

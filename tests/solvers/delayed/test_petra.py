@@ -12,7 +12,7 @@ from torch import nn
 
 from hybrid import split
 from hybrid.networks import models
-from hybrid.networks.models.reversible import Residual
+from hybrid.networks.models.residual import Residual
 from hybrid.solvers import Batch, Petra
 from hybrid.solvers.layers.residual import Reversible
 from hybrid.solvers.state import Tensors

@@ -1,6 +1,5 @@
 """Extrapolated steps against their formula, and against what they are equal to."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -52,20 +51,6 @@ def test_it_is_weight_prediction_whose_predicted_weights_are_the_weights(optimiz
         predicted.append(z.detach() + c * (z.detach() - before))
     found = trained(block(optimizer, c), delay)
     torch.testing.assert_close(found, predicted, rtol=0, atol=1e-13)
-
-
-def test_it_is_its_formula():
-    c, lr, mu = 0.75, 0.1, 0.8
-    w, v, last = START.numpy(), 0.0, 0.0
-    expected = [w]
-    for _ in range(12):
-        v = mu * v + CURVATURE.numpy() @ w
-        update = -lr * v
-        w = w + update + c * (update - last)
-        last = update
-        expected.append(w)
-    found = [x.numpy() for x in trained(block(heavy_ball, c))]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
 def test_heavy_ball_extrapolated_by_its_momentum_is_nesterovs():

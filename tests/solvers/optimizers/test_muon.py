@@ -24,9 +24,7 @@ def steps(parameters, optimizer, count=4):
     return [p.detach() for p in parameters]
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"nesterov": False}, {"ns_steps": 3, "adjust_lr_fn": "match_rms_adamw"}], ids=str
-)
+@pytest.mark.parametrize("more", [{}, {"nesterov": False}], ids=str)
 def test_in_bfloat16_it_is_torchs_muon_bit_for_bit(more):
     mine, theirs = matrices(), matrices()
     settings = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, **more}
@@ -60,7 +58,7 @@ def test_no_gradient_moves_nothing_and_a_zero_one_is_finite():
     optimizer = Muon([w])
     optimizer.step()
     assert not optimizer.state[w] if w in optimizer.state else True
-    assert orthogonalized(torch.zeros(3, 4), 5).abs().max() == 0
+    assert orthogonalized(torch.zeros(3, 4)).abs().max() == 0
 
 
 @pytest.mark.parametrize(
@@ -78,11 +76,7 @@ def test_another_rule_is_torchs_own_bit_for_bit(rule, torchs):
     assert all(map(torch.equal, found, steps(theirs, torchs(theirs))))
 
 
-def test_vectors_in_a_group_of_muons_are_refused():
+def test_vectors_in_a_group_of_muons_and_an_unknown_format_are_refused():
     said = refusal(Muon, [nn.Parameter(torch.zeros(3))])
     assert 'was given a parameter of shape (3,): put it into a group with "rule"' in said
-
-
-@pytest.mark.parametrize("name", ["adjust_lr_fn", "ns_dtype"])
-def test_an_unknown_form_is_refused_with_the_known_ones(name):
-    assert f"{name} is 'x'; choose one of " in refusal(Muon, matrices(), **{name: "x"})
+    assert "ns_dtype is 'x'; choose one of " in refusal(Muon, matrices(), ns_dtype="x")
