@@ -96,10 +96,6 @@ class Cache(Generic[Item]):
             )
         of_instance[state] = item
 
-    def get(self, state: State) -> Item | None:
-        """The item, which stays; None without one."""
-        return self._items.get(state.instance, {}).get(state)
-
     def pop(self, state: State) -> Item:
         """Take the item out; ValueError without one."""
         of_instance = self._items.get(state.instance, {})
@@ -124,7 +120,7 @@ class Waiting(Cache["list[Tensor | None]"]):
 
     def add(self, whole: State, place: int, part: Tensor, places: int) -> list[Tensor] | None:
         """All parts, once none is missing; ValueError if the place is taken."""
-        parts = self.get(whole)
+        parts = self._items.get(whole.instance, {}).get(whole)
         if parts is None:
             parts = [None for _ in range(places)]
             self.put(whole, parts)
