@@ -42,7 +42,6 @@ ROWS: Mapping[str, tuple[Solver, float]] = {
     "survival 0.5: ampnet, 4 keys": (AMPNet(micro_batches=M, max_active_keys=4), 0.5),
     "survival 0.5: ampnet": (AMPNet(micro_batches=M), 0.5),
     "survival 0.5: ampnet, 16 keys": (AMPNet(micro_batches=M, max_active_keys=16), 0.5),
-    "survival 0.5: ampnet, current weights": (AMPNet(micro_batches=M, weights="current"), 0.5),
     "survival 0.5: ampnet, a step every 4 instances": (
         AMPNet(micro_batches=M, min_update_frequency=4),
         0.5,
@@ -56,7 +55,6 @@ TRAINED = [
     "whole network: flushed pipeline",
     "survival 0.5: flushed pipeline",
     "survival 0.5: ampnet",
-    "survival 0.5: ampnet, current weights",
     "survival 0.5: ampnet, a step every 4 instances",
 ]
 

@@ -60,24 +60,23 @@ class TwoBufferedProgram(StashingProgram):
         # a step of a block with a delay comes after its next mini-batch's first forward pass
         return self._before if self.block.last else self._newest
 
-    def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
-        flight = Flight(part, self._leaf(lam), weights=self._version(part))
-        self._send_output(self._compute(flight).detach())
-        return flight
+    def _forward(self, flight: Flight) -> Tensor:
+        flight.weights = self._version(flight.part)
+        flight.out = self._compute(flight)
+        return flight.out.detach()
 
-    def _last_tick(self, part: MicroBatch, stats: PhaseStats) -> Tensor:
-        lam, weights = self._leaf(self._receive_input(part)), self._version(part)
-        out = self.block.forward(lam, part.key, weights)
-        assert part.labels is not None
-        found = self.block.classify(out, part.labels, part.weight)
-        self.block.backward(found.loss * part.share, key=part.key)
+    def _classify(self, flight: Flight, stats: PhaseStats) -> Tensor:
+        flight.weights = self._version(flight.part)
+        return super()._classify(flight, stats)
+
+    def _loss_adjoint(self, flight: Flight) -> Tensor | None:
+        p_in, weights = super()._loss_adjoint(flight), flight.weights
+        assert weights is not None
         for name, parameter in self._stash.parameters.items():
             grad, weights[name].grad = weights[name].grad, None
             if grad is not None:
                 parameter.grad = grad if parameter.grad is None else parameter.grad + grad
-        stats.scored(found)
-        self._finish(part, lam)
-        return found.loss.detach() * part.own_share
+        return p_in
 
 
 class RotatedAdam(torch.optim.Optimizer):

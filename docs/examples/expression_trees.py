@@ -1,6 +1,6 @@
 """A recursive network on expression trees, trained by messages through a graph of nodes.
 
-    python docs/examples/expression_trees.py [--active 16] [--together]
+    python docs/examples/expression_trees.py [--active 16]
 
 A tree is an expression over the digits 0 to 4 with max, min and + modulo 5, of 1 to MOST_LEAVES
 leaves split at random; the label is its value. Leaves become vectors (h, c), an inner node of
@@ -38,7 +38,6 @@ from hybrid_messages import (
     Phi,
     Source,
     Static,
-    Together,
 )
 
 DIGITS, MOST_LEAVES = 5, 12
@@ -62,13 +61,6 @@ class Tree:
     @cached_property
     def parents(self) -> dict[int, int]:
         return {child: at for at, pair in enumerate(self.children) for child in pair or ()}
-
-    @cached_property
-    def heights(self) -> list[int]:
-        heights: list[int] = []
-        for pair in self.children:
-            heights.append(1 + max(heights[pair[0]], heights[pair[1]]) if pair else 0)
-        return heights
 
 
 def make_tree(draws: np.random.Generator) -> Tree:
@@ -144,11 +136,7 @@ class Place(NamedTuple):
 
 
 def make_graph(
-    modules: Mapping[str, nn.Module],
-    trees: Sequence[Tree],
-    rate: float,
-    every: int,
-    kind: type[Layer],
+    modules: Mapping[str, nn.Module], trees: Sequence[Tree], rate: float, every: int
 ) -> Graph:
     """A layer steps when it has the messages that `every` trees bring it on average."""
     some = trees[:500]
@@ -161,7 +149,7 @@ def make_graph(
     def layer(name: str) -> Layer:
         module = modules[name]
         messages = every * per_tree.get(name, inner / len(OPERATORS))
-        return kind(module, torch.optim.Adam(module.parameters(), rate), max(1, round(messages)))
+        return Layer(module, torch.optim.Adam(module.parameters(), rate), max(1, round(messages)))
 
     def siblings(place: Place) -> list[Place]:
         return [
@@ -204,14 +192,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--active", type=int, default=16, help="trees at a time")
     parser.add_argument("--every", type=int, default=32, help="trees' worth of messages a step")
-    parser.add_argument("--together", action="store_true", help="waiting messages in one call")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     trees, held = make_data(0, 30_000, 1_000)
     both = [*trees, *held]
-    kind = Together if given.together else Layer
-    graph = make_graph(make_modules(0, 32), both, 5e-3, given.every, kind)
-    executor = Static(graph, given.active)
+    graph = make_graph(make_modules(0, 32), both, 5e-3, options.every)
+    executor = Static(graph, options.active)
     for first in range(0, len(trees), 1_000):
         outcomes = executor.run(enter(both, at) for at in range(first, first + 1_000))
         tests = executor.run((enter(both, len(trees) + at) for at in range(1_000)), learn=False)

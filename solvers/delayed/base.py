@@ -115,38 +115,52 @@ class DelayedProgram(Program):
         """Oldest first."""
         self._inbox: deque[tuple[Tensor, ...]] = deque()
         """Messages of the next block that a checkpoint held."""
+        self._losses: list[Tensor] = []
+        """Of the micro-batches of a mini-batch."""
         self._ticks = 0
         self._rate = 0.0
 
     def train(self, window: Window) -> PhaseStats:
         """One tick for each micro-batch; the pipeline stays filled."""
-        stats = PhaseStats()
+        stats, block = PhaseStats(), self.block
         with stats.timed(self.links):
             for _, batch in window.recorded():
                 self._rate = batch.learning_rate
-                losses = []
-                for part in split_into_micro_batches(
-                    batch, self.num_micro_batches(batch), self.block
-                ):
+                for part in split_into_micro_batches(batch, self.num_micro_batches(batch), block):
                     self._ticks += 1
-                    if self.block.last:
-                        losses.append(self._last_tick(part, stats))
-                    else:
-                        self._flights.append(self._forward(self._receive_input(part), part))
-                        if len(self._flights) > self._delay:
-                            self._backward(self._flights.popleft())
-                if losses:
-                    stats.losses.append(torch.stack(losses).sum())
+                    self._tick(part, stats)
+                if self._losses:
+                    stats.losses.append(torch.stack(self._losses).sum())
+                    self._losses.clear()
                 stats.samples += len(batch)
                 stats.steps += 1
         return stats
 
+    def _tick(self, part: MicroBatch | None, stats: PhaseStats) -> None:
+        """A forward pass and the backward pass that is due; in a drain (None) the latter alone."""
+        block, flights = self.block, self._flights
+        if part is not None:
+            flight = Flight(part, self._leaf(self._fetch(part)))
+            if block.last:
+                flight.out = self._classify(flight, stats)
+            else:
+                self._wire.send(self.links.to_next, self._forward(flight))
+            flights.append(flight)
+        if part is None or len(flights) > self._delay:
+            flight = flights.popleft()
+            p_in = self._loss_adjoint(flight) if block.last else self._backward(flight)
+            if p_in is not None:
+                self._send_adjoint(p_in, flight)
+            if flight.part.is_last:
+                self._step()
+
     def drain(self) -> PhaseStats:
+        stats = PhaseStats()
         while self._flights:
-            self._backward(self._flights.popleft())
+            self._tick(None, stats)
         self._ticks = 0
         self.links.flush()
-        return PhaseStats()
+        return stats
 
     def state(self) -> State:
         if self._ticks == 0:
@@ -163,37 +177,36 @@ class DelayedProgram(Program):
             if parameter.grad is not None:
                 state[f"gradient {name}"] = parameter.grad
         if self.setup.replicas > 1:  # which are alike after a step, and not while one is prepared
-            own = statistics(self.block.module)
-            state |= {f"statistic {i}": x for i, x in enumerate(own)}
+            running = statistics(self.block.module)
+            state |= {f"statistic {i}": x for i, x in enumerate(running)}
         state |= save_flights(self._flights)
         for i, message in enumerate(self._inbox):
             state |= {f"inbox {i}.{j}": tensor for j, tensor in enumerate(message)}
         return State(flight=state)
 
     def load_state(self, state: State) -> None:
-        found, module = state.flight, self.block.module
-        if not found:
+        saved, module = state.flight, self.block.module
+        if not saved:
             return
-        self._refuse_other("solver.messages", self.solver.messages, _FORMATS[int(found["sent as"])])
-        before, now = _PRECISIONS[int(found["computed in"])], self.block.precision
-        self._refuse_other(
-            "train.precision", *(str(p).removeprefix("torch.") for p in (now, before))
-        )
-        self._ticks, self._rate = int(found["ticks"]), float(found["rate"])
-        for i, own in enumerate(statistics(module)):
-            own.copy_(found.get(f"statistic {i}", own))
-        for flight in load_flights(found, module):
+        for setting, now, before in (
+            ("solver.messages", self.solver.messages, _FORMATS[int(saved["sent as"])]),
+            ("train.precision", self.block.precision, _PRECISIONS[int(saved["computed in"])]),
+        ):
+            if now != before:
+                names = [str(each).removeprefix("torch.") for each in (now, before)]
+                raise ValueError(
+                    f"{setting} is {names[0]!r}, and {names[1]!r} for what is under way"
+                )
+        self._ticks, self._rate = int(saved["ticks"]), float(saved["rate"])
+        for i, statistic in enumerate(statistics(module)):
+            statistic.copy_(saved.get(f"statistic {i}", statistic))
+        for flight in load_flights(saved, module):
+            flight.lam = None if flight.lam is None else self._leaf(flight.lam)
             self._flights.append(self._rebuild(flight))
         for i in range(self._adjoints_sent()):
-            self._inbox.append(tuple(entries(found, f"inbox {i}.").values()))
-        for name, grad in with_parameter_strides(module, entries(found, "gradient ")).items():
+            self._inbox.append(tuple(entries(saved, f"inbox {i}.").values()))
+        for name, grad in with_parameter_strides(module, entries(saved, "gradient ")).items():
             module.get_parameter(name).grad = grad
-
-    @staticmethod
-    def _refuse_other(setting: str, now: str, before: str) -> None:
-        """ValueError if what is under way was made otherwise."""
-        if now != before:
-            raise ValueError(f"{setting} is {now!r}, and {before!r} for what is under way")
 
     def _adjoints_sent(self) -> int:
         """Adjoints that the next block has sent and this one has not yet received."""
@@ -202,39 +215,52 @@ class DelayedProgram(Program):
         next_ = self.solver.delay(self.block.index + 1, self.block.count)
         return min(self._ticks, self._delay) - min(self._ticks, next_)
 
-    def _receive_input(self, part: MicroBatch) -> Tensor:
+    def _fetch(self, part: MicroBatch) -> Tensor:
+        """x_{k-1} of a micro-batch."""
         if part.images is not None:
             return part.images
         return self._wire.receive(self.links.from_previous, self.block.dtype)
 
+    def _leaf(self, lam: Tensor) -> Tensor:
+        """lam_k; the first block's gets no gradient."""
+        return lam.detach() if self.block.first else lam.detach().requires_grad_()
+
     @abstractmethod
-    def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
-        """Send x_k up; keep what the backward pass will need."""
+    def _forward(self, flight: Flight) -> Tensor:
+        """x_k; keep in the flight what the backward pass will need."""
+
+    def _compute(self, flight: Flight) -> Tensor:
+        """f_k(lam_k; w_k) at the flight's version of the weights, or the newest."""
+        out: Tensor = self.block.forward(flight.lam, flight.part.key, flight.weights)
+        return out
 
     def _rebuild(self, flight: Flight) -> Flight:
         """A flight of a checkpoint, made ready for its backward pass."""
         return flight
 
     @abstractmethod
-    def _backward(self, flight: Flight) -> None:
-        """Receive a flight's adjoint, add its gradient, and send its input's adjoint down."""
+    def _backward(self, flight: Flight) -> Tensor | None:
+        """Receive the adjoint of x_k and add the gradient; p_k, or None on the first block."""
 
-    def _last_tick(self, part: MicroBatch, stats: PhaseStats) -> Tensor:
-        """The last block's tick: forward, loss, backward; its share of the mini-batch's loss."""
-        lam = self._leaf(self._receive_input(part))
+    def _classify(self, flight: Flight, stats: PhaseStats) -> Tensor:
+        """The last block's forward pass: a micro-batch's part of the mini-batch's loss."""
+        part = flight.part
         assert part.labels is not None
-        found = self.block.classify(self.block.forward(lam, part.key), part.labels, part.weight)
-        self.block.backward(found.loss * part.share, key=part.key)
-        stats.scored(found)
-        self._finish(part, lam)
-        return found.loss.detach() * part.own_share
+        classified = self.block.classify(self._compute(flight), part.labels, part.weight)
+        stats.scored(classified)
+        self._losses.append(classified.loss.detach() * part.own_share)
+        return classified.loss * part.share
 
-    def _leaf(self, lam: Tensor | None) -> Tensor:
-        assert lam is not None
-        return lam.detach() if self.block.first else lam.detach().requires_grad_()
+    def _loss_adjoint(self, flight: Flight) -> Tensor | None:
+        """The last block's backward pass, which needs no message."""
+        assert flight.out is not None
+        self.block.backward(flight.out, key=flight.part.key)
+        return self._input_adjoint(flight)
 
-    def _send_output(self, out: Tensor) -> None:
-        self._wire.send(self.links.to_next, out)
+    def _input_adjoint(self, flight: Flight) -> Tensor | None:
+        """p_k, as a backward pass has left it at lam_k; None on the first block."""
+        assert flight.lam is not None
+        return None if self.block.first else self.block.input_adjoint(flight.lam)
 
     def _receive_message(self) -> tuple[Tensor, ...]:
         """One message of the next block, as it is on the wire."""
@@ -250,22 +276,14 @@ class DelayedProgram(Program):
         wide = dtype if self.block.scaler is None else torch.float32
         return self._wire.receive_adjoint(self._oldest_message(), wide, part.size)
 
-    def _finish(self, part: MicroBatch, lam: Tensor) -> None:
-        """Send the adjoint of the leaf lam down; step if its mini-batch is complete."""
-        if not self.block.first:
-            self._send_adjoint(lam, self.block.input_adjoint(lam), part)
-        self._step(part)
-
-    def _send_adjoint(self, lam: Tensor, p_in: Tensor, part: MicroBatch) -> None:
+    def _send_adjoint(self, p_in: Tensor, flight: Flight) -> None:
         """One message to the previous block."""
         shrink = self.solver.shrink
         p_in = p_in if shrink == 1.0 else shrink * p_in
-        self._wire.send_adjoint(self.links.to_previous, p_in, part.size)
+        self._wire.send_adjoint(self.links.to_previous, p_in, flight.part.size)
 
-    def _step(self, part: MicroBatch) -> None:
-        """Step if that was its mini-batch's last micro-batch."""
-        if part.is_last:
-            self.block.step("local", self._rate, self.solver.clip_norm)
+    def _step(self) -> None:
+        self.block.step("local", self._rate, self.solver.clip_norm)
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:

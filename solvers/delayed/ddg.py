@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -18,7 +18,6 @@ from hybrid.solvers.base import GraphBytes, Links, Program, Setup, program_of
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import SEVERAL_BLOCKS, Delayed, DelayedProgram, tensor_bytes
 from hybrid.solvers.delayed.stash import Flight, Stash
-from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.numerics.buffers import replaced_buffers
 from hybrid.solvers.state import Tensors
 
@@ -72,11 +71,8 @@ class DDG(Delayed):
     """Keep only block inputs, and run forward again before backward: less memory, same bits."""
 
     def start(self, block: Block, links: Links, setup: Setup) -> Program:
-        return (
-            super().start(block, links, setup)
-            if self.stash
-            else UnstashedProgram(self, block, links, setup)
-        )
+        kind = self.program if self.stash else UnstashedProgram
+        return kind(self, block, links, setup)
 
     def progress(self, count: int, size: int, optimizer: str = "sgd") -> float | None:
         lost, late = LOST.get(optimizer, LOST["adamw"]), self.steps_late(0, count, size)
@@ -111,37 +107,28 @@ class StashingProgram(DelayedProgram):
         module = self.block.module
         self._stash = Stash(module, dict(module.named_parameters()))
 
-    def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
-        flight = Flight(part, self._leaf(lam), weights=self._stash.newest_version())
-        kept = torch.set_grad_enabled(not self.solver.recompute)
-        with kept, self._stash.forward_pass(flight.buffers):
+    def _forward(self, flight: Flight) -> Tensor:
+        flight.weights = self._stash.newest_version()
+        keeps = torch.set_grad_enabled(not self.solver.recompute)
+        with keeps, self._stash.forward_pass(flight.buffers):
             out = self._compute(flight)
-        self._send_output(out.detach())
-        if self.solver.recompute:
-            flight.out = None
-        return flight
+        flight.out = None if self.solver.recompute else out
+        return out.detach()
 
-    def _compute(self, flight: Flight) -> Tensor:
-        assert flight.lam is not None
-        flight.out = self.block.forward(flight.lam, flight.part.key, flight.weights)
-        return flight.out
+    def _repeated_pass(self, flight: Flight) -> AbstractContextManager[None]:
+        assert flight.weights is not None
+        return self._stash.repeated_pass(flight.weights, flight.buffers)
 
     def _rebuild(self, flight: Flight) -> Flight:
-        assert flight.weights is not None
-        flight.lam = self._leaf(flight.lam)
-        with self._stash.repeated_pass(flight.weights, flight.buffers):
-            if not self.solver.recompute:
-                self._compute(flight)
+        with self._repeated_pass(flight):
+            flight.out = None if self.solver.recompute else self._compute(flight)
         return flight
 
-    def _recompute(self, flight: Flight) -> Tensor:
-        assert flight.weights is not None
-        with self._stash.repeated_pass(flight.weights, flight.buffers):
-            return self._compute(flight)
-
-    def _backward(self, flight: Flight) -> None:
-        out = self._recompute(flight) if flight.out is None else flight.out
-        assert flight.lam is not None
+    def _backward(self, flight: Flight) -> Tensor | None:
+        out = flight.out
+        if out is None:
+            with self._repeated_pass(flight):
+                out = self._compute(flight)
         assert flight.weights is not None
         p_out = self._receive_adjoint(flight.part, out.dtype)
         # the mini-batch's sum of gradients moves to this version and back
@@ -151,16 +138,11 @@ class StashingProgram(DelayedProgram):
         for name, parameter in self._stash.parameters.items():
             parameter.grad, flight.weights[name].grad = flight.weights[name].grad, None
         self._stash.release(flight.weights, flight.buffers)
-        self._finish(flight.part, flight.lam)
+        return self._input_adjoint(flight)
 
-    def _step(self, part: MicroBatch) -> None:
-        if part.is_last:
-            self._stash.before_step()
-        super()._step(part)
-
-
-Held = tuple[Tensor, int | None]
-"""What a graph holds, and the count of its changes; None: they do not matter."""
+    def _step(self) -> None:
+        self._stash.before_step()
+        super()._step()
 
 
 class UnstashedProgram(DelayedProgram):
@@ -171,84 +153,77 @@ class UnstashedProgram(DelayedProgram):
     activations of a flight again, so a checkpoint holds them.
     """
 
-    def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
-        flight = Flight(part, self._leaf(lam))
+    def _forward(self, flight: Flight) -> Tensor:
         with activations_kept(self.block.module, flight.stash):
-            out = self._compute(flight)
-        self._send_output(out.detach())
-        return flight
-
-    def _compute(self, flight: Flight) -> Tensor:
-        assert flight.lam is not None
-        flight.out = self.block.forward(flight.lam, flight.part.key)
-        return flight.out
+            flight.out = self._compute(flight)
+        return flight.out.detach()
 
     def _rebuild(self, flight: Flight) -> Flight:
-        flight.lam = self._leaf(flight.lam)
         module = self.block.module
         # the same pass in all it keeps, but for good it changes no statistics
         buffers = dict(module.named_buffers(remove_duplicate=False))
         with replaced_buffers(module, buffers), activations_replaced(module, flight.stash):
-            self._compute(flight)
+            flight.out = self._compute(flight)
         return flight
 
-    def _backward(self, flight: Flight) -> None:
-        assert flight.lam is not None
+    def _backward(self, flight: Flight) -> Tensor | None:
         assert flight.out is not None
         p_out = self._receive_adjoint(flight.part, flight.out.dtype)
         flight.stash = {}  # the graph lets them go one by one
         self.block.backward(flight.out, p_out, key=flight.part.key)
-        self._finish(flight.part, flight.lam)
+        return self._input_adjoint(flight)
+
+
+Saved = tuple[Tensor, int | None]
+"""What a graph holds, and the count of its changes; None: they do not matter."""
 
 
 @contextmanager
-def activations_kept(module: nn.Module, kept: Tensors) -> Iterator[None]:
-    """Around a forward pass: `kept` gets what its graph keeps beside the parameters, in order."""
+def activations_kept(module: nn.Module, activations: Tensors) -> Iterator[None]:
+    """Around a forward pass: gives what its graph keeps beside the parameters, in order."""
     weights = _storages(module)
 
-    def pack(tensor: Tensor) -> Held:
-        own = tensor.detach()
+    def pack(tensor: Tensor) -> Saved:
+        value = tensor.detach()
         if _storage(tensor) in weights:
-            return own, None
-        kept[f"activation {len(kept):05}"] = own
-        return own, own._version
+            return value, None
+        activations[f"activation {len(activations):05}"] = value
+        return value, value._version
 
     with saved_tensors_hooks(pack, _unpack):
         yield
 
 
 @contextmanager
-def activations_replaced(module: nn.Module, kept: Tensors) -> Iterator[None]:
-    """Around the same pass at other weights: its graph keeps those of `kept` in place of its own.
+def activations_replaced(module: nn.Module, activations: Tensors) -> Iterator[None]:
+    """Around the same pass at other weights: its graph keeps these activations, not its own.
 
     ValueError if the pass keeps others, as one whose path depends on its weights may.
     """
-    weights, left = _storages(module), iter(kept.copy().items())
+    weights, remaining = _storages(module), iter(activations.copy().items())
+    refusal = ValueError(
+        "the checkpoint holds other activations under way than a forward pass keeps: resume with "
+        "solver.stash=true from the end of an epoch, or with the network of the run"
+    )
 
-    def pack(tensor: Tensor) -> Held:
+    def pack(tensor: Tensor) -> Saved:
         if _storage(tensor) in weights:
             return tensor.detach(), None
-        name, value = next(left, ("", None))
+        name, value = next(remaining, ("", None))
         if value is None or (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
-            raise ValueError(_OTHERS)
+            raise refusal
         # kernels round by strides, which a checkpoint does not keep
-        kept[name] = torch.empty_like(tensor).copy_(value)
-        return kept[name], None
+        activations[name] = torch.empty_like(tensor).copy_(value)
+        return activations[name], None
 
     with saved_tensors_hooks(pack, _unpack):
         yield
-    if next(left, None) is not None:
-        raise ValueError(_OTHERS)
+    if next(remaining, None) is not None:
+        raise refusal
 
 
-_OTHERS = (
-    "the checkpoint holds other activations under way than a forward pass keeps: resume with "
-    "solver.stash=true from the end of an epoch, or with the network of the run"
-)
-
-
-def _unpack(held: Held) -> Tensor:
-    tensor, version = held
+def _unpack(saved: Saved) -> Tensor:
+    tensor, version = saved
     if version not in (None, tensor._version):
         raise RuntimeError(
             f"an activation {tuple(tensor.shape)} that the backward pass needs was changed in "

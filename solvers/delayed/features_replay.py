@@ -11,7 +11,6 @@ from torch import Tensor
 from hybrid.solvers.base import program_of
 from hybrid.solvers.delayed.base import Delayed, DelayedProgram
 from hybrid.solvers.delayed.stash import Flight
-from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.numerics.buffers import frozen_statistics
 
 
@@ -31,15 +30,13 @@ class FeaturesReplay(Delayed):
 class ReplayingProgram(DelayedProgram):
     """Keeps of its flights the inputs only."""
 
-    def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
+    def _forward(self, flight: Flight) -> Tensor:
         with torch.no_grad(), frozen_statistics(self.block.module):
-            self._send_output(self.block.forward(lam, part.key))
-        return Flight(part, lam)
+            return self._compute(flight)
 
-    def _backward(self, flight: Flight) -> None:
-        lam = self._leaf(flight.lam)
+    def _backward(self, flight: Flight) -> Tensor | None:
         # the adjoint may still be on its way: it is received after the replay
-        out = self.block.forward(lam, flight.part.key)
+        out = self._compute(flight)
         p_out = self._receive_adjoint(flight.part, out.dtype)
         self.block.backward(out, p_out, key=flight.part.key)
-        self._finish(flight.part, lam)
+        return self._input_adjoint(flight)

@@ -4,46 +4,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
-from threading import Lock
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.acting import Acts, CountOrZero, Needs, NotNegative
 from hybrid.solvers.base import GraphBytes, program_of
+from hybrid.solvers.delayed.any_order import AnyOrder
 from hybrid.solvers.delayed.base import (
     NOT_COMPILED,
     NOT_FLOAT16,
     ONE_REPLICA,
     SEVERAL_BLOCKS,
     Delayed,
+    tensor_bytes,
 )
-from hybrid.solvers.delayed.stash import CopyingStash, Flight, Stash
+from hybrid.solvers.delayed.stash import CopyingStash, Stash
 from hybrid.solvers.delayed.timetable import MOST_SLOTS, Timetable
-from hybrid.solvers.delayed.unit_program import UnitProgram
-from hybrid.solvers.delayed.units import (
-    Recomputed,
-    Stashed,
-    UnitFlight,
-    UnitLock,
-    unit_memories,
-    unit_slices,
-)
-from hybrid.solvers.delayed.worker_threads import AnyOrderThreads, TableThreads
+from hybrid.solvers.delayed.units import UnitFlight, UnitProgram, Units, unit_slices
 from hybrid.solvers.exact.pipeline import Kind, MicroBatch, Op, split_into_micro_batches
+from hybrid.solvers.layers.residual import nothing_left_out
+from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window
 
 ONE_BLOCK = Acts(
     "there is one block, since each of several takes both passes by turns",
     lambda run: run.setup.blocks == 1,
-)
-IN_ORDER = Acts(
-    "solver.any_order is false, with which every slot has a thread anyway",
-    lambda run: not run.solver.any_order,
 )
 ACCUMULATES = Acts(
     "gradients are added up, since with solver.any_order a step follows every backward pass",
@@ -52,21 +41,6 @@ ACCUMULATES = Acts(
 WAITS = Acts(
     "a graph may wait for a backward slot (solver.backward_slots is 0 or 1, or solver.any_order)",
     lambda run: run.solver.any_order or run.solver.backward_slots != MOST_SLOTS,
-)
-STEPS_BETWEEN = Acts(
-    "steps come between a forward pass and its backward pass, which one slot without a queue "
-    "(solver.backward_slots 0, solver.queue 0) does not allow",
-    lambda run: (
-        run.setup.blocks > 1
-        or run.solver.any_order
-        or run.solver.backward_slots
-        or run.solver.queue
-    ),
-)
-REPEATS_DRAWS = Needs(
-    "no layer draws random numbers, which it draws for a whole pass and not for one unit again",
-    lambda run: run.solver.weights == "stashed" or not run.draws,
-    "choose stashed",
 )
 THREAD_FOR_EVERY_SLOT = Needs(
     "solver.backward_slots is 1 or 2, since with 0 one slot and its thread take both passes",
@@ -85,19 +59,19 @@ class PDASGD(Delayed):
         g_u = (d f_u / d w_u)^T p_u,   p_{u-1} = (d f_u / d x_{u-1})^T p_u
         w_u <- optimizer step with g_u, before the unit below goes on     backward slot
 
-    The derivatives are at the weights that x_u was computed with (stashed), or at the newest w_u
-    and the same x_{u-1} (current: f_u is run again). With one block, `Timetable` says when which
-    slot takes what: steps are ordered by (tick, unit, mini-batch), and every forward part that
-    begins later uses the new weights. In the paper's ratio, 1 forward and 2 backward slots, the
-    unit at relative depth u / M steps 3 (1 - u / M) ticks (forward passes) after its weights were
-    read: its gradient is ceil(3 (1 - u / M)) - 1 steps late, and that of the head 0 (M >= 3). With
-    one slot and no queue the method is SGD; with a queue q all units are q steps late. The table
-    does not depend on a clock, so neither threads nor the load of the machine change the result.
+    The derivatives are at the weights that x_u was computed with. With one block, `Timetable` says
+    when which slot takes what: steps are ordered by (tick, unit, mini-batch), and every forward
+    part that begins later uses the new weights. In the paper's ratio, 1 forward and 2 backward
+    slots, the unit at relative depth u / M steps 3 (1 - u / M) ticks (forward passes) after its
+    weights were read: its gradient is ceil(3 (1 - u / M)) - 1 steps late, and that of the head 0
+    (M >= 3). With one slot and no queue the method is SGD; with a queue q all units are q steps
+    late. The table does not depend on a clock, so the load of the machine does not change the
+    result.
 
     Over K > 1 blocks each takes a forward and a backward pass by turns, in FDG's order
     d_k = 2 (K-1-k): one slot whose queue is d_k. No forward pass reads a unit's weights between its
-    step and the end of the backward pass, so nothing is gained by stepping early. With stashed
-    weights it is FDG bit for bit, except that clipping is by units.
+    step and the end of the backward pass, so nothing is gained by stepping early. It is FDG bit for
+    bit, except that clipping is by units.
     """
 
     name: ClassVar[str] = "pd-asgd"
@@ -113,10 +87,6 @@ class PDASGD(Delayed):
     """Beside the forward slot of the only block: 1, 2, or 0: one slot takes both by turns."""
     queue: Annotated[CountOrZero, ONE_BLOCK, WAITS] = 0
     """Graphs that may wait for a backward slot before the forward slot waits."""
-    weights: Annotated[Literal["stashed", "current"], STEPS_BETWEEN, REPEATS_DRAWS] = "stashed"
-    """Those of a backward pass: that its forward pass used, or the newest, on the same inputs."""
-    threads: Annotated[bool, ONE_BLOCK, IN_ORDER, THREAD_FOR_EVERY_SLOT] = False
-    """One thread for each slot of the only block, with the same result: for idle cores."""
     any_order: Annotated[bool, ONE_BLOCK, THREAD_FOR_EVERY_SLOT] = False
     """As in the paper: threads without a table on shared weights. No run can be repeated."""
 
@@ -151,18 +121,18 @@ class PDASGD(Delayed):
     ) -> int:
         x, slices = self.first_part(lam), unit_slices(module)
         table = self.table(len(slices), index, count)
-        delays = [table.delay(unit) for unit in range(len(slices))]
-        units = [*unit_memories(module, slices, x, graph)]
-        if self.weights == "current":
-            inputs = sum((d + 1) * unit.input for d, unit in zip(delays, units, strict=True))
-            return inputs + max(unit.graph for unit in units)
-        graphs, older = 0, 0
-        for d, unit in zip(delays, units, strict=True):
-            graphs += (d + 1) * unit.graph
-            older += -(-d // self.num_micro_batches(len(lam))) * unit.weights
+        parts = [*module._modules.values()]  # children() leaves out the second use of a module
+        parts_of_batch, whole = self.num_micro_batches(len(lam)), graph(module, x)
+        graphs, one_each, older = 0, 0, 0
+        with torch.no_grad(), frozen_statistics(module), nothing_left_out():
+            for number, some in enumerate(slices):
+                unit = nn.Sequential(*(part for part in parts[some] if part is not None))
+                late, kept = table.delay(number), graph(unit, x)
+                graphs, one_each = graphs + (late + 1) * kept, one_each + kept
+                older += -(-late // parts_of_batch) * tensor_bytes(unit.parameters())
+                x = unit(x).detach().requires_grad_()
         # neighbors share what lies between them
-        whole = graph(module, self.first_part(lam)) / (sum(unit.graph for unit in units) or 1)
-        return round(whole * graphs) + older
+        return round(whole / (one_each or 1) * graphs) + older
 
 
 @program_of(PDASGD)
@@ -174,30 +144,21 @@ class PDASGDProgram(UnitProgram):
     def begin(self) -> None:
         super().begin()
         solver, block = self.solver, self.block
-        self._threaded = block.count == 1 and (solver.threads or solver.any_order)
-        self._refuse_threads_on_a_clock()
-        if solver.weights == "current":
-            self._units = Recomputed(block, solver.clip_norm)
-        else:
-            stash = CopyingStash if solver.any_order else Stash
-            self._units = Stashed(block, solver.clip_norm, stash=stash)
-        self._table = solver.table(self._units.count, block.index, block.count)
-        self._locks = [Lock() for _ in self._units.slices]
-        self._losses: list[Tensor] = []
-
-    def _refuse_threads_on_a_clock(self) -> None:
-        setting = "any_order" if self.solver.any_order else "threads"
-        if self._threaded and self.links.clocked:
+        self._any_order = solver.any_order and block.count == 1
+        if self._any_order and self.links.clocked:
             raise ValueError(
-                f"solver.{setting} is true, but links.kind is 'virtual', whose clock counts the "
+                "solver.any_order is true, but links.kind is 'virtual', whose clock counts the "
                 "work of one thread for each rank: leave one of the two out"
             )
+        stash = CopyingStash if self._any_order else Stash
+        self.units = Units(block, solver.clip_norm, stash=stash)
+        self._table = solver.table(self.units.count, block.index, block.count)
 
     def train(self, window: Window) -> PhaseStats:
         """One tick for each micro-batch; steps that come later stay under way."""
         stats = PhaseStats()
         with stats.timed(self.links):
-            if self.solver.any_order and self.block.count == 1:
+            if self._any_order:
                 self._train_in_any_order(window, stats)
             else:
                 self._train_by_table(window, stats)
@@ -207,8 +168,8 @@ class PDASGDProgram(UnitProgram):
 
     def _train_by_table(self, window: Window, stats: PhaseStats) -> None:
         """Do what the table says, up to the end of the window."""
-        oldest, last = self._ticks - len(self._flights), self._units.count - 1
-        flights = {oldest + i: flight for i, flight in enumerate(self._unit_flights)}
+        oldest, last = self._ticks - len(self._flights), self.units.count - 1
+        flights = {oldest + i: flight for i, flight in enumerate(self.unit_flights)}
         rates: dict[Op, float] = {}
         for batch in window.batches:
             for _ in range(self.num_micro_batches(batch)):
@@ -216,27 +177,18 @@ class PDASGDProgram(UnitProgram):
                 rates |= dict.fromkeys(passes, batch.learning_rate)
                 self._ticks += 1
         parts = self._micro_batches(window)
-
-        def run(op: Op, lock: UnitLock) -> None:
-            if op.kind is Kind.FORWARD and op.unit == 0:
-                part = next(parts)
-                lam = self._leaf(self._receive_input(part))
-                flights[op.item] = self._units.new_flight(part, lam)
-            flight = flights[op.item]
+        for op, rate in rates.items():
             if op.kind is Kind.BACKWARD:
-                self._backward_unit(flight, op.unit, rates[op], lock)
+                self.backward_unit(flights[op.item], op.unit, rate)
                 if op.unit == 0:
                     del flights[op.item]
-                return
-            self._units.forward(flight, op.unit, lock)
+                continue
+            if op.unit == 0:
+                part = next(parts)
+                flights[op.item] = self.units.new_flight(part, self._leaf(self._fetch(part)))
+            self.units.forward(flights[op.item], op.unit)
             if op.unit == last:
-                self._send_or_classify(flight, stats)
-
-        if self._threaded:
-            TableThreads([*rates]).run(run, self._table.backward_slots, last + 1)
-        else:
-            for op in rates:
-                run(op, nullcontext())
+                self._send_or_classify(flights[op.item], stats)
         self._flights = deque(flights.values())
 
     def _train_in_any_order(self, window: Window, stats: PhaseStats) -> None:
@@ -245,16 +197,16 @@ class PDASGDProgram(UnitProgram):
         def forward_passes() -> Iterator[UnitFlight]:
             for part in self._micro_batches(window):
                 self._ticks += 1
-                flight = self._forward(self._receive_input(part), part)
+                flight = self.units.new_flight(part, self._leaf(self._fetch(part)))
+                self._forward(flight)
                 self._send_or_classify(flight, stats)
                 yield flight
 
         def backward_pass(flight: UnitFlight, stop: Callable[[], bool]) -> None:
             while flight.units_left and not stop():
-                unit = flight.units_left - 1
-                self._backward_unit(flight, unit, self._rate, self._locks[unit])
+                self.backward_unit(flight, flight.units_left - 1, self._rate)
 
-        threads = AnyOrderThreads(self._unit_flights, self.solver.queue)
+        threads = AnyOrder(self.unit_flights, self.solver.queue)
         left = threads.run(forward_passes(), backward_pass, self.solver.backward_slots)
         self._flights = deque(left)
 
@@ -263,45 +215,29 @@ class PDASGDProgram(UnitProgram):
             self._rate = batch.learning_rate
             yield from split_into_micro_batches(batch, self.num_micro_batches(batch), self.block)
 
-    def _forward_units(self, flight: UnitFlight) -> None:
-        for unit, lock in enumerate(self._locks):
-            # a module that a backward pass runs again may not run here, too
-            exclusive = isinstance(self._units, Recomputed)
-            self._units.forward(flight, unit, lock if exclusive else nullcontext())
-
     def _send_or_classify(self, flight: UnitFlight, stats: PhaseStats) -> None:
         """Send the last unit's output up; in the last block it goes into the loss."""
         part = flight.part
         if part.labels is None:
-            self._send_output(flight.value.detach())
+            self._wire.send(self.links.to_next, flight.value.detach())
             flight.value = None
             return
-        found = self._units.classify(flight, part.labels)
+        classified = self.units.classify(flight, part.labels)
         flight.part = part._replace(images=None, labels=None, weight=None)
-        stats.scored(found)
-        self._losses.append(found.loss)
+        stats.scored(classified)
+        self._losses.append(classified.loss)
         if part.is_last:
             stats.losses.append(torch.stack(self._losses).sum())
-            self._losses = []
+            self._losses.clear()
 
-    def _backward_unit(self, flight: UnitFlight, unit: int, rate: float, lock: UnitLock) -> None:
-        if unit == self._units.count - 1 and not self.block.last:
+    def backward_unit(self, flight: UnitFlight, unit: int, rate: float) -> None:
+        if unit == self.units.count - 1 and not self.block.last:
             flight.adjoint = [self._receive_adjoint(flight.part, self.block.dtype)]
-        super()._backward_unit(flight, unit, rate, lock)
+        super().backward_unit(flight, unit, rate)
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
-        table = None if self.solver.any_order else self._table
-        left = [flight.units_left for flight in self._unit_flights]
-        if table and left != table.under_way(self._ticks):
+        left = [flight.units_left for flight in self.unit_flights]
+        if not self._any_order and left != self._table.under_way(self._ticks):
             # it was saved under other settings: what is under way has no place in this table
             self.drain()
-
-    def _rebuild(self, flight: Flight) -> UnitFlight:
-        kept = "current" if flight.weights is None else "stashed"
-        if kept != self.solver.weights:
-            raise ValueError(
-                f"solver.weights is {self.solver.weights!r}, but what is under way was kept for "
-                f"{kept!r}: leave it as it was"
-            )
-        return super()._rebuild(flight)

@@ -13,7 +13,6 @@ from hybrid.solvers.acting import Needs
 from hybrid.solvers.base import GraphBytes, program_of
 from hybrid.solvers.delayed.base import NOT_COMPILED, Delayed, DelayedProgram, tensor_bytes
 from hybrid.solvers.delayed.stash import Flight
-from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.layers.residual import Reversible
 from hybrid.solvers.numerics.buffers import frozen_statistics
 
@@ -75,17 +74,18 @@ class PetraProgram(DelayedProgram):
         super().begin()
         self._parts = _segments(self.block.module)
 
-    def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
-        flight, block, x = Flight(part), self.block, lam
+    def _forward(self, flight: Flight) -> Tensor:
+        block, x, flight.lam = self.block, flight.lam, None
         self._draw_for(flight)
-        spans = block.span("forward", part.key)
+        spans = block.span("forward", flight.part.key)
         with spans, torch.no_grad(), frozen_statistics(block.module), block.numbers():
             for i, unit in enumerate(self._parts):
+                assert x is not None
                 if not isinstance(unit, Reversible):
                     flight.stash[str(i)] = x
                 x = unit(x)
-        self._send_output(x)
-        return flight
+        assert x is not None
+        return x
 
     def _draw_for(self, flight: Flight) -> None:
         if self.block.draws is not None:
@@ -94,16 +94,15 @@ class PetraProgram(DelayedProgram):
     def _receive_message(self) -> tuple[Tensor, ...]:
         return *super()._receive_message(), *super()._receive_message()
 
-    def _backward(self, flight: Flight) -> None:
+    def _backward(self, flight: Flight) -> Tensor | None:
         block, message = self.block, self._oldest_message()
         x = self._wire.receive(message, block.dtype)
         p = self._wire.receive_adjoint(message, block.dtype, flight.part.size)
         self._draw_for(flight)
         with block.span("backward", flight.part.key):
             x, p = self._reversed_pass(flight, x, p)
-        if not block.first:
-            self._send_adjoint(x, p, flight.part)
-        self._step(flight.part)
+        flight.lam = x
+        return None if block.first else p
 
     def _reversed_pass(self, flight: Flight, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """The block's input and its adjoint, from its output and its adjoint."""
@@ -127,9 +126,10 @@ class PetraProgram(DelayedProgram):
         block.backward(out, p_out.to(out.dtype) if block.scaler is None else p_out)
         return block.input_adjoint(x)
 
-    def _send_adjoint(self, lam: Tensor, p_in: Tensor, part: MicroBatch) -> None:
-        self._wire.send(self.links.to_previous, lam.detach())
-        super()._send_adjoint(lam, p_in, part)
+    def _send_adjoint(self, p_in: Tensor, flight: Flight) -> None:
+        assert flight.lam is not None
+        self._wire.send(self.links.to_previous, flight.lam.detach())
+        super()._send_adjoint(p_in, flight)
 
 
 class _Copy(nn.Module):
@@ -141,13 +141,13 @@ class _Copy(nn.Module):
 
 def _segments(module: nn.Module) -> list[nn.Module]:
     """A block's reversible units, and runs of the others between them, in order."""
-    found: list[nn.Module] = []
+    segments: list[nn.Module] = []
     # children() leaves out the second use of a module
     for kind, run in groupby(module._modules.values(), lambda part: isinstance(part, Reversible)):
         parts = [part for part in run if part is not None]
         if kind:
-            found += parts
+            segments += parts
         else:
             before = [_Copy()] if getattr(parts[0], "inplace", False) else []
-            found.append(nn.Sequential(*before, *parts))
-    return found
+            segments.append(nn.Sequential(*before, *parts))
+    return segments

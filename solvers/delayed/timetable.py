@@ -34,23 +34,6 @@ class Timetable:
     backward_slots: int
     queue: int
 
-    def drawn(self, items: int) -> str:
-        """The first items' passes as they are drawn above, a letter for each M-th of a tick."""
-        names = ["forward slot", *(f"backward slot {j}" for j in range(self.backward_slots))]
-        rows: list[dict[int, str]] = [{} for _ in names]
-        for op in sorted(op for item in range(items) for op in self.passes_of_tick(item)):
-            letter = "abcdefghijklmnopqrstuvwxyz"[op.unit % 26]
-            if op.kind is Kind.FORWARD:
-                rows[0][op.time] = letter
-            else:
-                slot = 1 + op.item % self.backward_slots if self.backward_slots else 0
-                rows[slot] |= dict.fromkeys((op.time - 2, op.time - 1), letter.upper())
-        lines = []
-        for name, row in zip(names, rows, strict=True):
-            cells = (row.get(time, " ") for time in range(1 + max(row, default=-1)))
-            lines.append(f"{name:18}" + "".join(cells))
-        return "\n".join(lines)
-
     def forward_start(self, item: int) -> int:
         """When its forward pass begins: when a slot is free and its graph will find room."""
         late = max(0, item - self.queue)

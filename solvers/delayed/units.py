@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hybrid.solvers.base import GraphBytes
 from hybrid.solvers.block import Block
-from hybrid.solvers.delayed.base import tensor_bytes
+from hybrid.solvers.delayed.base import DelayedProgram
 from hybrid.solvers.delayed.stash import Flight, Stash
 from hybrid.solvers.exact.pipeline import MicroBatch
-from hybrid.solvers.layers.residual import nothing_left_out
 from hybrid.solvers.metrics import failure
-from hybrid.solvers.numerics.buffers import frozen_statistics
-from hybrid.solvers.state import Tensors, entries
-from hybrid.solvers.windows import Classified
+from hybrid.solvers.state import State, Tensors
+from hybrid.solvers.windows import Classified, PhaseStats
 
 Gradients = dict[str, Tensor]
 
@@ -55,37 +51,13 @@ def vjp(
         grads = torch.autograd.grad(outputs, [*wanted, *weights], adjoints, allow_unused=True)  # type: ignore[arg-type]
     except RuntimeError as error:
         raise ValueError(f"the backward pass fails: {failure(error)}") from error
-    found = iter(grads)
-    return [None if edge is None else next(found) for edge in inputs], [*found]
-
-
-def separate_memory(
-    gradients: dict[str, Tensor | None], p_in: Sequence[Tensor | None]
-) -> Gradients:
-    """The gradients that there are, each in memory of its own: a step may write to it."""
-    seen = {p.untyped_storage().data_ptr() for p in p_in if p is not None}
-    found: Gradients = {}
-    for name, g in gradients.items():
-        if g is not None:
-            address = g.untyped_storage().data_ptr()
-            found[name] = g.clone() if address in seen else g
-            seen.add(address)
-    return found
+    remaining = iter(grads)
+    return [None if edge is None else next(remaining) for edge in inputs], [*remaining]
 
 
 def with_strides_of(x: Tensor, like: Tensor) -> Tensor:
     """x in the memory layout of another tensor of its shape, as autograd leaves a gradient."""
     return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
-
-
-def detached_leaf(x: Any) -> Any:
-    """A floating-point tensor as a leaf that gets a gradient; anything else as it is."""
-    grows = isinstance(x, Tensor) and x.is_floating_point()
-    return x.detach().requires_grad_() if grows else x
-
-
-UnitLock = AbstractContextManager[Any]
-"""Within it a thread may read and step the weights of a unit."""
 
 
 @dataclass
@@ -99,23 +71,26 @@ class UnitFlight(Flight):
     input_edges: list[Edges] = field(default_factory=list)
     """Of the input of each unit, and of the loss."""
     output_edges: list[Edges] = field(default_factory=list)
-    """Of the output of each unit, if its graph is kept."""
-    inputs: list[Tensor] = field(default_factory=list)
-    """The input of each unit, if its forward pass is run again."""
+    """Of the output of each unit."""
     versions: list[Tensors] = field(default_factory=list)
-    """The version of each unit's weights that its forward pass used, if it is stashed."""
+    """The version of each unit's weights that its forward pass used."""
     adjoint: list[Tensor | None] = field(default_factory=list)
     """Of the output of the next unit's backward pass; empty where it has not arrived."""
 
 
-class Units(ABC):
+class Units:
     """Passes through a block by units: runs of its parts, each beginning with one with parameters.
 
-    Parts that share a tensor are of one unit.
+    Parts that share a tensor are of one unit. Every graph is kept, over the versions of the weights
+    that the forward passes used.
     """
 
     def __init__(
-        self, block: Block, clip_norm: float, slices: Sequence[slice] | None = None
+        self,
+        block: Block,
+        clip_norm: float,
+        slices: Sequence[slice] | None = None,
+        stash: type[Stash] = Stash,
     ) -> None:
         self.block, self.clip_norm = block, clip_norm
         self.slices = unit_slices(block.module) if slices is None else list(slices)
@@ -123,10 +98,16 @@ class Units(ABC):
             {
                 name: parameter
                 for name, parameter in block.module.named_parameters()
-                if int(name.partition(".")[0]) in range(some.start, some.stop)
+                if int(name.partition(".")[0]) in range(parts.start, parts.stop)
             }
-            for some in self.slices
+            for parts in self.slices
         ]
+        self.stashes = [
+            stash(block.module, weights, [str(i) for i in range(parts.start, parts.stop)])
+            for weights, parts in zip(self.parameters, self.slices, strict=True)
+        ]
+        self._locks = [Lock() for _ in self.slices]
+        """Within one a thread steps the weights of a unit."""
 
     @property
     def count(self) -> int:
@@ -139,101 +120,18 @@ class Units(ABC):
             part, lam, units_left=self.count, value=lam, input_edges=[gradient_edges(lam)]
         )
 
-    @abstractmethod
-    def forward(self, flight: UnitFlight, unit: int, lock: UnitLock) -> None:
+    def forward(self, flight: UnitFlight, unit: int) -> None:
         """The forward pass of a unit."""
-
-    @abstractmethod
-    def backward(self, flight: UnitFlight, unit: int, rate: float, lock: UnitLock) -> None:
-        """The backward pass of a unit, and its step if the flight completes a mini-batch."""
-
-    def classify(self, flight: UnitFlight, labels: Tensor) -> Classified:
-        """Loss and metric of the last unit's output, whose adjoint the flight then has."""
-        out, into = self._loss_input(flight)
-        found = self.block.classify(out, labels, flight.part.weight)
-        loss = found.loss * flight.part.share
-        flight.value = None
-        flight.adjoint, _ = vjp([loss], [torch.ones_like(loss)], into, [])
-        return found._replace(loss=loss.detach())
-
-    @abstractmethod
-    def _loss_input(self, flight: UnitFlight) -> tuple[Any, Edges]:
-        """The last unit's output, and its edges in the graph of the loss."""
-
-    def save(self, flight: UnitFlight, known: dict[tuple[int, ...], Tensors]) -> None:
-        """Put what the flight still needs where a checkpoint finds it.
-
-        `known` holds the weights that earlier flights have put there.
-        """
-        found = {"left": torch.tensor([flight.units_left, len(flight.adjoint)])}
-        found |= {f"p {j}": p for j, p in enumerate(flight.adjoint) if p is not None}
-        flight.stash = found
-
-    @abstractmethod
-    def rebuild(self, flight: Flight) -> UnitFlight:
-        """A flight of a checkpoint, made ready for its backward pass."""
-
-    def _from_checkpoint(self, flight: Flight) -> UnitFlight:
-        """The same without its graph or its inputs."""
-        assert flight.lam is not None
-        made, stash = self.new_flight(flight.part, flight.lam), flight.stash
-        made.units_left, tensors = stash["left"].tolist()
-        made.adjoint = [stash.get(f"p {j}") for j in range(tensors)]
-        made.buffers = flight.buffers
-        return made
-
-    def _differentiate(
-        self, flight: UnitFlight, out: Edges, into: Edges, weights: Tensors
-    ) -> tuple[list[Tensor | None], Gradients]:
-        """The adjoints of a unit's input, and the gradients of its weights by name."""
-        trained = {name: w for name, w in weights.items() if w.requires_grad}
-        with self.block.span("backward", flight.part.key):
-            p_in, found = vjp(out, flight.adjoint, into, [*trained.values()])
-        return p_in, separate_memory(dict(zip(trained, found, strict=True)), p_in)
-
-    def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients, rate: float) -> None:
-        """Add gradients (by name); step if that was the mini-batch's last micro-batch."""
-        self._add(unit, gradients)
-        if flight.part.is_last:
-            self._step(unit, rate)
-
-    def _add(self, unit: int, gradients: Gradients) -> None:
-        for name, g in gradients.items():
-            parameter = self.parameters[unit][name]
-            g = with_strides_of(g, parameter)
-            parameter.grad = g if parameter.grad is None else parameter.grad + g
-
-    def _step(self, unit: int, rate: float) -> None:
-        trained = [p for p in self.parameters[unit].values() if p.requires_grad]
-        if trained:
-            self._before_step(unit)
-            self.block.step("local", rate, self.clip_norm, only=trained)
-
-    def _before_step(self, unit: int) -> None:  # noqa: B027
-        """The unit's weights are about to change."""
-
-
-class Stashed(Units):
-    """Keeps every graph, over the versions of the weights that the forward passes used."""
-
-    def __init__(
-        self,
-        block: Block,
-        clip_norm: float,
-        slices: Sequence[slice] | None = None,
-        stash: type[Stash] = Stash,
-    ) -> None:
-        super().__init__(block, clip_norm, slices)
-        self.stashes = [
-            stash(block.module, own, [str(i) for i in range(some.start, some.stop)])
-            for own, some in zip(self.parameters, self.slices, strict=True)
-        ]
-
-    def forward(self, flight: UnitFlight, unit: int, lock: UnitLock) -> None:
         stash = self.stashes[unit]
-        with lock:
-            flight.versions.append(stash.newest_version())
+        flight.versions.append(stash.newest_version())
         with stash.forward_pass(flight.buffers):
+            self._compute(flight, unit)
+
+    def repeat_forward(self, flight: UnitFlight, unit: int, weights: Tensors) -> None:
+        """Run a unit's forward pass again, with weights that a checkpoint held."""
+        stash = self.stashes[unit]
+        flight.versions.append({name: weights[name] for name in stash.parameters})
+        with stash.repeated_pass(flight.versions[-1], flight.buffers):
             self._compute(flight, unit)
 
     def _compute(self, flight: UnitFlight, unit: int) -> None:
@@ -244,130 +142,156 @@ class Stashed(Units):
         flight.value = value if isinstance(value, Tensor) else tree_map(_cut, value)
         flight.input_edges.append(gradient_edges(flight.value))
 
-    def backward(self, flight: UnitFlight, unit: int, rate: float, lock: UnitLock) -> None:
+    def classify(self, flight: UnitFlight, labels: Tensor) -> Classified:
+        """Loss and metric of the last unit's output, whose adjoint the flight then has."""
+        classified = self.block.classify(flight.value, labels, flight.part.weight)
+        loss = classified.loss * flight.part.share
+        flight.value = None
+        flight.adjoint, _ = vjp([loss], [torch.ones_like(loss)], flight.input_edges[-1], [])
+        return classified._replace(loss=loss.detach())
+
+    def backward(self, flight: UnitFlight, unit: int, rate: float) -> None:
+        """The backward pass of a unit, and its step if the flight completes a mini-batch."""
         del flight.input_edges[unit + 1 :]
-        out, into = flight.output_edges.pop(), flight.input_edges[-1]
-        p_in, gradients = self._differentiate(flight, out, into, flight.versions[unit])
-        with lock:
+        weights = {name: w for name, w in flight.versions[unit].items() if w.requires_grad}
+        with self.block.span("backward", flight.part.key):
+            p_in, gradients = vjp(
+                flight.output_edges.pop(),
+                flight.adjoint,
+                flight.input_edges[-1],
+                [*weights.values()],
+            )
+        separate = _separate_memory(dict(zip(weights, gradients, strict=True)), p_in)
+        with self._locks[unit]:
             self.stashes[unit].release(flight.versions.pop(), flight.buffers)
-            self._apply(flight, unit, gradients, rate)
+            self._apply(flight, unit, separate, rate)
         flight.adjoint, flight.units_left = p_in, unit
 
-    def _loss_input(self, flight: UnitFlight) -> tuple[Any, Edges]:
-        return flight.value, flight.input_edges[-1]
+    def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients, rate: float) -> None:
+        """Add gradients (by name); step if that was the mini-batch's last micro-batch."""
+        self.add(unit, gradients)
+        if flight.part.is_last:
+            self.step(unit, rate)
 
-    def _before_step(self, unit: int) -> None:
-        self.stashes[unit].before_step()
+    def add(self, unit: int, gradients: Gradients) -> None:
+        """Add gradients, by name, to those of the unit's next step."""
+        for name, g in gradients.items():
+            parameter = self.parameters[unit][name]
+            g = with_strides_of(g, parameter)
+            parameter.grad = g if parameter.grad is None else parameter.grad + g
 
-    def save(self, flight: UnitFlight, known: dict[tuple[int, ...], Tensors]) -> None:
-        super().save(flight, known)
+    def step(self, unit: int, rate: float) -> None:
+        """Step the unit's weights by the gradients at hand."""
+        trained = [p for p in self.parameters[unit].values() if p.requires_grad]
+        if trained:
+            self.stashes[unit].before_step()
+            self.block.step("local", rate, self.clip_norm, only=trained)
+
+    def save(self, flight: UnitFlight, versions: dict[tuple[int, ...], Tensors]) -> None:
+        """Put what the flight still needs where a checkpoint finds it.
+
+        `versions` holds the weights that earlier flights have put there.
+        """
+        flight.stash = {"left": torch.tensor([flight.units_left, len(flight.adjoint)])}
+        flight.stash |= {f"p {j}": p for j, p in enumerate(flight.adjoint) if p is not None}
         weights = {name: w for version in flight.versions for name, w in version.items()}
-        flight.weights = known.setdefault(tuple(map(id, flight.versions)), weights)
+        flight.weights = versions.setdefault(tuple(map(id, flight.versions)), weights)
 
     def rebuild(self, flight: Flight) -> UnitFlight:
-        made = self._from_checkpoint(flight)
-        for unit in range(made.units_left):
-            self._repeat_forward(made, unit, flight.weights or {})
-        made.value = None
-        return made
+        """A flight of a checkpoint, made ready for its backward pass."""
+        rebuilt = self._without_graph(flight)
+        for unit in range(rebuilt.units_left):
+            self.repeat_forward(rebuilt, unit, flight.weights or {})
+        rebuilt.value = None
+        return rebuilt
 
-    def _repeat_forward(self, flight: UnitFlight, unit: int, weights: Tensors) -> None:
-        """Run a unit's forward pass again, with weights that a checkpoint held."""
-        stash = self.stashes[unit]
-        flight.versions.append({name: weights[name] for name in stash.parameters})
-        with stash.repeated_pass(flight.versions[-1], flight.buffers):
-            self._compute(flight, unit)
+    def _without_graph(self, flight: Flight) -> UnitFlight:
+        """A flight of a checkpoint before its forward pass has been repeated."""
+        assert flight.lam is not None
+        rebuilt = self.new_flight(flight.part, flight.lam)
+        rebuilt.units_left, tensors = flight.stash["left"].tolist()
+        rebuilt.adjoint = [flight.stash.get(f"p {j}") for j in range(tensors)]
+        rebuilt.buffers = flight.buffers
+        return rebuilt
 
 
-class Recomputed(Units):
-    """Keeps the inputs of the units, and runs them again with their newest weights."""
+class UnitProgram(DelayedProgram):
+    """A program whose passes go through a block unit by unit.
 
-    def __init__(
-        self, block: Block, clip_norm: float, slices: Sequence[slice] | None = None
-    ) -> None:
-        super().__init__(block, clip_norm, slices)
-        self._modules = [
-            nn.ModuleList([*block.module._modules.values()][some])  # type: ignore[arg-type]
-            for some in self.slices
-        ]
-        self._writes: dict[int, bool] = {}
-        """Whether a unit changes its input in place."""
+    A unit's step need not wait for the backward pass of the whole block.
+    """
 
-    def forward(self, flight: UnitFlight, unit: int, lock: UnitLock) -> None:
-        x = flight.value
-        if not isinstance(x, Tensor):
-            raise ValueError(
-                f"solver.weights is 'current', which runs a unit again on the one tensor that it "
-                f"was given, but unit {unit} of block {self.block.index} is given a "
-                f"{type(x).__name__}: choose stashed"
-            )
-        flight.inputs.append(x)
-        given = x.clone() if self._writes.get(unit, True) else x
-        with lock, torch.no_grad():
-            key, parts = flight.part.key, self.slices[unit]
-            flight.value = self.block.forward(given, key, parts=parts)
-        self._writes.setdefault(unit, given is not x and given._version > 0)
+    units: Units
 
-    def backward(self, flight: UnitFlight, unit: int, rate: float, lock: UnitLock) -> None:
-        x = flight.inputs.pop().detach()
-        x = x if self.block.first and unit == 0 else detached_leaf(x)
-        with lock:
-            with frozen_statistics(self._modules[unit]):
-                given = x.clone() if self._writes.get(unit, True) else x
-                out = self.block.forward(given, flight.part.key, parts=self.slices[unit])
-            weights: Tensors = {**self.parameters[unit]}
-            p_in, gradients = self._differentiate(
-                flight, gradient_edges(out), gradient_edges(x), weights
-            )
-            self._apply(flight, unit, gradients, rate)
-        flight.adjoint, flight.units_left = p_in, unit
+    def _forward(self, flight: Flight) -> Any:
+        """The forward passes of all units; the value of the last."""
+        assert isinstance(flight, UnitFlight)
+        for unit in range(self.units.count):
+            self.units.forward(flight, unit)
+        return flight.value
 
-    def _loss_input(self, flight: UnitFlight) -> tuple[Any, Edges]:
-        out = tree_map(detached_leaf, flight.value)
-        return out, gradient_edges(out)
+    def _backward(self, flight: Flight) -> None:
+        """The backward passes of the units that are left, from the last one on."""
+        assert isinstance(flight, UnitFlight)
+        for unit in reversed(range(flight.units_left)):
+            self.backward_unit(flight, unit, self._rate)
 
-    def save(self, flight: UnitFlight, known: dict[tuple[int, ...], Tensors]) -> None:
-        super().save(flight, known)
-        flight.stash |= {f"input {unit:04d}": x for unit, x in enumerate(flight.inputs)}
+    def drain(self) -> PhaseStats:
+        while self._flights:
+            self._backward(self._flights.popleft())
+        return super().drain()
 
-    def rebuild(self, flight: Flight) -> UnitFlight:
-        made = self._from_checkpoint(flight)
-        made.inputs, made.value = [*entries(flight.stash, "input ").values()], None
-        return made
+    def backward_unit(self, flight: UnitFlight, unit: int, rate: float) -> None:
+        """The backward pass of a unit; the first one's ends with a message down."""
+        self.units.backward(flight, unit, rate)
+        if unit == 0 and not self.block.first:
+            lam, (p_in,) = flight.lam, flight.adjoint
+            assert lam is not None
+            p_in = torch.zeros_like(lam) if p_in is None else with_strides_of(p_in, lam)
+            self._send_adjoint(p_in, flight)
+
+    @property
+    def unit_flights(self) -> list[UnitFlight]:
+        """What is under way, oldest first."""
+        return [flight for flight in self._flights if isinstance(flight, UnitFlight)]
+
+    def state(self) -> State:
+        versions: dict[tuple[int, ...], Tensors] = {}
+        for flight in self.unit_flights:
+            self.units.save(flight, versions)
+        return super().state()
+
+    def _rebuild(self, flight: Flight) -> Flight:
+        return self.units.rebuild(flight)
 
 
 def unit_slices(module: nn.Module) -> list[slice]:
     """The units among a module's parts."""
     parts = [*module._modules.values()]
     tensors = [[] if part is None else [*part.parameters(), *part.buffers()] for part in parts]
-    weighty = [i for i, own in enumerate(tensors) if any(isinstance(t, nn.Parameter) for t in own)]
+    weighty = [
+        i for i, held in enumerate(tensors) if any(isinstance(t, nn.Parameter) for t in held)
+    ]
     begins, first = {0, *weighty[1:]}, dict[int, int]()
-    for i, own in enumerate(tensors):
-        for tensor in own:
+    for i, held in enumerate(tensors):
+        for tensor in held:
             begins -= {*range(first.setdefault(id(tensor), i) + 1, i + 1)}
     starts = sorted(begins)
     return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(parts)], strict=True)]
 
 
-class UnitMemory(NamedTuple):
-    """Bytes that one unit needs for a micro-batch, and for its weights."""
-
-    graph: int
-    """What autograd keeps of its forward pass."""
-    input: int
-    weights: int
-
-
-def unit_memories(
-    module: nn.Module, slices: Sequence[slice], x: Tensor, graph: GraphBytes
-) -> Iterator[UnitMemory]:
-    """The memory of each unit of a block, for the block's input x."""
-    parts = [*module._modules.values()]  # children() leaves out the second use of a module
-    with torch.no_grad(), frozen_statistics(module), nothing_left_out():
-        for some in slices:
-            unit = nn.Sequential(*(part for part in parts[some] if part is not None))
-            yield UnitMemory(graph(unit, x), tensor_bytes([x]), tensor_bytes(unit.parameters()))
-            x = unit(x).detach().requires_grad_()
+def _separate_memory(
+    gradients: dict[str, Tensor | None], p_in: Sequence[Tensor | None]
+) -> Gradients:
+    """The gradients that there are, each in memory of its own: a step may write to it."""
+    seen = {p.untyped_storage().data_ptr() for p in p_in if p is not None}
+    separate: Gradients = {}
+    for name, g in gradients.items():
+        if g is not None:
+            address = g.untyped_storage().data_ptr()
+            separate[name] = g.clone() if address in seen else g
+            seen.add(address)
+    return separate
 
 
 def _cut(x: Any) -> Any:

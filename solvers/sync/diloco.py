@@ -64,7 +64,7 @@ class DiLoCoSync(Rounds):
         self.anchors()
         return super().before_step(kind, rate)
 
-    def after_own_step(self) -> None:
+    def after_replica_step(self) -> None:
         if self.is_due(self.count):
             self._outer_step()
         if self.count % self.strategy.steps == 0:
@@ -74,28 +74,26 @@ class DiLoCoSync(Rounds):
 
     def message(self) -> Tensor:
         """B - w_r, of which the sum is D."""
-        moved = [b - w for b, w in zip(self.anchors(), self._sent.values(), strict=True)]
-        return packed(moved) * self.share
+        change = [b - w for b, w in zip(self.anchors(), self.sent.values(), strict=True)]
+        return packed(change) * self.share
 
     def _outer_step(self) -> None:
         """V <- mu V + D, B <- B - eta (D + mu V), and w_r is B plus what was done since."""
         anchors, momenta = self.anchors(), self.outer.slots("momentum")
         eta, mu = self.strategy.outer_lr, self.strategy.outer_momentum
-        change = [torch.empty_like(b) for b in anchors]
+        began, change = self.sent.values(), [torch.empty_like(b) for b in anchors]
         self.take(change)
         torch._foreach_mul_(momenta, mu)
         torch._foreach_add_(momenta, change)
         torch._foreach_add_(change, momenta, alpha=mu)
         torch._foreach_add_(anchors, change, alpha=-eta)
-        self.apart = self.count > self._started
+        self.apart = self.count > self.started
         if self.apart:
-            began = zip(self.weights(), self._sent.values(), strict=True)
-            since = [p.detach() - w for p, w in began]
+            since = [p.detach() - w for p, w in zip(self.weights(), began, strict=True)]
             self.replace([b + d for b, d in zip(anchors, since, strict=True)])
         else:
             self.replace([b.clone() for b in anchors])
             self.join_statistics()
-        self._sent = {}
 
 
 DiLoCo.program = DiLoCoSync

@@ -83,7 +83,7 @@ class HPSGDSync(Rounds):
         """S_r, of the weights that have had a gradient in this round."""
         self._rate = 0.0
         self._landed = False
-        """Whether the step in progress is the optimizer's, on P."""
+        """Whether the newest step is the optimizer's, on P."""
 
     def _check_optimizer(self) -> None:
         optimizer, strategy = self.block.optimizers["exact"], self.strategy
@@ -98,15 +98,16 @@ class HPSGDSync(Rounds):
             )
 
     def before_step(self, kind: str, rate: float) -> bool:
-        strategy, done = self.strategy, self.count + 1
+        h, lag, done = self.strategy.steps, self.strategy.lag, self.count + 1
         if not self.count:
             self._move_anchor()  # a run may go on with weights that no round has ended in
         gradients = self._gradients()
         self._rate = rate
         add(gradients, self._sums)
-        if not self.is_due(done) and strategy.lag == 0 and done % strategy.steps == 0:
+        if not self.is_due(done) and lag == 0 and done % h == 0:
             self._send(done)
-        if self.is_due(done):
+        self._landed = self.is_due(done)
+        if self._landed:
             self._take_sum()
         else:
             self._drift(gradients)
@@ -125,9 +126,14 @@ class HPSGDSync(Rounds):
         weights = {i: p.detach() for i, p in enumerate(self.weights())}
         add(gradients, weights, -self._rate / self.share)
 
-    def after_own_step(self) -> None:
+    def after_replica_step(self) -> None:
         if self._landed:
-            self._finish_round()
+            self._move_anchor()
+            self.apart = self.count > self.started  # statistics differ where drift is lost, too
+            if not self.apart:
+                self.join_statistics()
+            elif self.strategy.drift == "keep":
+                self._drift(self._sums)
         if self.strategy.lag and self.count % self.strategy.steps == 0:
             self._send(self.count)
 
@@ -137,14 +143,12 @@ class HPSGDSync(Rounds):
 
     def message(self) -> Tensor:
         """S_r, and which weights are in it."""
-        weights = self.weights()
-        sums = [
-            self._sent[i] if i in self._sent else torch.zeros_like(p) for i, p in enumerate(weights)
-        ]
-        return packed([*sums, counted_on_device(self._used(), weights)])
+        weights, used = self.weights(), self._used()
+        sums = [self.sent[i] if u else torch.zeros_like(weights[i]) for i, u in enumerate(used)]
+        return packed([*sums, counted_on_device(used, weights)])
 
     def _used(self) -> list[bool]:
-        return [i in self._sent for i in range(len(self.weights()))]
+        return [i in self.sent for i in range(len(self.weights()))]
 
     def _take_sum(self) -> None:
         """Let w = B and its gradient be P; there is none of what no replica has used."""
@@ -154,17 +158,6 @@ class HPSGDSync(Rounds):
         self.replace([b.clone() for b in self.anchors()])
         for p, gradient, times in zip(weights, total, used_anywhere(used, counts), strict=True):
             p.grad = gradient if times else None
-        self._sent, self._landed = {}, True
-
-    def _finish_round(self) -> None:
-        """B = w, after the optimizer's step; add the local steps that are kept."""
-        self._landed = False
-        self._move_anchor()
-        self.apart = self.count > self._started  # statistics differ where drift is lost, too
-        if self.apart and self.strategy.drift == "keep":
-            self._drift(self._sums)
-        if not self.apart:
-            self.join_statistics()
 
     def _move_anchor(self) -> None:
         """B = w."""

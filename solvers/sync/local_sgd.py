@@ -32,7 +32,7 @@ class LocalSGDSync(Rounds):
 
     strategy: LocalSGD
 
-    def after_own_step(self) -> None:
+    def after_replica_step(self) -> None:
         if self.count % self.strategy.steps == 0:
             self.agree()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -72,9 +71,9 @@ class Rounds(Sync):
         )
         self._sum: Callable[[], Tensor] | None = None
         """Waits for the sum under way; None: there is none."""
-        self._sent: Sent = {}
-        """This replica's part of it."""
-        self._started = 0
+        self.sent: Sent = {}
+        """This replica's part of it, until an outer step has it."""
+        self.started = 0
         """The step after which it began."""
         self._left: Tensors = {}
         """What messages had left out before it."""
@@ -92,42 +91,38 @@ class Rounds(Sync):
         return True
 
     def after_step(self, kind: str) -> None:
-        if kind == "auxiliary":
-            return  # a round takes what those move with it
-        self.count += 1
-        self.apart = True
-        self.after_own_step()
+        if kind != "auxiliary":  # a round takes what those move with it
+            self.count += 1
+            self.apart = True
+            self.after_replica_step()
 
     @abstractmethod
-    def after_own_step(self) -> None:
-        """Called after each of the replica's own steps."""
+    def after_replica_step(self) -> None:
+        """Called after each step of the replica by itself."""
 
     def message(self) -> Tensor:
-        """What this replica gives to a sum, as the vector that travels."""
-        return packed([*self._sent.values()])
+        """What this replica gives to a sum, `sent`, as the vector that travels."""
+        return packed([*self.sent.values()])
 
     def start(self, count: int, sent: Sent) -> None:
         """Begin the sum of the round that ends with a step."""
-        self._started, self._sent = count, sent
-        self._begin_sum()
+        self.started, self.sent = count, sent
+        self._left = self._rounded.state()
+        self._sum = self._rounded.start(self.message())
 
     def is_due(self, count: int) -> bool:
         """Whether the sum under way has had its time after so many steps.
 
         Also when the next one is to begin, where a run goes on with other settings.
         """
-        late = count >= self._started + self.strategy.lag
+        late = count >= self.started + self.strategy.lag
         return self._sum is not None and (late or count % self.strategy.steps == 0)
-
-    def _begin_sum(self) -> None:
-        self._left = self._rounded.state()
-        self._sum = self._rounded.start(self.message())
 
     def take(self, into: list[Tensor]) -> None:
         """Wait for the sum under way, and write it into tensors."""
         assert self._sum is not None
         unpack(self._sum(), into)
-        self._sum = None
+        self._sum, self.sent = None, {}
 
     def join(self) -> None:
         if self._sum is not None:
@@ -144,19 +139,20 @@ class Rounds(Sync):
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        apart, weights, moved = self.apart, self.weights(), statistics(self.block.module)
+        apart, weights = self.apart, self.weights()
         slots = [] if self.strategy.plain else self._common_slots()
-        own, values = [p.data for p in weights], [t.clone() for t in (*moved, *slots)]
+        others = [*statistics(self.block.module), *slots]
+        values, other_values = [p.data for p in weights], [t.clone() for t in others]
         self.agree()
         for slot, mean in zip(slots, self._mean(slots), strict=True):
             slot.copy_(mean)
         try:
             yield
         finally:
-            for p, mine in zip(weights, own, strict=True):
-                p.data = mine
-            for t, mine in zip((*moved, *slots), values, strict=True):
-                t.data.copy_(mine)
+            for p, value in zip(weights, values, strict=True):
+                p.data = value
+            for t, value in zip(others, other_values, strict=True):
+                t.data.copy_(value)
             self.apart = apart
 
     def _common_slots(self) -> list[Tensor]:
@@ -173,9 +169,9 @@ class Rounds(Sync):
 
     def join_statistics(self) -> None:
         """Let running statistics be their mean over replicas."""
-        moved = statistics(self.block.module)
-        for b, new in zip(moved, self._mean(moved), strict=True):
-            b.data.copy_(new)
+        running = statistics(self.block.module)
+        for statistic, mean in zip(running, self._mean(running), strict=True):
+            statistic.data.copy_(mean)
 
     def _mean(self, tensors: list[Tensor]) -> list[Tensor]:
         """Over replicas, exact, at once, in memory of its own."""
@@ -211,15 +207,15 @@ class Rounds(Sync):
             return State(flight=saved)
         saved |= {"count": torch.tensor(self.count), "apart": torch.tensor(self.apart)}
         if self.apart:
-            moved = statistics(self.block.module)
+            running = [b.clone() for b in statistics(self.block.module)]
             saved |= numbered("weight", dict(enumerate(p.detach() for p in self.weights())))
-            saved |= numbered("statistic", dict(enumerate(b.clone() for b in moved)))
+            saved |= numbered("statistic", dict(enumerate(running)))
         if not self.strategy.plain:  # whose optimizers step from B alone, on all replicas alike
             for name, optimizer, p in self._optimized():
                 slots = to_tensors(optimizer.state.get(p, {})).items()
                 saved |= {f"optimizer {name}.{slot}": t.clone() for slot, t in slots}
         if self._sum is not None:
-            saved |= {"started": torch.tensor(self._started), **numbered("sent", self._sent)}
+            saved |= {"started": torch.tensor(self.started), **numbered("sent", self.sent)}
         return State(flight=saved)
 
     def load_state(self, state: State) -> None:
@@ -229,10 +225,10 @@ class Rounds(Sync):
             return
         self.count, self.apart = int(saved["count"]), bool(saved["apart"])
         if self.apart:
-            moved = [p.data for p in self.weights()] + statistics(self.block.module)
-            own = (entries(saved, f"{what} ").values() for what in ("weight", "statistic"))
-            for values, new in zip(moved, chain(*own), strict=True):
-                values.copy_(new)
+            places = [p.data for p in self.weights()] + statistics(self.block.module)
+            values = [*entries(saved, "weight ").values(), *entries(saved, "statistic ").values()]
+            for place, value in zip(places, values, strict=True):
+                place.copy_(value)
         if not self.strategy.plain:
             # in place of the mean, which the weights' own files have
             for name, optimizer, p in self._optimized():
@@ -240,8 +236,7 @@ class Rounds(Sync):
                 if slots := entries(saved, f"optimizer {name}."):
                     optimizer.state[p] = from_tensors(optimizer_state(optimizer, p), slots)
         if "started" in saved:
-            self._started, self._sent = int(saved["started"]), self.of_weights(saved, "sent")
-            self._begin_sum()
+            self.start(int(saved["started"]), self.of_weights(saved, "sent"))
 
     def of_weights(self, saved: Tensors, name: str) -> Sent:
         """What `numbered` has saved, with the strides and the device of the weights."""

@@ -179,7 +179,6 @@ LISTED = {
     "rounds.memory_gb": "a guard",
     "correction.recompute": "memory",
     "solver.recompute": "memory",
-    "solver.threads": "speed",
     "solver.any_order": "timing, which nobody can repeat",
     "checkpoint.every": "what is kept",
     "checkpoint.minutes": "what is kept",

@@ -25,12 +25,11 @@ def numbered(problem):
     return replace(problem, batches=[replace(b, step=t) for t, b in steps])
 
 
-def trained(problem, solver, at=None, run=run_threads, checked=True):
+def trained(problem, solver, at=None, run=run_threads):
     """The network after all mini-batches; broken off and gone on with at mini-batch `at`."""
 
     def program(block, links):
-        if checked:
-            check(solver, problem.setup(window=0))
+        check(solver, problem.setup(window=0))
         mine = solver.start(block, links, problem.setup(window=0))
         if at is not None:
             mine.train(problem.window(1, 0, at))

@@ -1,11 +1,8 @@
-"""PD-ASGD: its table's formulas, the same bits on threads and ranks, and a simulation of it."""
+"""PD-ASGD: its table's formulas, a simulation of it, and threads in any order."""
 
-import random
-import time
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from threading import Barrier
 
 import pytest
 import torch
@@ -21,24 +18,22 @@ from hybrid.links import run_virtual
 from hybrid.settings.config import CheckpointSettings
 from hybrid.solvers import FDG, PDASGD
 from hybrid.solvers.base import Setup
-from hybrid.solvers.delayed.units import Recomputed, Stashed, Units, unit_slices
-from hybrid.solvers.numerics.buffers import frozen_statistics
+from hybrid.solvers.delayed.units import Units, unit_slices
 
 OTHER = {"solver.name": ["local-updates"]}
 SLOTS = {
     "three slots": {},
     "two slots": {"solver.backward_slots": 1},
     "one slot": {"solver.backward_slots": 0, "solver.queue": 1},
-    "current": {"solver.weights": "current"},
 }
 EXAMPLES = {
     "pd-asgd": PDASGD(backward_slots=0),
     "pd-asgd in parts": PDASGD(micro_batches=3, messages="int8"),
-    "pd-asgd, current weights": PDASGD(weights="current", clip_norm=0.1),
+    "pd-asgd, clipped": PDASGD(clip_norm=0.1),
 }
 PLAIN = ("pd-asgd",)
 IMPOSSIBLE = [
-    (PDASGD, {"backward_slots": 3, "queue": -1, "weights": "older", "clip_norm": -1.0}),
+    (PDASGD, {"backward_slots": 3, "queue": -1, "clip_norm": -1.0}),
 ]
 MODES = [
     *alone("pd-asgd", tries=OTHER),
@@ -49,8 +44,6 @@ ONE_BLOCK = {
     "one backward slot": PDASGD(backward_slots=1),
     "one backward slot and a queue": PDASGD(backward_slots=1, queue=2),
     "one slot and a queue": PDASGD(backward_slots=0, queue=2),
-    "current weights": PDASGD(weights="current"),
-    "one backward slot, current weights": PDASGD(backward_slots=1, weights="current"),
     "in parts": PDASGD(micro_batches=3, clip_norm=0.1),
 }
 
@@ -64,11 +57,7 @@ class Simulated:
 
     def __init__(self, problem, solver):
         self.module, self.batches = problem.blocks.module(0).train(), problem.batches
-        self.current, self.B, self.q = (
-            solver.weights == "current",
-            solver.backward_slots,
-            solver.queue,
-        )
+        self.B, self.q = solver.backward_slots, solver.queue
         parts = [*self.module]
         weighty = [i for i, part in enumerate(parts) if [*part.parameters()]]
         starts = [0, *weighty[1:], len(parts)]
@@ -126,11 +115,6 @@ class Simulated:
             nn.functional.cross_entropy(out, batch.labels()).backward()
             p = out.grad
             for u in reversed(range(self.M)):
-                if self.current:
-                    newest = self.versions[u][-1]
-                    met[u] = {k: v.clone().requires_grad_() for k, v in newest.items()}
-                    with frozen_statistics(self.module):
-                        outs[u] = self.run_unit(u, inputs[u], met[u])
                 outs[u].backward(p)
                 p = inputs[u].grad
                 assert len(self.versions[u]) == n + 1
@@ -163,56 +147,11 @@ def test_where_a_block_s_units_have_one_delay_it_is_delayed_by_that_bit_for_bit(
     assert_same(trained(made(K), PDASGD(micro_batches=m)), expected)
 
 
-@pytest.mark.parametrize("name", [n for n, s in ONE_BLOCK.items() if s.backward_slots])
-def test_threads_give_the_bits_of_the_table_however_fast_they_are(name, monkeypatch):
-    expected = trained(made(batches=7), ONE_BLOCK[name])
-    sleeps = random.Random(0)
-
-    def slowed(run):
-        def after_a_while(self, *arguments):
-            time.sleep(sleeps.choice([0, 0, 0.001, 0.01]))
-            return run(self, *arguments)
-
-        return after_a_while
-
-    for kind in (Stashed, Recomputed):
-        monkeypatch.setattr(kind, "forward", slowed(kind.forward))
-        monkeypatch.setattr(kind, "backward", slowed(kind.backward))
-    monkeypatch.setattr(Units, "_apply", slowed(Units._apply))
-    assert_same(trained(made(batches=7), replace(ONE_BLOCK[name], threads=True)), expected)
-
-
-def test_a_forward_thread_and_two_backward_threads_work_at_once(monkeypatch):
-    """The table has a time at which all three slots are taken, and so have the threads."""
-    together, met = Barrier(3), set()
-    # in tick 2: the forward pass of 2, the upper half of 1's backward pass, the lower half of 0's
-    wanted = {("forward", 2, 2), ("backward", 1, 4), ("backward", 0, 1)}
-
-    def meeting(way):
-        run = getattr(Stashed, way)
-
-        def meet(self, flight, unit, *rest):
-            here = (way, flight.part.step, unit)
-            if here in wanted:
-                together.wait(20)
-                met.add(here)
-            return run(self, flight, unit, *rest)
-
-        monkeypatch.setattr(Stashed, way, meet)
-
-    meeting("forward")
-    meeting("backward")
-    trained(numbered(made(batches=4)), PDASGD(threads=True))
-    assert met == wanted
-
-
 @pytest.mark.parametrize("name", ONE_BLOCK)
 def test_resumed_it_goes_on_to_the_same_bits(name):
     solver = ONE_BLOCK[name]
     expected = trained(made(batches=7), solver)
     assert_same(trained(made(batches=7), solver, at=4), expected)
-    if solver.backward_slots:
-        assert_same(trained(made(batches=7), replace(solver, threads=True), at=3), expected)
 
 
 def test_what_other_settings_left_under_way_is_completed_at_once():
@@ -225,8 +164,6 @@ def test_what_other_settings_left_under_way_is_completed_at_once():
         other.load_state(mine.state())
         assert other.state().flight == {}
         other.train(problem.window(1, 4))
-        with pytest.raises(ValueError, match="was kept"):
-            PDASGD(weights="current").start(block, links, problem.setup()).load_state(mine.state())
 
     problem.on_every_block(program)
 
@@ -273,12 +210,12 @@ def test_a_unit_has_as_many_older_versions_as_steps_its_gradients_are_late(name,
     assert [*most.values()] == [table.delay(u) for u in most]
 
 
-@pytest.mark.parametrize(("slots", "weights"), [(1, "stashed"), (3, "current")])
-def test_in_any_order_the_loss_falls_and_a_resume_loses_nothing(slots, weights):
+@pytest.mark.parametrize("slots", [1, 3])
+def test_in_any_order_the_loss_falls_and_a_resume_loses_nothing(slots):
     problem = made(batches=2, batch=16)
     # a rate that is stable whatever the delays: those of 0.05 are too large on a busy machine
     problem.batches = [replace(problem.batches[0], learning_rate=0.01, step=t) for t in range(60)]
-    solver = PDASGD(any_order=True, backward_slots=slots, weights=weights, queue=1)
+    solver = PDASGD(any_order=True, backward_slots=slots, queue=1)
     trained(problem, solver)
     losses = torch.stack(problem.stats[0].losses)
     assert losses.isfinite().all()
@@ -299,32 +236,24 @@ def test_a_failing_thread_ends_the_run_with_its_reason(monkeypatch):
         raise ValueError("no")
 
     monkeypatch.setattr(Units, "_apply", fail)
-    for solver in (PDASGD(threads=True), PDASGD(any_order=True)):
-        with pytest.raises(ValueError, match=r"^no$"):
-            trained(made(), solver)
+    with pytest.raises(ValueError, match=r"^no$"):
+        trained(made(), PDASGD(any_order=True))
 
 
-@pytest.mark.parametrize("solver", [PDASGD(threads=True), PDASGD(any_order=True)], ids=repr)
-def test_threads_are_refused_where_a_clock_counts_on_one(solver):
-    with pytest.raises(ValueError, match=r"is true, but links\.kind is 'virtual'"):
-        trained(made(), solver, run=run_virtual)
-
-
-def test_formats_and_layers_that_it_cannot_do_are_refused():
+def test_what_it_cannot_do_is_refused():
+    with pytest.raises(ValueError, match=r"any_order is true, but links\.kind is 'virtual'"):
+        trained(made(), PDASGD(any_order=True), run=run_virtual)
     with pytest.raises(ValueError, match=r"works only where train\.precision is not 'float16'"):
         check(PDASGD(), Setup(), precision="float16")
-    with pytest.raises(ValueError, match=r"solver\.weights is 'current', .* draws random numbers"):
-        check(PDASGD(weights="current"), Setup(), draws=True)
 
 
-def test_a_run_on_threads_is_resumed_from_its_folder_bit_for_bit(tmp_path):
+def test_a_run_is_resumed_from_its_folder_bit_for_bit(tmp_path):
     """ResNet-8 with channels_last weights and a kept average, broken off within an epoch."""
     loaded, often = digits(6), CheckpointSettings(minutes=1e-9, keep_last=0)
     settings = {"blocks": 1, "train": {"epochs": 1, "ema": 0.9, "report_every": 1}}
-    threads = PDASGD(threads=True)
     whole = trained_weights(trainer(PDASGD(), **settings), loaded)
-    trained_weights(trainer(threads, tmp_path / "run", checkpoint=often, **settings), loaded)
+    trained_weights(trainer(PDASGD(), tmp_path / "run", checkpoint=often, **settings), loaded)
     assert_same(weights(tmp_path / "run"), whole)
     interrupted(tmp_path / "run", after=1)
-    resumed = trainer(threads, tmp_path / "run", resume=True, **settings)
+    resumed = trainer(PDASGD(), tmp_path / "run", resume=True, **settings)
     assert_same(trained_weights(resumed, loaded), whole)

@@ -17,7 +17,17 @@ def delays(units, slots, queue=0):
 
 
 def test_the_table_is_the_one_that_is_drawn():
-    assert indent(Timetable(3, 2, 0).drawn(5), " " * 8) in Timetable.__doc__
+    """A letter for each M-th of a tick, capitals for backward passes, which take two."""
+    rows = [{}, {}, {}]
+    for op in (op for item in range(5) for op in Timetable(3, 2, 0).passes_of_tick(item)):
+        if op.kind is Kind.FORWARD:
+            rows[0][op.time] = "abc"[op.unit]
+        else:
+            rows[1 + op.item % 2] |= dict.fromkeys((op.time - 2, op.time - 1), "ABC"[op.unit])
+    names = ["forward slot", "backward slot 0", "backward slot 1"]
+    cells = ("".join(row.get(time, " ") for time in range(1 + max(row))) for row in rows)
+    lines = [f"{name:18}{row}" for name, row in zip(names, cells, strict=True)]
+    assert indent("\n".join(lines), " " * 8) in Timetable.__doc__
 
 
 @pytest.mark.parametrize("M", [3, 4, 7, 12, 56])

@@ -2,11 +2,20 @@
 
 from hybrid.errors import OWN
 from hybrid_messages.ampnet import AMPNet
-from hybrid_messages.control import Cond, Loop, Loss, Outcome, Phi, Source
+from hybrid_messages.control import (
+    Bcast,
+    Cond,
+    Group,
+    Loop,
+    Loss,
+    Outcome,
+    Phi,
+    Source,
+    Sum,
+)
 from hybrid_messages.executor import Entry, Executor, Static
 from hybrid_messages.graph import Graph
-from hybrid_messages.joins import Bcast, Group, Sum
-from hybrid_messages.layer import Layer, Together
+from hybrid_messages.layer import Layer
 from hybrid_messages.node import Message, Node, State
 
 OWN.add(__name__)
@@ -30,5 +39,4 @@ __all__ = [
     "State",
     "Static",
     "Sum",
-    "Together",
 ]

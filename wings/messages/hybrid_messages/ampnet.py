@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from hybrid.solvers.acting import Acts, CountOrZero, NotNegative
-from hybrid.solvers.base import GraphBytes, Side, program_of
+from hybrid.solvers.acting import CountOrZero, NotNegative
+from hybrid.solvers.base import GraphBytes, program_of
 from hybrid.solvers.delayed.base import (
     NOT_COMPILED,
     NOT_FLOAT16,
@@ -21,18 +21,12 @@ from hybrid.solvers.delayed.base import (
     tensor_bytes,
 )
 from hybrid.solvers.delayed.stash import Flight
-from hybrid.solvers.delayed.unit_program import UnitProgram
-from hybrid.solvers.delayed.units import UnitFlight, unit_memories
+from hybrid.solvers.delayed.units import UnitFlight, UnitProgram
 from hybrid.solvers.exact.pipeline import MicroBatch, split_into_micro_batches
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, Classified, PhaseStats, Window
 from hybrid_messages.chain import Chain, Mailbox, draw_path, limit
-from hybrid_messages.units import Instance, Nodes, RecomputedNodes, StashedNodes, node_slices
-
-SEVERAL_UNDER_WAY = Acts(
-    "units step while an instance is under way (solver.max_active_keys is not 1)",
-    lambda run: run.solver.max_active_keys != 1,
-)
+from hybrid_messages.units import Instance, Nodes
 
 
 @dataclass(frozen=True)
@@ -47,9 +41,9 @@ class AMPNet(Delayed):
         c_u >= min_update_frequency:  w_u <- optimizer step with acc_u / n_u;  acc_u, c_u, n_u <- 0
 
     where n_i is its number of samples, so a step is by the mean over the samples that contributed.
-    The derivatives are at the weights that x_u was computed with (stashed), or at the newest w_u
-    and the cached x_{u-1} (current). At most `max_active_keys` instances are under way. A unit that
-    an instance's path leaves out (`layers.depth`) costs it no time and gets no gradient of it.
+    The derivatives are at the weights that x_u was computed with. At most `max_active_keys`
+    instances are under way. A unit that an instance's path leaves out (`layers.depth`) costs it no
+    time and gets no gradient of it.
 
     A path is a pure function of (seed, step, the instance's first sample). So which pass a rank
     does next follows from a simulation that all ranks make (`Chain`): a Kahn network, whose bits
@@ -77,14 +71,6 @@ class AMPNet(Delayed):
     """Most instances under way in all blocks together; 0: twice as many as blocks."""
     min_update_frequency: CountOrZero = 0
     """Instances that contribute to a unit's step; 0: as many as a mini-batch has."""
-    weights: Annotated[Literal["stashed", "current"], SEVERAL_BLOCKS, SEVERAL_UNDER_WAY] = "stashed"
-    """Those of a backward pass: that its forward pass used, or the newest, on the same inputs."""
-    any_order: Annotated[bool, SEVERAL_BLOCKS] = False
-    """A rank works first on what arrives first, by the clock. No run can be repeated."""
-
-    @property
-    def repeatable(self) -> bool:
-        return not self.any_order
 
     @property
     def reports_losses(self) -> bool:
@@ -107,12 +93,9 @@ class AMPNet(Delayed):
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
-        x, most = self.first_part(lam), self.delay(index, count) + 1
-        if self.weights == "stashed":
-            older = ceil((most - 1) / self.frequency(len(lam)))
-            return most * graph(module, x) + older * tensor_bytes(module.parameters())
-        units = [*unit_memories(module, node_slices(module), x, graph)]
-        return most * sum(unit.input for unit in units) + max(unit.graph for unit in units)
+        x, late = self.first_part(lam), self.delay(index, count)
+        older = ceil(late / self.frequency(len(lam)))
+        return (late + 1) * graph(module, x) + older * tensor_bytes(module.parameters())
 
 
 @program_of(AMPNet)
@@ -120,18 +103,12 @@ class AMPNetProgram(UnitProgram):
     """One rank's instances, and the messages that came before they were needed."""
 
     solver: AMPNet
-    _units: Nodes
+    units: Nodes
 
     def begin(self) -> None:
         super().begin()
         solver, size = self.solver, self.setup.batch_size
-        if solver.any_order and self.links.clocked:
-            raise ValueError(
-                "solver.any_order is true, but links.kind is 'virtual', which runs ranks in turn: "
-                "leave one of the two out"
-            )
-        kind = StashedNodes if solver.weights == "stashed" else RecomputedNodes
-        self._units = kind(self.block, solver.clip_norm, solver.frequency(size), size)
+        self.units = Nodes(self.block, solver.clip_norm, solver.frequency(size), size)
         self._survivals: Sequence[Sequence[float]] | None = None
         self._scores: list[tuple[MicroBatch, Classified]] = []
         """Of the instances that have reached the loss."""
@@ -154,28 +131,21 @@ class AMPNetProgram(UnitProgram):
         stats = PhaseStats()
         with stats.timed(self.links):
             for batch in window.batches:
-                lengths = self._enter(batch)
-                if self.solver.any_order:
-                    self._run_in_any_order()
-                else:
-                    self._chain.extend(lengths)
+                self._chain.extend(self._enter(batch))
                 stats.samples += len(batch)
                 stats.steps += 1
             self._report_scores(stats)
-            stats.staleness = self._units.staleness()
+            stats.staleness = self.units.staleness()
         return stats
 
     def drain(self) -> PhaseStats:
         stats = PhaseStats()
         if self._ticks:
-            if self.solver.any_order:
-                self._run_in_any_order()
-            else:
-                self._chain.drain()
-            for unit in range(self._units.count):
-                self._units.step(unit)
+            self._chain.drain()
+            for unit in range(self.units.count):
+                self.units.step_by_contributions(unit)
             self._scores.clear()
-            stats.staleness = self._units.staleness()
+            stats.staleness = self.units.staleness()
         self._ticks = 0
         self._reset()
         self.links.flush()
@@ -184,7 +154,7 @@ class AMPNetProgram(UnitProgram):
     def _enter(self, batch: Batch) -> list[list[int]]:
         """Draw the paths of a mini-batch's instances; their numbers of units in each block."""
         if self._survivals is None:
-            self._survivals = self.links.all_gather(self._units.survivals)
+            self._survivals = self.links.all_gather(self.units.survivals)
         lengths = []
         for part in split_into_micro_batches(batch, self.num_micro_batches(batch), self.block):
             first = int(batch.ids[part.start])
@@ -210,45 +180,23 @@ class AMPNetProgram(UnitProgram):
         elif index == self.block.index:
             self._backward(self._under_way.pop(item))
 
-    def _run_in_any_order(self) -> None:
-        """Do what can be done, until all forward passes are done; without any, all backward passes.
-
-        Instances come up in order; a message from above begins with its instance's number.
-        """
-        block, drains = self.block, not self._waiting
-        most = self.solver.delay(block.index, block.count) + 1
-        while self._waiting or (drains and self._under_way):
-            room = bool(self._waiting) and len(self._under_way) < most
-            if not block.last and not (room and block.first and not self.links.has_message("next")):
-                below: list[Side] = ["previous"] if room and not block.first else []
-                if self.links.wait_any("next", *below) == "next":
-                    item = int(self.links.from_next())
-                    self._from_above.expect(item)
-                    self._backward(self._under_way.pop(item))
-                    continue
-            item = min(self._waiting)
-            if not block.first:
-                self._from_below.expect(item)
-            self._forward_pass(item)
-            if block.last:
-                self._backward(self._under_way.pop(item))
-
     def _forward_pass(self, item: int) -> None:
         """An instance's forward pass over the block, and its loss."""
-        waiting, lam = self._waiting.pop(item), None
+        waiting = self._waiting.pop(item)
         part = waiting.part
-        if not self.block.first:
+        if part.images is None:
             lam = self._wire.receive(self._from_below.message(item), self.block.dtype)
-        leaf = self._leaf(part.images if self.block.first else lam)
-        flight = self._units.new_flight(part._replace(images=None, labels=None), leaf)
+        else:
+            lam = part.images
+        flight = self.units.new_flight(part._replace(images=None, labels=None), self._leaf(lam))
         flight.item, flight.rate, flight.active = item, waiting.rate, waiting.active
-        self._forward_units(flight)
+        self._forward(flight)
         self._under_way[item] = flight
         if part.labels is None:
-            self._send_output(flight.value.detach())
+            self._wire.send(self.links.to_next, flight.value.detach())
             flight.value = None
         else:
-            self._scores.append((flight.part, self._units.classify(flight, part.labels)))
+            self._scores.append((flight.part, self.units.classify(flight, part.labels)))
 
     def _backward(self, flight: Flight) -> None:
         assert isinstance(flight, Instance)
@@ -257,12 +205,6 @@ class AMPNetProgram(UnitProgram):
             flight.adjoint = [self._wire.receive_adjoint(message, self.block.dtype, size)]
         self._rate = flight.rate
         super()._backward(flight)
-
-    def _send_input_adjoint(self, flight: UnitFlight) -> None:
-        if self.solver.any_order:
-            assert isinstance(flight, Instance)
-            self.links.to_previous(torch.tensor([flight.item]))
-        super()._send_input_adjoint(flight)
 
     def _report_scores(self, stats: PhaseStats) -> None:
         """The means over the instances that have reached the loss, in each mini-batch."""
@@ -282,43 +224,35 @@ class AMPNetProgram(UnitProgram):
         stats.each, stats.seen = found.each, found.seen
 
     def state(self) -> State:
-        if self.solver.any_order:
-            self.drain()
         if not self._ticks:
             return State()
         self._flights.extend([*self._under_way.values(), *self._waiting.values()])
-        found = super().state().flight
+        saved = super().state().flight
         self._flights.clear()
-        found |= self._from_below.state() | self._from_above.state()
-        found["asked"] = self._fixed_settings()
-        found["lengths"] = torch.tensor(self._chain.lengths)
-        numbers = [updates.numbers() for updates in self._units.updates]
-        found["updates"] = torch.tensor(numbers, dtype=torch.float64)
-        return State(flight=found)
-
-    def _fixed_settings(self) -> Tensor:
-        """Settings that cannot change while instances are under way."""
-        return torch.tensor([self._chain.max_active_keys, self.solver.weights == "current"])
+        saved |= self._from_below.state() | self._from_above.state()
+        saved["max active keys"] = torch.tensor(self._chain.max_active_keys)
+        saved["lengths"] = torch.tensor(self._chain.lengths)
+        numbers = [updates.numbers() for updates in self.units.updates]
+        saved["updates"] = torch.tensor(numbers, dtype=torch.float64)
+        return State(flight=saved)
 
     def load_state(self, state: State) -> None:
-        found = state.flight
-        if not found:
+        saved = state.flight
+        if not saved:
             return
-        if not torch.equal(found["asked"], self._fixed_settings()):
-            most, current = found["asked"].tolist()
+        if (most := int(saved["max active keys"])) != self._chain.max_active_keys:
             raise ValueError(
-                f"what is under way was kept with solver.max_active_keys={most} and "
-                f"solver.weights={'current' if current else 'stashed'}: leave them as they were"
+                f"what is under way was kept with solver.max_active_keys={most}: leave it as it was"
             )
-        for updates, numbers in zip(self._units.updates, found["updates"].tolist(), strict=True):
+        for updates, numbers in zip(self.units.updates, saved["updates"].tolist(), strict=True):
             updates.set_numbers(numbers)
         super().load_state(state)
         self._flights.clear()
         self._chain.work = lambda index, forward, item: None  # all of this is done
-        self._chain.extend(found["lengths"].tolist())
+        self._chain.extend(saved["lengths"].tolist())
         self._chain.work = self._work
         for mailbox in (self._from_below, self._from_above):
-            mailbox.load_state(found)
+            mailbox.load_state(saved)
 
     def _rebuild(self, flight: Flight) -> UnitFlight:
         if flight.lam is not None:

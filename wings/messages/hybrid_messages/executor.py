@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hybrid_messages.control import Outcome, Source
 from hybrid_messages.graph import Graph
+from hybrid_messages.layer import Layer
 from hybrid_messages.node import Letter, Message, State
 
 
@@ -88,17 +89,17 @@ class Executor(ABC):
 
     def _begin(self, node: int) -> bool:
         """Let an idle node take its turn, if it has mail."""
-        back, up, most = self._back[node], self._up[node], self._most(node)
+        back, up = self._back[node], self._up[node]
         if back:
-            forward, size = False, len(back)
-            messages = [heappop(back)[-1] for _ in range(min(size, most or size))]
+            forward, size = False, self._turn_size(node, len(back))
+            messages = [heappop(back)[-1] for _ in range(size)]
         elif up and self._above[node] < self.limits[node]:
-            forward, size = True, len(up)
-            messages = [up.popleft() for _ in range(min(size, most or size))]
+            forward, size = True, self._turn_size(node, len(up))
+            messages = [up.popleft() for _ in range(size)]
+            self._above[node] += size
         else:
             return False
         self._idle[node] = False
-        self._above[node] += len(messages) if forward else 0
         ticks, letters = self._handle(node, forward, messages)
         heappush(self._turns, Turn(self.ticks + ticks, node, forward, messages, letters))
         return True
@@ -123,8 +124,8 @@ class Executor(ABC):
             else:
                 heappush(self._back[node], (self._order[instance], next(self._number), message))
 
-    def _most(self, node: int) -> int | None:
-        """Messages that a node takes at a time; None: all that wait."""
+    def _turn_size(self, node: int, waiting: int) -> int:
+        """How many of the waiting messages a node takes in one turn."""
         return 1
 
     @abstractmethod
@@ -152,6 +153,8 @@ class Entry(NamedTuple):
 class Static(Executor):
     """Runs instances through a graph in which a node's turn takes a tick.
 
+    A layer handles one message in a turn, any other node all that wait.
+
     An instance that has ended must be forgotten by all nodes, or the run ends with an error that
     says which node waits for what.
     """
@@ -171,9 +174,11 @@ class Static(Executor):
         try:
             self._run()
             if learn:
-                self.graph.drain()
+                for layer in self.graph.layers.values():
+                    layer.drain()
         except BaseException:
-            self.graph.clear()
+            for node in self.graph.nodes:
+                node.clear()
             raise
         outcomes = [each for loss in self.graph.losses for each in loss.outcomes]
         for loss in self.graph.losses:
@@ -202,13 +207,14 @@ class Static(Executor):
             letters.append(Letter(at, True, Message(0, state, payload)))
         return letters
 
-    def _most(self, node: int) -> int | None:
-        return self.graph.nodes[node].most
+    def _turn_size(self, node: int, waiting: int) -> int:
+        return 1 if isinstance(self.graph.nodes[node], Layer) else waiting
 
     def _handle(
         self, node: int, forward: bool, messages: Sequence[Message]
     ) -> tuple[int, Sequence[Letter]]:
-        return 1, self.graph.handle(node, forward, messages, self._learn)
+        sent = [self.graph.handle(node, forward, message, self._learn) for message in messages]
+        return 1, [letter for letters in sent for letter in letters]
 
     def _ended(self, instance: int) -> None:
         self.graph.check_forgotten(instance)

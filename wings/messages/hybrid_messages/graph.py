@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from hybrid.solvers.acting import unknown
 from hybrid_messages.control import Loss, Source
@@ -42,59 +42,39 @@ class Graph:
         """The nodes where messages turn around."""
         return [node for node in self.nodes if isinstance(node, Loss)]
 
-    def handle(
-        self, at: int, forward: bool, messages: Sequence[Message], learn: bool
-    ) -> list[Letter]:
-        """What a node sends for messages of one direction; an error names the node."""
-        node = self.nodes[at]
+    def handle(self, at: int, forward: bool, message: Message, learn: bool) -> list[Letter]:
+        """What a node sends for a message; an error names the node."""
+        node, state = self.nodes[at], message.state
         try:
-            sent = node.forward_all(messages, learn) if forward else node.backward_all(messages)
+            sent = node.forward(message, learn) if forward else node.backward(message)
         except Exception as error:
-            raise ValueError(self._fault(at, messages, error)) from error
-        instances = {message.state.instance for message in messages}
-        if foreign := {message.state.instance for message in sent} - instances:
+            kind = "" if type(error) in (ValueError, RuntimeError) else f"{type(error).__name__}: "
+            text, shape = str(error).partition("\n")[0], tuple(message.payload.shape)
             raise ValueError(
-                f"node {self.names[at]!r} sends a message of instance {foreign.pop()} for one of "
-                f"{messages[0].state}: states must keep their instance"
-            )
+                f"node {self.names[at]!r}, {state}, payload {shape}: {kind}{text}"
+            ) from error
+        for each in sent:
+            if each.state.instance != state.instance:
+                raise ValueError(
+                    f"node {self.names[at]!r} sends a message of instance {each.state.instance} "
+                    f"for one of {state}: states must keep their instance"
+                )
         rises = forward and not isinstance(node, Loss)
         ways = self._up[at] if rises else self._down[at]
+        targets = [ways[each.port] for each in sent]
         return [
-            Letter(to, rises, Message(port, message.state, message.payload))
-            for message in sent
-            for to, port in [ways[message.port]]
+            Letter(to, rises, Message(port, each.state, each.payload))
+            for (to, port), each in zip(targets, sent, strict=True)
         ]
-
-    def kept(self) -> int:
-        """Entries of all caches: 0 after a run."""
-        return sum(len(cache) for node in self.nodes for cache in node.caches())
 
     def check_forgotten(self, instance: int) -> None:
         """ValueError if a node still keeps something of an instance that has ended."""
         for name, node in zip(self.names, self.nodes, strict=True):
-            if left := node.kept(instance):
+            if left := node.waiting_states(instance):
                 raise ValueError(
                     f"node {name!r} still waits for messages of {left[0]}"
                     f"{f' and {len(left) - 1} more' if left[1:] else ''}, and none is under way"
                 )
-
-    def drain(self) -> None:
-        """At the end of a run, layers step with the gradients that are left."""
-        for layer in self.layers.values():
-            layer.drain()
-
-    def clear(self) -> None:
-        """Forget what a run that failed has left."""
-        for node in self.nodes:
-            node.clear()
-
-    def _fault(self, at: int, messages: Sequence[Message], error: Exception) -> str:
-        first = messages[0]
-        more = f" and {len(messages) - 1} more" if messages[1:] else ""
-        kind = "" if type(error) in (ValueError, RuntimeError) else f"{type(error).__name__}: "
-        text = str(error).partition("\n")[0]
-        shape = tuple(first.payload.shape)
-        return f"node {self.names[at]!r}, {first.state}{more}, payload {shape}: {kind}{text}"
 
     def _port(self, end: str) -> tuple[int, int]:
         name, _, port = end.partition(":")

@@ -1,9 +1,9 @@
-"""Nodes that compute: a module with an optimizer of its own, on one message or on several."""
+"""Nodes that compute: a module with an optimizer of its own."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ class _Cached(NamedTuple):
     """What a forward message met: its payload, what became of it, and after how many updates."""
 
     x: Tensor
-    y: Tensor | None
+    y: Tensor
     updates: int
 
 
@@ -33,8 +33,6 @@ class Layer(Node):
 
     Following Gaunt et al., arXiv 1705.09786, section 3.
     """
-
-    most = 1
 
     def __init__(
         self,
@@ -75,10 +73,18 @@ class Layer(Node):
     def backward(self, message: Message) -> list[Message]:
         _, state, gradient = message
         x, y, updates = self._cache.pop(state)
-        if y is None or updates != self.updates:
+        if updates != self.updates:
             x, y = self._run(x)
-        dx = self._pull(x, y, gradient)
-        self._count([updates])
+        if y.requires_grad:
+            torch.autograd.backward([y], [gradient])
+        # of indices: nothing, but a message all the same, for those that wait for it
+        dx = (
+            torch.zeros(x.shape, dtype=gradient.dtype, device=x.device)
+            if x.grad is None
+            else x.grad
+        )
+        if self._updates.add(updates):
+            self._step()
         return [Message(0, state, dx)]
 
     def drain(self) -> None:
@@ -99,21 +105,6 @@ class Layer(Node):
         with torch.enable_grad():
             return x, self.module(x)
 
-    def _pull(self, x: Tensor, y: Tensor, gradient: Tensor) -> Tensor:
-        """The vjp: dx; dw is added up where torch keeps gradients."""
-        if y.requires_grad:
-            torch.autograd.backward([y], [gradient])
-        if x.grad is not None:
-            return x.grad
-        # of indices: nothing, but a message all the same, for those that wait for it
-        return torch.zeros(x.shape, dtype=gradient.dtype, device=x.device)
-
-    def _count(self, befores: Iterable[int]) -> None:
-        """Count gradients of messages by the updates before them; step if it is time."""
-        due = [self._updates.add(before) for before in befores]
-        if due[-1]:
-            self._step()
-
     def _step(self) -> None:
         count = self._updates.contributions
         if self.optimizer is None:
@@ -125,56 +116,6 @@ class Layer(Node):
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._updates.stepped()
-
-
-class Together(Layer):
-    """As `Layer`, up to `most` waiting messages a call, those of one shape stacked.
-
-    No message waits for others to come, and nothing is padded: it is the inbox that makes the
-    batch. The module sees payloads with a new first dimension and must treat its rows alone, as
-    linear layers and elementwise functions do. Every backward pass runs it again, as those that
-    went up together need not come back together. Sums are those of `Layer` but for their order.
-    """
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        min_update_frequency: int = 1,
-        most: int = 64,
-    ) -> None:
-        super().__init__(module, optimizer, min_update_frequency)
-        if most < 1:
-            raise ValueError(f"most is {most}; it must be at least 1")
-        self.most: int = most
-
-    def forward(self, message: Message, learn: bool) -> list[Message]:
-        return self.forward_all([message], learn)
-
-    def backward(self, message: Message) -> list[Message]:
-        return self.backward_all([message])
-
-    def forward_all(self, messages: Sequence[Message], learn: bool) -> list[Message]:
-        sent: list[Message] = []
-        for alike in _by_shape(messages, [message.payload for message in messages]):
-            with torch.no_grad():
-                rows = self.module(torch.stack([x for _, x in alike]))
-            for ((_, state, _), x), row in zip(alike, rows, strict=True):
-                if learn:
-                    self._cache.put(state, _Cached(x, None, self.updates))
-                sent.append(Message(0, state, row))
-        return sent
-
-    def backward_all(self, messages: Sequence[Message]) -> list[Message]:
-        met = [self._cache.pop(message.state) for message in messages]
-        sent: list[Message] = []
-        for alike in _by_shape(messages, [each.x for each in met]):
-            x, y = self._run(torch.stack([x for _, x in alike]))
-            dx = self._pull(x, y, torch.stack([message.payload for message, _ in alike]))
-            rows = zip(alike, dx, strict=True)
-            sent += [Message(0, message.state, row) for (message, _), row in rows]
-        self._count([each.updates for each in met])
-        return sent
 
 
 def _check_repeatable(module: nn.Module) -> None:
@@ -197,13 +138,3 @@ def _check_optimized(parameters: Sequence[Tensor], optimizer: torch.optim.Optimi
             f" {len(held)}, which must be the same: give every layer an optimizer of its own"
             " module's parameters, or requires_grad_(False) to a module that is not trained"
         )
-
-
-def _by_shape(
-    messages: Sequence[Message], inputs: Sequence[Tensor]
-) -> Iterable[list[tuple[Message, Tensor]]]:
-    """Messages with their inputs, those together whose inputs have one shape and type."""
-    found: dict[tuple[torch.Size, torch.dtype], list[tuple[Message, Tensor]]] = {}
-    for message, x in zip(messages, inputs, strict=True):
-        found.setdefault((x.shape, x.dtype), []).append((message, x))
-    return found.values()

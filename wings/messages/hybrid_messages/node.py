@@ -84,11 +84,11 @@ class Cache(Generic[Item]):
     """What a node keeps between a forward message and its backward message, by state."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, dict[State, Item]] = {}
+        self._items: dict[int, dict[State, Item]] = {}
 
     def put(self, state: State, item: Item) -> None:
         """ValueError if the state names an item already."""
-        of_instance = self._kept.setdefault(state.instance, {})
+        of_instance = self._items.setdefault(state.instance, {})
         if state in of_instance:
             raise ValueError(
                 "a message of this state is here already; a state names one message at a time,"
@@ -96,30 +96,23 @@ class Cache(Generic[Item]):
             )
         of_instance[state] = item
 
-    def get(self, state: State) -> Item | None:
-        """The item, which stays; None without one."""
-        return self._kept.get(state.instance, {}).get(state)
-
     def pop(self, state: State) -> Item:
         """Take the item out; ValueError without one."""
-        of_instance = self._kept.get(state.instance, {})
+        of_instance = self._items.get(state.instance, {})
         if state not in of_instance:
             raise ValueError("no forward message of this state is waiting for its gradient here")
         item = of_instance.pop(state)
         if not of_instance:
-            del self._kept[state.instance]
+            del self._items[state.instance]
         return item
 
-    def of(self, instance: int) -> list[State]:
+    def states(self, instance: int) -> list[State]:
         """The states of an instance that have an item."""
-        return list(self._kept.get(instance, ()))
-
-    def __len__(self) -> int:
-        return sum(map(len, list(self._kept.values())))
+        return list(self._items.get(instance, ()))
 
     def clear(self) -> None:
         """Forget everything."""
-        self._kept.clear()
+        self._items.clear()
 
 
 class Waiting(Cache["list[Tensor | None]"]):
@@ -127,7 +120,7 @@ class Waiting(Cache["list[Tensor | None]"]):
 
     def add(self, whole: State, place: int, part: Tensor, places: int) -> list[Tensor] | None:
         """All parts, once none is missing; ValueError if the place is taken."""
-        parts = self.get(whole)
+        parts = self._items.get(whole.instance, {}).get(whole)
         if parts is None:
             parts = [None for _ in range(places)]
             self.put(whole, parts)
@@ -149,8 +142,6 @@ class Node(ABC):
 
     inputs: int = 1
     outputs: int = 1
-    most: int | None = None
-    """Messages that it handles at a time; None: all that wait."""
 
     @abstractmethod
     def forward(self, message: Message, learn: bool) -> Sequence[Message]:
@@ -160,21 +151,13 @@ class Node(ABC):
     def backward(self, message: Message) -> Sequence[Message]:
         """Gradients by input; the message's port is the output that its gradient came to."""
 
-    def forward_all(self, messages: Sequence[Message], learn: bool) -> Sequence[Message]:
-        """Several at once, in order."""
-        return [sent for message in messages for sent in self.forward(message, learn)]
-
-    def backward_all(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Several at once, in order."""
-        return [sent for message in messages for sent in self.backward(message)]
-
     def caches(self) -> Sequence[Cache[Any]]:
         """All that it keeps, so that a run can check that nothing is left."""
         return [value for value in vars(self).values() if isinstance(value, Cache)]
 
-    def kept(self, instance: int) -> list[State]:
+    def waiting_states(self, instance: int) -> list[State]:
         """The states of an instance of which it keeps something."""
-        return [state for cache in self.caches() for state in cache.of(instance)]
+        return [state for cache in self.caches() for state in cache.states(instance)]
 
     def clear(self) -> None:
         """Forget what a run that failed has left."""

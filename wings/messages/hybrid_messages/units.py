@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,15 +13,7 @@ from torch import Tensor, nn
 
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.stash import Flight
-from hybrid.solvers.delayed.units import (
-    Gradients,
-    Recomputed,
-    Stashed,
-    UnitFlight,
-    UnitLock,
-    Units,
-    unit_slices,
-)
+from hybrid.solvers.delayed.units import Gradients, UnitFlight, Units, unit_slices
 from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.layers.residual import Skippable, nothing_left_out, survival
 from hybrid.solvers.state import Tensors
@@ -76,17 +67,15 @@ class Nodes(Units):
         children = [*block.module._modules.values()]
         self.survivals = [survival(children[some.start]) for some in self.slices]
         self.updates = [Updates(frequency) for _ in self.slices]
-        self.trained = [any(w.requires_grad for w in own.values()) for own in self.parameters]
 
     def staleness(self) -> Counter[int]:
         """Contributions by the unit's steps since their forward pass, since the last call."""
-        found: Counter[int] = Counter()
-        for updates, trained in zip(self.updates, self.trained, strict=True):
-            found += updates.staleness if trained else Counter()
+        late = sum((updates.staleness for updates in self.updates), Counter[int]())
+        for updates in self.updates:
             updates.staleness.clear()
-        return found
+        return late
 
-    def step(self, unit: int) -> None:
+    def step_by_contributions(self, unit: int) -> None:
         """Step by the contributions since the last step, if there are any."""
         updates = self.updates[unit]
         if not updates.contributions:
@@ -94,7 +83,7 @@ class Nodes(Units):
         if updates.samples != self.size:
             for w in self.parameters[unit].values():
                 w.grad = None if w.grad is None else w.grad * (self.size / updates.samples)
-        self._step(unit, updates.rate)
+        self.step(unit, updates.rate)
         updates.stepped()
 
     def new_flight(self, part: MicroBatch, lam: Tensor) -> Instance:
@@ -102,33 +91,40 @@ class Nodes(Units):
             self.block.draws.draw_for(part.key)
         return Instance(**vars(super().new_flight(part, lam)))
 
-    def forward(self, flight: UnitFlight, unit: int, lock: UnitLock) -> None:
+    def forward(self, flight: UnitFlight, unit: int) -> None:
         assert isinstance(flight, Instance)
         flight.updates.append(self.updates[unit].count)
-        if unit not in flight.active:
+        if unit in flight.active:
+            with self._on_path(unit):
+                super().forward(flight, unit)
+        else:
             self._skip_forward(flight)
-            return
-        with self._on_path(unit):
-            super().forward(flight, unit, lock)  # type: ignore[safe-super]
 
-    def backward(self, flight: UnitFlight, unit: int, rate: float, lock: UnitLock) -> None:
+    def repeat_forward(self, flight: UnitFlight, unit: int, weights: Tensors) -> None:
+        assert isinstance(flight, Instance)
+        if unit in flight.active:
+            with self._on_path(unit):
+                super().repeat_forward(flight, unit, weights)
+        else:
+            self._skip_forward(flight)
+
+    def backward(self, flight: UnitFlight, unit: int, rate: float) -> None:
         assert isinstance(flight, Instance)
         if unit == self.count - 1 and self.block.draws is not None:
             self.block.draws.draw_for(flight.part.key)
-        if unit not in flight.active:
-            self._skip_backward(flight)
+        if unit in flight.active:
+            with self._on_path(unit):
+                super().backward(flight, unit, rate)
+        else:
+            for values in (flight.versions, flight.output_edges, flight.input_edges):
+                values.pop()
             flight.units_left = unit
-            return
-        with self._on_path(unit):
-            super().backward(flight, unit, rate, lock)  # type: ignore[safe-super]
 
-    @abstractmethod
     def _skip_forward(self, flight: Instance) -> None:
         """The forward pass of a unit that is not on the path."""
-
-    @abstractmethod
-    def _skip_backward(self, flight: Instance) -> None:
-        """The backward pass of a unit that is not on the path."""
+        flight.versions.append({})
+        flight.output_edges.append([])
+        flight.input_edges.append(flight.input_edges[-1])
 
     def _on_path(self, unit: int) -> AbstractContextManager[Any]:
         """Within it the unit runs without a draw: the path has decided."""
@@ -136,57 +132,26 @@ class Nodes(Units):
 
     def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients, rate: float) -> None:
         assert isinstance(flight, Instance)
-        self._add(unit, gradients)
+        self.add(unit, gradients)
         samples = flight.part.stop - flight.part.start
-        if self.updates[unit].add(flight.updates[unit], samples, rate):
-            self.step(unit)
+        trains = any(w.requires_grad for w in self.parameters[unit].values())
+        if trains and self.updates[unit].add(flight.updates[unit], samples, rate):
+            self.step_by_contributions(unit)
 
-    def save(self, flight: UnitFlight, known: dict[tuple[int, ...], Tensors]) -> None:
+    def save(self, flight: UnitFlight, versions: dict[tuple[int, ...], Tensors]) -> None:
         assert isinstance(flight, Instance)
         if flight.lam is not None:
-            super().save(flight, known)
+            super().save(flight, versions)
         # none before its forward pass
         pairs = zip(self.updates, flight.updates, strict=False)
         flight.save([updates.count - before for updates, before in pairs])
 
-    def _from_checkpoint(self, flight: Flight) -> Instance:
-        instance = super()._from_checkpoint(flight)
+    def _without_graph(self, flight: Flight) -> Instance:
+        instance = super()._without_graph(flight)
         assert isinstance(instance, Instance)
         pairs = zip(self.updates, instance.load(flight.stash), strict=True)
         instance.updates = [updates.count - age for updates, age in pairs]
         return instance
-
-
-class StashedNodes(Nodes, Stashed):
-    """Keep every graph, over the versions of the weights that the forward passes used."""
-
-    def _skip_forward(self, flight: Instance) -> None:
-        flight.versions.append({})
-        flight.output_edges.append([])
-        flight.input_edges.append(flight.input_edges[-1])
-
-    def _skip_backward(self, flight: Instance) -> None:
-        flight.versions.pop()
-        flight.output_edges.pop()
-        flight.input_edges.pop()
-
-    def _repeat_forward(self, flight: UnitFlight, unit: int, weights: Tensors) -> None:
-        assert isinstance(flight, Instance)
-        if unit not in flight.active:
-            self._skip_forward(flight)
-            return
-        with self._on_path(unit):
-            super()._repeat_forward(flight, unit, weights)
-
-
-class RecomputedNodes(Nodes, Recomputed):
-    """Keep the inputs of the units, and run them again with their newest weights."""
-
-    def _skip_forward(self, flight: Instance) -> None:
-        flight.inputs.append(flight.value)
-
-    def _skip_backward(self, flight: Instance) -> None:
-        flight.inputs.pop()
 
 
 def node_slices(module: nn.Module) -> list[slice]:

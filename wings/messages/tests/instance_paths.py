@@ -79,7 +79,7 @@ def trained(problem, solver, at=None, run=run_threads, pieces=None, watch=None):
         stats.append(mine.drain())
         assert mine.state().flight == {}
         assert not mine._under_way
-        assert all(u.contributions == 0 for u in mine._units.updates)
+        assert all(u.contributions == 0 for u in mine.units.updates)
         assert all(p.grad is None for p in block.module.parameters())
         late = sum((s.staleness for s in stats), Counter())
         return late, stats
@@ -99,7 +99,6 @@ class Masked:
         self.problem, self.paths = problem, paths
         K = self.K = len(problem.blocks)
         self.most = solver.max_active_keys or 2 * K
-        self.current = solver.weights == "current"
         self.m = solver.num_micro_batches(len(problem.batches[0]))
         self.muf = solver.min_update_frequency or self.m
         self.parts, self.w = [], []
@@ -161,8 +160,6 @@ class Masked:
         p = self.value[i]
         for u in reversed(self.units(k)):
             met = self.met[i][u]
-            if self.current:
-                met = {n: w.clone().requires_grad_() for n, w in self.w[u][-1].items()}
             x = self.inputs[i][u]
             x.grad = None
             with frozen_statistics(self.parts[u][1]):
@@ -196,14 +193,12 @@ class Masked:
 
 
 def on_ranks(comm, K, solver, cuts, at=None):
-    """The weights of this MPI rank's block, as lists of bytes; None in any order if finite."""
+    """The weights of this MPI rank's block, as bytes."""
     problem = deep(cuts)
 
     def run(count, program):
         return [MpiLinks.start(program, Start.of(comm))]
 
-    tensors = trained(problem, solver, at, run)
-    if solver.any_order:
-        return all(t.isfinite().all() for t in tensors.values())
+    trained(problem, solver, at, run)
     module = problem.blocks.module(comm.rank)
     return {module.global_name(n): t.numpy().tobytes() for n, t in module.state_dict().items()}

@@ -22,10 +22,10 @@ def modules(*names: str) -> dict[str, nn.Module]:
     return {name: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double() for name in names}
 
 
-def layers(modules: Mapping[str, nn.Module], every: int, kind: type[Layer] = Layer, **options):
+def layers(modules: Mapping[str, nn.Module], every: int) -> dict[str, Layer]:
     """A layer each, SGD with lr 1, so that a step shows the gradient."""
     return {
-        name: kind(module, torch.optim.SGD(module.parameters(), lr=1.0), every, **options)
+        name: Layer(module, torch.optim.SGD(module.parameters(), lr=1.0), every)
         for name, module in modules.items()
     }
 
@@ -64,6 +64,11 @@ def dense_step(
         ]
         for name, module in modules.items()
     }
+
+
+def assert_empty(graph: Graph) -> None:
+    """Nothing is left in any cache."""
+    assert not any(cache._items for node in graph.nodes for cache in node.caches())
 
 
 def assert_stepped(modules, expected, tolerance=1e-12):

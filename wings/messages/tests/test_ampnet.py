@@ -12,7 +12,6 @@ import random_layers
 import torch
 from answers import refusal
 from conditions import check
-from hybrid.samplers import SelectiveBackprop
 from instance_paths import Masked, deep, setup_of, trained
 from problems import assert_same
 from setting_modes import EXACT, Mode, alone
@@ -21,6 +20,7 @@ from unit_steps import trained as by_units
 
 from hybrid import split
 from hybrid.bench.plan.memory import saved_bytes
+from hybrid.data.samplers import SelectiveBackprop
 from hybrid.links import run_virtual
 from hybrid.networks import models
 from hybrid.settings.config import CheckpointSettings
@@ -28,7 +28,7 @@ from hybrid.solvers import Backprop, registry
 from hybrid.solvers.base import Setup
 from hybrid_messages import AMPNet
 from hybrid_messages.chain import draw_path
-from hybrid_messages.units import StashedNodes
+from hybrid_messages.units import Nodes
 from tests import test_settings_act as act
 from tests.solvers import test_every_solver as every
 
@@ -48,21 +48,19 @@ ONE_KEY = dict.fromkeys(EXACT, "with one instance under way no gradient is late,
 EXAMPLES = {
     "ampnet": AMPNet(micro_batches=1),
     "ampnet in parts": AMPNet(micro_batches=3, messages="int8", min_update_frequency=2),
-    "ampnet, current weights": AMPNet(micro_batches=2, weights="current", max_active_keys=5),
+    "ampnet, few keys": AMPNet(micro_batches=2, max_active_keys=5),
 }
 MODES = [
     *alone("ampnet", parts={"solver.micro_batches": 4}, tries=OTHER),
     Mode("ampnet", "one block", {"split.blocks": 1}, LATE, OTHER),
     Mode("ampnet", "one key", {"solver.max_active_keys": 1}, {**LATE, **ONE_KEY}, OTHER),
-    Mode("ampnet", "current", {"solver.weights": "current"}, {}, OTHER),
 ]
 CUTS = {1: [], 2: [3], 3: [2, 4], 4: [1, 3, 4]}
 WAYS = {
     "as it is": AMPNet(micro_batches=4),
-    "current weights": AMPNet(micro_batches=4, weights="current"),
     "a step an instance": AMPNet(micro_batches=4, min_update_frequency=1),
     "few keys": AMPNet(micro_batches=3, max_active_keys=2, min_update_frequency=2),
-    "single samples": AMPNet(micro_batches=12, min_update_frequency=5, weights="current"),
+    "single samples": AMPNet(micro_batches=12, min_update_frequency=5),
 }
 SEVERAL = {"shapes": ((1,),)}
 
@@ -92,11 +90,8 @@ def test_every_setting_acts_or_is_refused_without_exception():
     act.count((setting, mode) for mode in MODES for setting in act.known(mode))
 
 
-@pytest.mark.parametrize("weights_", ["stashed", "current"])
-def test_layers_that_draw_have_the_same_bits_on_virtual_clocks_and_resumed(
-    weights_, tmp_path, monkeypatch
-):
-    way = {"solver": AMPNet(micro_batches=2, weights=weights_)}
+def test_layers_that_draw_have_the_same_bits_on_virtual_clocks_and_resumed(tmp_path, monkeypatch):
+    way = {"solver": AMPNet(micro_batches=2)}
     monkeypatch.setitem(random_layers.METHODS, "ampnet", way)
     first = random_layers.trained("ampnet", tmp_path / "first")
     assert random_layers.trained("ampnet", tmp_path / "clock", "virtual", minutes=0.0) == first
@@ -110,7 +105,7 @@ def test_layers_that_draw_have_the_same_bits_on_virtual_clocks_and_resumed(
 def test_unequal_paths_equal_the_masked_dense_run(name, K):
     solver, problem = WAYS[name], deep(CUTS[K])
     blocks = range(len(problem.blocks))
-    survivals = [StashedNodes(problem.build(k), 0.0, 1, 1).survivals for k in blocks]
+    survivals = [Nodes(problem.build(k), 0.0, 1, 1).survivals for k in blocks]
     m = solver.num_micro_batches(len(problem.batches[0]))
     firsts = [(b.step, int(ids[0])) for b in problem.batches for ids in b.ids.tensor_split(m)]
     paths = [draw_path(setup_of(problem).seed, *each, survivals) for each in firsts]
@@ -148,7 +143,7 @@ def test_with_equal_paths_staleness_is_what_the_formula_says(K, often):
             assert late[between] >= 32 - between
 
 
-@pytest.mark.parametrize(("name", "K"), [*zip(WAYS, [3, 4, 2, 3, 4], strict=True)])
+@pytest.mark.parametrize(("name", "K"), [*zip(WAYS, [3, 2, 3, 4], strict=True)])
 def test_virtual_links_pieces_and_a_resume_do_not_change_a_bit(name, K):
     solver = WAYS[name]
     expected = trained(deep(CUTS[K]), solver)
@@ -166,33 +161,13 @@ def test_mpi_ranks_train_to_the_bits_of_threads(world):
         assert found == {n: t.numpy().tobytes() for n, t in expected.items()}
 
 
-def test_in_any_order_nothing_is_lost_and_the_loss_falls(world):
-    """Threads race; on MPI ranks, too; and a resume in mid-epoch comes home first."""
-    solver = AMPNet(micro_batches=4, any_order=True)
-    problem = deep(CUTS[3], batch=16)
-    same = problem.batches[0]
-    problem.batches = [replace(same, learning_rate=0.03, step=t) for t in range(60)]
-    trained(problem, solver)
-    losses = torch.stack([loss for s in problem.stats[-1][1] for loss in s.losses])
-    assert losses[-10:].mean() < 0.9 * losses[:10].mean()
-    trained(deep(CUTS[3]), solver, at=3)
-    assert world.run(3, "instance_paths:on_ranks", 3, solver, CUTS[3]) == [True] * 3
-
-
 @pytest.mark.parametrize(
     ("solver", "setup", "said"),
     [
         (AMPNet(), {**SEVERAL, "replicas": 2}, "only where there is one replica"),
         (AMPNet(), {**SEVERAL, "compiled": True}, "only where train.compile is false"),
         (AMPNet(max_active_keys=3), {}, "solver.max_active_keys is 3, .*several blocks"),
-        (AMPNet(weights="current"), {}, "solver.weights is 'current', .*several blocks"),
-        (AMPNet(any_order=True), {}, "solver.any_order is True, .*several blocks"),
         (AMPNet(messages="int8"), {}, "solver.messages is 'int8', .*several blocks"),
-        (
-            AMPNet(max_active_keys=1, weights="current"),
-            SEVERAL,
-            "solver.weights is 'current', .*solver.max_active_keys is not 1",
-        ),
     ],
 )
 def test_what_cannot_act_is_refused_in_one_line(solver, setup, said):
@@ -201,32 +176,23 @@ def test_what_cannot_act_is_refused_in_one_line(solver, setup, said):
 
 
 def test_what_cannot_work_is_refused_in_one_line(tmp_path):
-    with pytest.raises(ValueError, match=r"any_order is true, but links\.kind is 'virtual'"):
-        trained(deep(CUTS[2]), AMPNet(any_order=True), run=run_virtual)
     with pytest.raises(ValueError, match=r"works only where train\.precision is not 'float16'"):
         check(AMPNet(), Setup(((1,),)), precision="float16")
-    for name, value in {"max_active_keys": -1, "weights": "older", "clip_norm": -1.0}.items():
+    for name, value in {"max_active_keys": -1, "clip_norm": -1.0}.items():
         assert refusal(AMPNet, **{name: value}).startswith(f"{name} is {value!r}")
     learning = trainer(AMPNet(), sampler=SelectiveBackprop())
     with pytest.raises(ValueError, match="only where the solver reports the losses of all"):
         learning.fit(*digits(3))
 
 
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ({"max_active_keys": 3}, "kept with solver.max_active_keys=4 and solver.weights=stashed"),
-        ({"weights": "current"}, "and solver.weights=stashed: leave"),
-    ],
-)
-def test_what_is_under_way_does_not_go_on_under_other_settings(other, said):
+def test_what_is_under_way_does_not_go_on_with_other_keys():
     problem, solver = deep(CUTS[2]), AMPNet(micro_batches=4)
 
     def program(block, links):
         mine = solver.start(block, links, setup_of(problem))
         mine.train(problem.window(1, 0, 2))
-        changed = replace(solver, **other).start(block, links, setup_of(problem))
-        with pytest.raises(ValueError, match=said):
+        changed = replace(solver, max_active_keys=3).start(block, links, setup_of(problem))
+        with pytest.raises(ValueError, match=r"kept with solver\.max_active_keys=4: leave it"):
             changed.load_state(mine.state())
 
     problem.on_every_block(program)
@@ -234,7 +200,7 @@ def test_what_is_under_way_does_not_go_on_under_other_settings(other, said):
 
 def test_a_run_is_resumed_from_its_folder_bit_for_bit_and_tells_its_staleness(tmp_path):
     """Of stochastic depth, broken off within an epoch and at its end."""
-    solver = AMPNet(micro_batches=4, weights="current")
+    solver = AMPNet(micro_batches=4)
     loaded, often = digits(4), CheckpointSettings(minutes=1e-9, keep_last=0)
 
     def made(out=None, **settings):
@@ -255,13 +221,6 @@ def test_a_run_is_resumed_from_its_folder_bit_for_bit_and_tells_its_staleness(tm
     told = [line["staleness"] for line in lines(tmp_path / "run") if "staleness" in line]
     assert told
     assert all(len(each) == 2 for each in told)
-
-
-@pytest.mark.parametrize("any_order", [False, True])
-def test_a_run_in_any_order_says_so(any_order, capsys):
-    made = trainer(AMPNet(any_order=any_order), blocks=2, quiet=False, model="plain")
-    made.fit(*digits(3))
-    assert ("not reproducible" in capsys.readouterr().out) == any_order
 
 
 def test_a_block_holds_no_more_than_is_planned_for_and_not_much_less():

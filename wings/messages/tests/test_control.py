@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from message_graphs import (
     WIDTH,
     Key,
+    assert_empty,
     assert_stepped,
     dense_step,
     entries,
@@ -24,32 +25,29 @@ from hybrid_messages import (
     Cond,
     Entry,
     Group,
-    Layer,
     Loop,
     Phi,
     Static,
     Sum,
-    Together,
 )
 
 NEVER = 10**9
 ACTIVE = [1, 4]
 
 
-def check(active, nodes, edges, copies, network, inputs, kind=Layer):
+def check(active, nodes, edges, copies, network, inputs):
     """One step of the graph, whatever the turns, against one of plain autograd."""
     mods = {name: deepcopy(module) for name, module in copies.items()}
-    built = graph({**layers(mods, NEVER, kind), **nodes}, edges)
+    built = graph({**layers(mods, NEVER), **nodes}, edges)
     Static(built, active).run(inputs)
-    assert built.kept() == 0
+    assert_empty(built)
     counts = {name: sum(layer.staleness.values()) for name, layer in built.layers.items()}
     assert_stepped(mods, dense_step(copies, counts, network, len(inputs)))
     return counts
 
 
 @pytest.mark.parametrize("active", ACTIVE)
-@pytest.mark.parametrize("kind", [Layer, Together])
-def test_cond_and_phi_are_a_branch(active, kind):
+def test_cond_and_phi_are_a_branch(active):
     copies, x = modules("first", "a", "b", "c", "last"), samples(7)
     edges = [("in", "first"), ("first", "cond"), ("phi", "last"), ("last", "loss")]
     for way, name in enumerate("abc"):
@@ -59,7 +57,7 @@ def test_cond_and_phi_are_a_branch(active, kind):
     def network(i):
         return copies["last"](copies["abc"[i % 3]](copies["first"](x[i])))
 
-    counts = check(active, nodes, edges, copies, network, entries(x), kind)
+    counts = check(active, nodes, edges, copies, network, entries(x))
     assert counts == {"first": 7, "a": 3, "b": 2, "c": 2, "last": 7}
 
 
@@ -117,9 +115,8 @@ def leaves(tree, path=()):
 
 
 @pytest.mark.parametrize("active", ACTIVE)
-@pytest.mark.parametrize("kind", [Layer, Together])
 @given(trees=st.lists(TREES, min_size=1, max_size=4))
-def test_a_recursive_network_is_its_recursion(active, kind, trees):
+def test_a_recursive_network_is_its_recursion(active, trees):
     """leaf -> phi -> root? -> last -> loss;  not the root: -> group -> cell -> phi."""
 
     class Mean(torch.nn.Module):
@@ -160,4 +157,4 @@ def test_a_recursive_network_is_its_recursion(active, kind, trees):
             return copies["leaf"](table[tree])
         return copies["cell"](torch.stack([value(part) for part in tree]))
 
-    check(active, nodes, edges, copies, lambda i: copies["last"](value(trees[i])), inputs, kind)
+    check(active, nodes, edges, copies, lambda i: copies["last"](value(trees[i])), inputs)

@@ -4,7 +4,16 @@ from copy import deepcopy
 
 import pytest
 import torch
-from message_graphs import Key, assert_stepped, entries, graph, layers, modules, samples
+from message_graphs import (
+    Key,
+    assert_empty,
+    assert_stepped,
+    entries,
+    graph,
+    layers,
+    modules,
+    samples,
+)
 from torch import nn
 
 from hybrid_messages import (
@@ -18,7 +27,6 @@ from hybrid_messages import (
     Source,
     Static,
     Sum,
-    Together,
 )
 
 X = samples(4)
@@ -71,7 +79,7 @@ def test_a_fault_names_its_node_and_key_and_leaves_the_graph_empty(fault):
     with pytest.raises(ValueError, match=SAYS[fault]) as caught:
         Static(built, 1).run(entries(X))
     assert "\n" not in str(caught.value)
-    assert built.kept() == 0
+    assert_empty(built)
     wanted = {name: list(module.parameters()) for name, module in before.items()}
     assert_stepped({"a": built.layers["a"].module}, wanted, tolerance=0)
 
@@ -81,7 +89,7 @@ def test_a_message_that_never_comes_is_named_by_who_waits_for_it():
     built = graph(nodes, [("in", "a"), ("a", "sum"), ("half", "sum:1"), ("sum", "loss")])
     with pytest.raises(ValueError, match=r"node 'a' still waits for .*Key\(instance=0, place=0\)"):
         Static(built, 2).run(entries(X))
-    assert built.kept() == 0
+    assert_empty(built)
     whole = [[*each, Entry("half", each[0].state, X[0])] for each in entries(X)]
     assert len(Static(built, 2).run(whole)) == 4  # and it works on
 
@@ -102,7 +110,7 @@ def test_instances_that_cannot_be(instances, says):
     built = graph(layers(modules("a"), 1), [("in", "a"), ("a", "loss")])
     with pytest.raises(ValueError, match=says):
         Static(built, 3).run(instances)
-    assert built.kept() == 0
+    assert_empty(built)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +159,6 @@ def test_nodes_that_cannot_be():
         Layer(nn.BatchNorm1d(3))
     with pytest.raises(ValueError, match="min_update_frequency is 0; it must be at least 1"):
         Layer(module, sgd, 0)
-    with pytest.raises(ValueError, match="most is 0"):
-        Together(module, sgd, most=0)
 
 
 def test_at_least_one_instance_is_active():

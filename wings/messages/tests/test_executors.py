@@ -6,9 +6,18 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from message_graphs import Key, assert_stepped, entries, graph, layers, modules, samples
+from message_graphs import (
+    Key,
+    assert_empty,
+    assert_stepped,
+    entries,
+    graph,
+    layers,
+    modules,
+    samples,
+)
 
-from hybrid_messages import Entry, Layer, Loop, Source, Static, Together
+from hybrid_messages import Entry, Loop, Source, Static
 
 TURNS = [0, 3, 1, 5, 0, 2, 2, 4]
 EDGES = [
@@ -17,23 +26,22 @@ EDGES = [
 ]
 
 
-def looped(mods, every=2, kind=Layer, **more):
+def looped(mods, every=2, **more):
     """Instances overtake each other: they take different numbers of turns."""
     loop = Loop(
         lambda key: key.place == TURNS[key.instance % len(TURNS)],
         lambda key: Key(key.instance, key.place + 1),
     )
-    return graph({**layers(mods, every, kind), "loop": loop, **more}, EDGES)
+    return graph({**layers(mods, every), "loop": loop, **more}, EDGES)
 
 
-@pytest.mark.parametrize("kind", [Layer, Together])
 @given(active=st.integers(1, 9))
-def test_a_run_has_the_same_bits_again(kind, active):
+def test_a_run_has_the_same_bits_again(active):
     copies, x = modules("first", "body", "last"), samples(8)
     found = []
     for _ in range(2):
         mods = deepcopy(copies)
-        executor = Static(looped(mods, 2, kind), active)
+        executor = Static(looped(mods), active)
         losses = [outcome.loss for outcome in executor.run(entries(x))]
         late = [dict(layer.staleness) for layer in executor.graph.layers.values()]
         found.append((mods, (losses, late, executor.ticks)))
@@ -79,7 +87,7 @@ def test_outcomes_come_in_the_order_of_instances_and_evaluation_leaves_no_trace(
         assert (outcome.output - y).abs().max() < 1e-12
         assert abs(outcome.loss - (y - 1).square().sum().item()) < 1e-12
     assert_stepped(mods, {n: list(m.parameters()) for n, m in before.items()}, tolerance=0)
-    assert executor.graph.kept() == 0
+    assert_empty(executor.graph)
     assert all(
         layer.updates == 0 and not layer.staleness for layer in executor.graph.layers.values()
     )
@@ -126,5 +134,5 @@ def test_instances_that_cannot_be_read_end_the_run_with_their_own_reason(first):
     executor = Static(built, 3)
     with pytest.raises(OSError, match="the file of trees is gone"):
         executor.run(feed())
-    assert built.kept() == 0
+    assert_empty(built)
     assert len(executor.run(entries(samples(5)))) == 5

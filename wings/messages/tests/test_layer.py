@@ -8,9 +8,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from message_graphs import Key, assert_stepped, entries, graph, layers, modules, samples
+from message_graphs import (
+    Key,
+    assert_empty,
+    assert_stepped,
+    entries,
+    graph,
+    layers,
+    modules,
+    samples,
+)
 
-from hybrid_messages import Layer, Message, Static, Together
+from hybrid_messages import Layer, Message, Static
 
 OPTIMIZERS = {
     "sgd": lambda w: torch.optim.SGD(w, lr=0.1, momentum=0.9, weight_decay=1e-3),
@@ -18,8 +27,8 @@ OPTIMIZERS = {
 }
 
 
-def chain(modules, every, kind=Layer, make=OPTIMIZERS["sgd"], **options):
-    nodes = {n: kind(m, make(list(m.parameters())), every, **options) for n, m in modules.items()}
+def chain(modules, every, make=OPTIMIZERS["sgd"]):
+    nodes = {n: Layer(m, make(list(m.parameters())), every) for n, m in modules.items()}
     return graph(nodes, list(pairwise(["in", *nodes, "loss"])))
 
 
@@ -90,10 +99,9 @@ def test_staleness_is_real_and_grows_towards_the_first_layer():
     assert means[0] > 2 * means[-1]
 
 
-@pytest.mark.parametrize("kind", [Layer, Together])
-def test_a_gradient_is_taken_at_the_weights_of_now_and_the_input_of_then(kind):
+def test_a_gradient_is_taken_at_the_weights_of_now_and_the_input_of_then():
     (module,) = modules("a").values()
-    layer = kind(module, torch.optim.SGD(module.parameters(), lr=1.0))
+    layer = Layer(module, torch.optim.SGD(module.parameters(), lr=1.0))
     x, dy = samples(2)
     for i, each in enumerate([x, 2 * x]):
         layer.forward(Message(0, Key(i), each), True)
@@ -109,16 +117,6 @@ def test_a_gradient_is_taken_at_the_weights_of_now_and_the_input_of_then(kind):
     assert layer.staleness == {0: 1, 1: 1}
 
 
-@given(most=st.integers(1, 5), active=st.integers(1, 9))
-def test_messages_taken_together_are_those_that_wait_and_no_more(most, active):
-    sizes = []
-    mods = modules("a", "b")
-    mods["a"].register_forward_hook(lambda module, x, y: sizes.append(len(x[0])))
-    built = chain(mods, 10**9, Together, most=most)
-    Static(built, active).run(entries(samples(9)))
-    assert max(sizes) == min(most, active)
-
-
 def test_indices_have_no_gradient_and_their_messages_come_home_all_the_same():
     table = torch.nn.Embedding(4, 3).double()
     before = table.weight.detach().clone()
@@ -126,4 +124,4 @@ def test_indices_have_no_gradient_and_their_messages_come_home_all_the_same():
     Static(built, 2).run(entries(torch.tensor([1, 3, 1])))
     moved = (table.weight.detach() - before).abs().sum(1) > 0
     assert moved.tolist() == [False, True, False, True]
-    assert built.kept() == 0
+    assert_empty(built)
