@@ -126,7 +126,8 @@ def test_what_a_page_shows_of_ones_own_trains(name, capsys, tmp_path, monkeypatc
     assert summary["test_accuracy"] > 0.5  # of ten classes
 
 
-def test_links_and_data_of_the_page_train_by_their_names(monkeypatch):
+def test_links_and_data_of_the_page_train_by_their_names(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "your-own-links-and-data.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     theirs = ModuleType("theirs")
