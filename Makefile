@@ -12,7 +12,7 @@ BIN := .venv/bin
 WINGS := wings/rl wings/messages
 TESTS := tests $(WINGS:%=%/tests)
 # those that train, whose figures the processor rounds; the others are of processes, files and words
-TRAIN := bench cuts data links method models optimizers plan rounds runs samplers training
+TRAIN := bench data links method networks rounds training
 TRAINING := tests/solvers $(TRAIN:%=tests/hybrid/%) $(WINGS:%=%/tests) \
 	tests/test_docs.py tests/test_settings_act.py
 # other processors, and other numbers of threads than one

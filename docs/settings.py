@@ -14,12 +14,10 @@ from hybrid.solvers import acting, registry
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
 
-A setting on the command line overrides the same setting in a TOML file, and the file overrides the
-default. Every setting can be given as `--set section.key=value`, and stands here with its default;
-"unset" means that no value is given, and the text says what follows from that. Small numbers are of
-the [conditions](#conditions) under which a setting has an effect; elsewhere it is rejected.
-`hybrid explain SECTION.KEY` prints all that is said here, and `hybrid train --print-config` the
-file that a run would have.
+The command line (`--set section.key=value`) overrides a TOML file, and the file overrides the
+default, which stands here. "unset" means that no value is given. Small numbers are of the
+[conditions](#conditions) under which a setting has an effect; elsewhere it is rejected.
+`hybrid explain SECTION.KEY` prints the same, and `hybrid train --print-config` the file of a run.
 """
 CORRECTION = """
 ## correction

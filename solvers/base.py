@@ -234,8 +234,6 @@ class Solver(Settings, ABC):
     """Default number of sweeps over a window."""
     fills: ClassVar[bool] = False
     """Whether its sub-problems can fill the gaps of the exact pass."""
-    factorizes: ClassVar[bool] = False
-    """Whether it can train a factorization at a cut."""
     has_auxiliary_weights: ClassVar[bool] = False
     """Whether it trains weights that are not the network's."""
     reads: ClassVar[frozenset[str]] = frozenset()

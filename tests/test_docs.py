@@ -27,6 +27,19 @@ from hybrid.solvers.registry import STRATEGIES
 ROOT = Path(__file__).parents[1]
 
 
+def code_of(page: str) -> list[str]:
+    """The blocks of Python of a page."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def run_page(page: str, code: str | None = None) -> dict[str, Any]:
+    """What a page's code defines, run as a module: its classes can be found by name."""
+    names: dict[str, Any] = {"__name__": page.replace("-", "_")}
+    exec(compile(code or "\n".join(code_of(page)), f"{page}.md", "exec"), names)
+    return names
+
+
 def test_the_page_of_settings_is_the_declarations():
     page = runpy.run_path(str(ROOT / "docs" / "settings.py"))
     assert page["PAGE"].read_text() == page["written"](), "run python docs/settings.py"
@@ -85,11 +98,8 @@ def test_what_a_benchmark_imports_is_there(file):
 
 def test_the_page_on_your_own_network_does_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "your-own-network.md").read_text()
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-    assert code.count("Trainer(") == 4
-    # a module of its own, as a user's script is: classes in it can be found by name
-    exec(compile(code, "your-own-network.md", "exec"), {"__name__": "your_own_network"})
+    assert "".join(code_of("your-own-network")).count("Trainer(") == 4
+    run_page("your-own-network")
     assert (tmp_path / "runs" / "own" / "summary.json").exists()
 
 
@@ -98,8 +108,7 @@ def test_a_model_of_hugging_face_trains_in_the_wrapper_of_the_page():
         from transformers import BertConfig, BertForSequenceClassification
     except ImportError:
         pytest.skip("transformers is not installed")
-    text = (ROOT / "docs" / "your-own-network.md").read_text()
-    (code,) = re.findall(r"^```python\n(class Logits.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (code,) = [code for code in code_of("your-own-network") if code.startswith("class Logits")]
     found: dict[str, Any] = {"nn": torch.nn}
     exec(code, found)
     names = ("hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
@@ -117,33 +126,24 @@ def test_a_model_of_hugging_face_trains_in_the_wrapper_of_the_page():
 @pytest.mark.parametrize("name", ["callbacks", "samplers", "your-own-solver", "your-own-strategy"])
 def test_what_a_page_shows_of_ones_own_trains(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / f"{name}.md").read_text()
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-    found: dict[str, Any] = {"__name__": name.replace("-", "_")}
-    exec(compile(code, f"{name}.md", "exec"), found)
+    summary = run_page(name).get("summary", {"test_accuracy": 1.0})
     assert "epoch 2/" in capsys.readouterr().out
-    summary = found.get("summary", {"test_accuracy": 1.0})
     assert summary["test_accuracy"] > 0.5  # of ten classes
 
 
-def test_links_and_data_of_the_page_train_by_their_names(monkeypatch):
+def test_links_and_data_of_the_page_train_by_their_names(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "your-own-links-and-data.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     theirs = ModuleType("theirs")
-    exec(compile(code, "your-own-links-and-data.md", "exec"), vars(theirs))
+    vars(theirs).update(run_page("your-own-links-and-data"))
     monkeypatch.setitem(sys.modules, "theirs", theirs)
     rows = re.findall(r'entry-points."(.*?)"\]\n +(\w+) = "(.*?)"', text)
     points = EntryPoints([EntryPoint(name, value, group) for group, name, value in rows])
     monkeypatch.setattr(named, "entry_points", lambda group: points.select(group=group))
     settings = {"train.epochs": 2, "split.blocks": 2, "links.kind": "counting"}
     given = {"model.name": "resnet8", "data.name": "stripes", "train.batch_size": 32, **settings}
-    result = CliRunner().invoke(
-        app,
-        [
-            "train",
-            *(word for pair in given.items() for word in ("--set", "=".join(map(str, pair)))),
-        ],
-    )
+    words = [word for k, v in given.items() for word in ("--set", f"{k}={v}")]
+    result = CliRunner().invoke(app, ["train", *words])
     assert result.exit_code == 0, result.output
     assert "epoch 2/" in result.output
     assert min(theirs.SENT[0], theirs.SENT[1]) > 0
@@ -151,13 +151,12 @@ def test_links_and_data_of_the_page_train_by_their_names(monkeypatch):
 
 def test_the_sampler_of_the_page_is_kept_in_a_run_folder_and_goes_on(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "samplers.md").read_text()
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    code = "\n".join(code_of("samplers"))
     kept = code.replace("sampler=Hardest(lag=4))", 'sampler=Hardest(lag=4), out="run")')
     assert kept != code
-    exec(compile(kept, "samplers.md", "exec"), {"__name__": "samplers"})
+    run_page("samplers", kept)
     again = kept.replace('out="run"', 'out="run", resume=True').replace("epochs=2", "epochs=3")
-    exec(compile(again, "samplers.md", "exec"), {"__name__": "samplers"})
+    run_page("samplers", again)
 
 
 def test_a_simulated_figure_says_so_where_it_stands():

@@ -30,14 +30,9 @@ def test_every_command_and_every_block_of_code_works(tmp_path, monkeypatch, hybr
             told[line] = _run(line, hybrid, world)
     assert len(told) == 13
     assert (tmp_path / "runs" / "first" / "report" / "index.html").exists()
-    assert (
-        "#SBATCH --ntasks-per-node=2"
-        in told[next(x for x in told if x.startswith("hybrid submit"))]
-    )
-    assert (
-        "--set model.name=own:network --set data.name=own:data"
-        in told[next(x for x in told if x.startswith("hybrid submit"))]
-    )
+    script = told[next(line for line in told if line.startswith("hybrid submit"))]
+    assert "#SBATCH --ntasks-per-node=2" in script
+    assert "--set model.name=own:network --set data.name=own:data" in script
     ddg = [tmp_path / "runs" / name / "summary.json" for name in ("ddg", "ddg-mpi")]
     accuracies = [re.search(r'"test_accuracy": ([\d.]+)', file.read_text())[1] for file in ddg]
     assert accuracies[0] == accuracies[1]

@@ -53,7 +53,7 @@ class Config(Section):
 def declared_settings() -> dict[str, str]:
     """Every "section.key" declared here, and its help."""
     known = {
-        "solver.name": f"The method: {', '.join(registry.OWN)}; train takes auto, too.",
+        "solver.name": f"The method: {', '.join(registry.OWN)}.",
         "sync.name": f"How replicas keep together: {', '.join(STRATEGIES)}.",
         "sampler.name": f"Who chooses the samples of a mini-batch: {', '.join(SAMPLERS)}.",
     }

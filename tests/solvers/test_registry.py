@@ -9,6 +9,7 @@ from answers import refusal
 
 from hybrid import solvers
 from hybrid.solvers import Backprop, Solver, named, registry
+from hybrid.solvers.acting import nearest
 
 
 class Mine(Backprop):
@@ -115,3 +116,25 @@ def in_a_script(folder, program):
     (folder / "script.py").write_text(program)
     words = [sys.executable, folder / "script.py"]
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("dgd", ["fdg", "ddg"], "ddg"),  # of two as alike the one of the same letters
+        ("dgd", ["ddg", "fdg"], "ddg"),
+        ("DDG", ["ddg", "fdg"], "ddg"),
+        ("AugmentedLagrangian", ["penalty", "augmented-lagrangian"], "augmented-lagrangian"),
+        ("resnett20", ["resnet20", "resnet56"], "resnet20"),
+        ("xyz", ["ddg", "fdg"], None),
+        ("", ["ddg"], None),
+        ("ddg", [], None),
+    ],
+)
+def test_the_nearest_name_is_the_most_alike_one(word, known, meant):
+    assert nearest(word, known) == meant
+
+
+def test_it_may_be_asked_to_be_more_alike():
+    assert nearest("dgx", ["ddg"], 0.6) == "ddg"
+    assert nearest("dgx", ["ddg"], 0.7) is None

@@ -1,13 +1,12 @@
 """Callbacks that note what they are told, or fail; and a short training that has them."""
 
 import threading
-from unittest import mock
 
 from trainings import digits, trainer
+from world import launched
 
 from hybrid import Callback
 from hybrid.links import AgreedError
-from hybrid.ranks import launch
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Backprop
 
@@ -73,10 +72,9 @@ def few():
 
 def failed(comm, hook, out):
     """On a rank of a communicator: the line that a run with a failing callback ends with."""
-    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
     # as in a script that makes its callbacks on the first rank alone
     callbacks = [Failing(hook)] if comm.rank == 0 else []
-    with mock.patch.object(launch, "ranks", return_value=here):
+    with launched(comm):
         try:
             short(callbacks, out).fit(*few())
         except AgreedError as error:

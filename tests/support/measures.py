@@ -1,13 +1,11 @@
 """Metrics as users write them, of outputs (N, classes), and data in class order to try them on."""
 
-from unittest import mock
-
 import torch
 from torch import nn
 from trainings import trainer_of
+from world import launched
 
 from hybrid import Callback, OptimizerSettings
-from hybrid.ranks import launch
 
 CLASSES, BATCH = 3, 16
 _random = torch.Generator().manual_seed(0)
@@ -89,8 +87,7 @@ def trainer(blocks=1, replicas=1, solver=None, metrics=None, settings=None, **ot
 
 def on_ranks(comm, blocks, replicas):
     """A training and an evaluation on MPI ranks."""
-    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
-    with mock.patch.object(launch, "ranks", return_value=here):
+    with launched(comm):
         return measured(blocks, replicas)
 
 

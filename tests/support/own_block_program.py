@@ -2,12 +2,11 @@
 
 import hashlib
 from pathlib import Path
-from unittest import mock
 
 import torch
 from torch import nn
+from world import launched
 
-from hybrid.ranks import launch
 from hybrid.settings.resolve import load
 from hybrid.training import build
 
@@ -58,9 +57,8 @@ def trained(blocks):
 
 def on_a_rank(comm):
     """(bytes of all parameters at hand, of the block's own, its digests after two steps)."""
-    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
     config = load(None, {**SETTINGS, "split.blocks": comm.size, "split.replicas": 1})
-    with mock.patch.object(launch, "ranks", return_value=here):
+    with launched(comm):
         loaded = build.load_rank_data(config)
         division = comm.bcast(build.divide(config, loaded[0]) if comm.rank == 0 else None)
         made = build.build_trainer(config, loaded, Path("unused"), False, division)

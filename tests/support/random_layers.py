@@ -2,14 +2,13 @@
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from world import launched
 
 from hybrid import Trainer, data, split
 from hybrid.folder import checkpoint
-from hybrid.ranks import launch
 from hybrid.settings.config import CheckpointSettings, LinkSettings, TrainSettings
 from hybrid.solvers import (
     DDG,
@@ -89,6 +88,5 @@ def trained(
 
 def on_ranks(comm: Any, name: str, out: Path) -> dict[str, str]:
     """`trained` on the ranks of a communicator, without checkpoints on the way."""
-    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
-    with mock.patch.object(launch, "ranks", return_value=here):
+    with launched(comm):
         return trained(name, out, minutes=0.0)

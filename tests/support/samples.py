@@ -1,7 +1,6 @@
 """Data sets whose transforms draw, that count what is read, or give what Hugging Face's give."""
 
 import random
-from unittest import mock
 
 import numpy as np
 import torch
@@ -9,8 +8,9 @@ import trainings
 from torch import nn
 from torch.utils.data import Dataset
 from trainings import trainer_of
+from world import launched
 
-from hybrid.ranks import launch
+from hybrid.solvers import AugmentedLagrangian
 
 SAMPLES, BATCH = 48, 8
 
@@ -65,6 +65,16 @@ def trained(data, solver=None, blocks=1, test=None, settings=(), model=None, **m
     return trainings.trained_weights(made, (data, test or data))
 
 
+def read_on_rank(comm, window):
+    """On a rank of a communicator: the samples it reads to train, with windows or serially."""
+    data, known = Counted(), Drawing(BATCH)
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(comm.size - 1)), nn.Linear(6, 3))
+    more = {"solver": AugmentedLagrangian(), "window": window} if window else {}
+    with launched(comm):
+        trained(data, blocks=comm.size, test=known, model=model, **more)
+    return sorted({i for _, i in data.read})
+
+
 class Listed(Counted):
     """The same, with a list of its targets."""
 
@@ -75,11 +85,10 @@ class Listed(Counted):
 
 def reads_on_rank(comm, replicas, lists):
     """On a rank of a grid: how many items it reads in two epochs."""
-    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
     data, known = Listed() if lists else Counted(), Drawing(BATCH)
     blocks = comm.size // replicas
     model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 3))
-    with mock.patch.object(launch, "ranks", return_value=here):
+    with launched(comm):
         grid = {"side_by_side": "chain"} if replicas > 1 else {}
         trained(data, blocks=blocks, test=known, model=model, replicas=replicas, **grid)
     return len(data.read)
@@ -87,11 +96,10 @@ def reads_on_rank(comm, replicas, lists):
 
 def trained_unseeded(comm):
     """The weights of a replica on each rank, of a network that is drawn there."""
-    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
     torch.manual_seed(comm.rank)
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     model[1].running_mean += comm.rank
-    with mock.patch.object(launch, "ranks", return_value=here):
+    with launched(comm):
         data = Drawing(2 * BATCH)
         trained(data, blocks=1, test=data, model=model, replicas=comm.size)
     return [p.tolist() for p in model.state_dict().values()]

@@ -154,10 +154,6 @@ class Slurm:
         """SIGKILL to the last of the cluster's processes of this name."""
         os.kill(max(self.named(program)), signal.SIGKILL)
 
-    def wait_until_ended(self, program: str) -> None:
-        """Wait until none of the cluster's processes has this name."""
-        self._until(f"every {program} has ended", lambda: not self.named(program), 120)
-
     def __call__(self, *command: object, fails: bool = False, seconds: float = 60) -> str:
         """Standard output of a command of Slurm's; `fails`: whatever its exit status."""
         done = subprocess.run(

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from multiprocessing.connection import Client, Connection, Listener
@@ -139,12 +140,18 @@ def hybrid(comm: Any, words: list[str], joined_by: str = "mpi") -> tuple[int, st
     """The command on the ranks of a communicator: (exit status, stdout, stderr)."""
     from commands import command
 
+    with launched(comm, joined_by), mock.patch.object(sys, "argv", ["hybrid", *words]):
+        return command(*words)
+
+
+@contextmanager
+def launched(comm: Any, joined_by: str = "mpi") -> Iterator[None]:
+    """What is trained meanwhile is so on the ranks of a communicator, as a launcher's."""
     from hybrid.ranks import launch
 
     here = launch.Ranks(comm, comm.rank, comm.size, comm.size, joined_by=joined_by)
-    line = mock.patch.object(sys, "argv", ["hybrid", *words])
-    with mock.patch.object(launch, "ranks", return_value=here), line:
-        return command(*words)
+    with mock.patch.object(launch, "ranks", return_value=here):
+        yield
 
 
 def serve(address: str) -> None:

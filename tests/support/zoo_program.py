@@ -2,12 +2,11 @@
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from networks import OWN
 from trainings import digests
+from world import launched
 
-from hybrid.ranks import launch
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 
 SERIAL, DELAYED = {"solver": Backprop()}, {"solver": DDG(micro_batches=2)}
@@ -29,6 +28,5 @@ def trained(case: str, out: Path) -> tuple[dict[str, str], float]:
 
 def on_ranks(comm: Any, out: Path) -> dict[str, tuple[dict[str, str], float]]:
     """Every case on the ranks of a communicator."""
-    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
-    with mock.patch.object(launch, "ranks", return_value=here):
+    with launched(comm):
         return {case: trained(case, out / case) for case in CASES}

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hybrid.settings.sections.base import MANY, TRAIN, TRAIN_OR_PLAN, Section, is_reference
-from hybrid.solvers import registry
 from hybrid.solvers.acting import REPLICAS, Acts, Needs
 
 OWN_MODEL = Acts(
@@ -18,27 +17,20 @@ READS = Acts(
     "data.name is your own function, since this package's data are in memory",
     lambda run: run.own_data,
 )
-FACTORIZES = Needs(
-    "the solver can train a factorization",
-    lambda run: run.solver.factorizes,
-    "choose another --solver, or leave it out",
-    here=lambda run: f"only {', '.join(filter(_factorizes, registry.OWN))} can",
+AUGMENTS = Needs(
+    "lam is not carried without corrections, which trains on plain images (rounds.window is not "
+    "all, or rounds.correct_every not 0)",
+    lambda run: not run.setup.carried or run.setup.corrects or not run.solver.records,
 )
-
-
-def _factorizes(name: str) -> bool:
-    return registry.solver_class(name).factorizes
 
 
 class ModelSettings(Section):
     """[model] the network."""
 
     name: str = "resnet8"
-    """resnet20 (6n+2), preact-resnet20, wrn-16-4, revnet20, resnet18; your own: module:function."""
+    """resnet20 (6n+2), wrn-16-4, revnet20, resnet18; your own: module:function."""
     shortcut: Annotated[Literal["auto", "identity", "projection"], OWN_MODEL] = "auto"
     """CIFAR ResNets where shapes change: identity (option A, their auto) or projection."""
-    factorize: Annotated[str, OWN_MODEL, FACTORIZES] = ""
-    """UNIT:RANK puts a non-negative factorization layer at the cut before a unit."""
     survival: Annotated[float, OWN_MODEL] = Field(default=1.0, gt=0, le=1)
     """Probability that a pass in training takes the last residual unit (stochastic depth)."""
 
@@ -47,7 +39,7 @@ class DataSettings(Section):
     """[data] the images."""
 
     name: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10, cifar100, synthetic; your own: module:function."""
+    """digits, cifar10, cifar100, synthetic; your own: module:function."""
     dir: Annotated[str, OWN_DATA] = ""
     """Folder of the data files; empty: $HYBRID_DATA, else ~/.cache/hybrid."""
     limit: Annotated[int, OWN_DATA] = Field(default=0, ge=0, le=MANY)

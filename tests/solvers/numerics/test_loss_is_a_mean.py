@@ -79,21 +79,17 @@ MEANS = {
 }
 
 
-@pytest.mark.parametrize("kind", MEANS)
-def test_a_mean_is_none_of_the_refused(kind):
-    torch.manual_seed(0)
-    check_mean("the loss", *MEANS[kind])
-
-
 UNDIVIDED = {"in pairs", "among all", "and a norm"}
 
 
 @pytest.mark.parametrize("kind", MEANS)
-def test_what_is_no_mean_over_samples_is_noticed(kind):
+def test_a_mean_is_none_of_the_refused_and_what_is_none_over_samples_is_noticed(kind):
     """But for what fails for one sample, or is random: nothing is concluded of that.
 
     Here dice is a mean, because the shares of each sample add up to 1.
     """
+    torch.manual_seed(0)
+    check_mean("the loss", *MEANS[kind])
     assert bool(whole_and_parts(*MEANS[kind])) == (kind in UNDIVIDED)
 
 

@@ -110,6 +110,10 @@ REFUSED = {
 def test_a_loss_that_is_none_is_refused(kind):
     loss, part = REFUSED[kind]
     assert part in refusal(Objective(loss, {}), OUT, Y)
+    if kind == "an error":
+        with pytest.raises(ValueError, match="the loss fails") as caught:
+            Objective(loss, {})(OUT, Y)
+        assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_an_output_that_holds_its_logits_by_name_is_told_the_remedy():
@@ -123,12 +127,6 @@ def test_a_metric_that_is_none_is_refused_in_training_and_in_a_test():
     objective = Objective(entropy, {"accuracy": failing})
     for asked, out in ((objective, OUT), (objective.measured, OUT.detach())):
         assert "the metric 'accuracy' fails on output (6, 3)" in refusal(asked, out, Y)
-
-
-def test_the_error_itself_is_the_cause():
-    with pytest.raises(ValueError, match="the loss fails") as caught:
-        Objective(failing, {})(OUT, Y)
-    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_loss_without_a_graph_is_no_fault_where_nothing_is_trained():

@@ -8,8 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import assert_same, buffers, copied, exact_pass, make_problem, problems
-from trainings import assert_same as assert_same_weights
-from trainings import digits, trained_weights, trainer
 
 from hybrid.links import run_threads, run_virtual
 from hybrid.solvers import BlockADMM
@@ -35,14 +33,6 @@ def swept(problem, solver, corrected, **wire):
         return start, kept
 
     return problem.on_every_block(program)
-
-
-def test_without_a_cut_both_orders_are_the_same():
-    one, other = (
-        trained_weights(trainer(BlockADMM(order=order), blocks=1, window=2), digits(4))
-        for order in ("jacobi", "gauss-seidel")
-    )
-    assert_same_weights(one, other)
 
 
 @ORDERS

@@ -12,8 +12,7 @@ from hybrid_rl.environment import Episodes
 from hybrid_rl.learning import draws
 from hybrid_rl.learning.networks import fill, flat
 from hybrid_rl.learning.replay import packed
-from hybrid_rl.parts import Networks, Tensors
-from hybrid_rl.ports import Port
+from hybrid_rl.parts import Networks, Port, Tensors
 
 
 class Actor:

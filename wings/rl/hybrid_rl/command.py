@@ -19,10 +19,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def _flag(name: str) -> Any:
     """The flag of a setting, with its help and its default."""
     field = RlSettings.model_fields[name]
-    flag = name.replace("_", "-")
-    declared = f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"
-    shown = f"  [default: {str(field.default).replace('True', 'true')}]" if field.default else ""
-    return typer.Option(declared, help=f"{field.description}{shown}", show_default=False)
+    shown = f"  [default: {field.default}]" if field.default else ""
+    return typer.Option(f"--{name}", help=f"{field.description}{shown}", show_default=False)
 
 
 @app.command(
@@ -34,11 +32,8 @@ def rl(
     env: Annotated[str | None, _flag("env")] = None,
     steps: Annotated[int | None, _flag("steps")] = None,
     width: Annotated[int | None, _flag("width")] = None,
-    representation: Annotated[bool | None, _flag("representation")] = None,
     actors: Annotated[int | None, _flag("actors")] = None,
-    lag: Annotated[int | None, _flag("lag")] = None,
     blocks: Annotated[int | None, _flag("blocks")] = None,
-    batch_size: Annotated[int | None, _flag("batch_size")] = None,
     seed: Annotated[int | None, _flag("seed")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.  [default: runs/TIME-ENV]")] = None,
     resume: Annotated[

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hybrid.links import RankLinks
 from hybrid_rl.actor import Actor
-from hybrid_rl.parts import Front, Middle, Networks
-from hybrid_rl.ports import parts_of, ports
+from hybrid_rl.parts import Front, Middle, Networks, parts_of, ports
 
 
 class Course:

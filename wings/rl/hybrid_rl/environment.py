@@ -97,25 +97,23 @@ class Episodes:
         return reward, bool(terminated), state, ended
 
     def _observed(self, seen: Any) -> Tensor:
-        """(states,), float32; ValueError unless these are as many numbers as were announced."""
-        with suppress(ValueError, TypeError, OverflowError), np.errstate(over="ignore"):
-            found = torch.as_tensor(np.asarray(seen, dtype=np.float32)).clone()
-            if found.shape == self.env.observation_space.shape and bool(found.isfinite().all()):
-                return found
-        wanted = f"{self.env.observation_space.shape[0]} finite numbers (float32)"
-        raise self._wrong("observation", seen, wanted)
+        """(states,), float32."""
+        shape = self.env.observation_space.shape
+        wanted = f"{shape[0]} finite numbers (float32)"
+        return torch.from_numpy(self._numbers("observation", seen, shape, np.float32, wanted))
 
     def _rewarded(self, reward: Any) -> float:
-        """ValueError unless it is a number that float32 can hold."""
-        with suppress(ValueError, TypeError, OverflowError):
-            found = np.asarray(reward, dtype=np.float64)
-            if found.size == 1 and bool(np.abs(found) <= np.finfo(np.float32).max):
-                return float(found.reshape(()))
-        raise self._wrong("reward", reward, "one finite number (float32)")
+        wanted = "one finite number (float32)"
+        return float(self._numbers("reward", reward, (), np.float64, wanted))
 
-    def _wrong(self, what: str, value: Any, wanted: str) -> ValueError:
+    def _numbers(self, what: str, value: Any, shape: Any, dtype: type, wanted: str) -> Any:
+        """A value as an array; ValueError unless float32 can hold as many numbers as are wanted."""
+        with suppress(ValueError, TypeError, OverflowError), np.errstate(over="ignore"):
+            found = np.array(value, dtype=dtype).reshape(shape)
+            if np.isfinite(found.astype(np.float32)).all():
+                return found
         step = f"step {len(self.actions)}" if self.actions else "the beginning"
-        return ValueError(
+        raise ValueError(
             f"{self.name}: the {what} at {step} of episode {self.episode} is "
             f"{printable(repr(value), 200)}; it must be {wanted}: correct the environment"
         )

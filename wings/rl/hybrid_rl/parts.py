@@ -1,22 +1,52 @@
-"""The parts before the actors: the representation with the data, and the learner."""
+"""What joins the parts of a run, and those before the actors: representation and learner."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from statistics import fmean
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hybrid.links import RankLinks
 from hybrid.networks.units import Unit
 from hybrid_rl.learning import draws, sac
 from hybrid_rl.learning.networks import Head, Policy, fill, flat
 from hybrid_rl.learning.replay import Batch, Replay
 from hybrid_rl.learning.representation import Frozen, Representation
-from hybrid_rl.ports import Port
 from hybrid_rl.settings import RlSettings
 
 Tensors = dict[str, Tensor]
 Optimizers = dict[str, torch.optim.Optimizer]
+
+
+class Port(NamedTuple):
+    """One side of a part: what is sent first arrives first."""
+
+    send: Callable[[Tensor], None]
+    receive: Callable[[], Tensor]
+
+
+def parts_of(rank: int, ranks: int, parts: int) -> range:
+    """The parts that a rank has: one each, and the last rank has all that are left."""
+    return range(rank, rank + 1 if rank < ranks - 1 else parts)
+
+
+def ports(links: RankLinks, parts: int) -> dict[int, tuple[Port, Port]]:
+    """The left and the right port of every part of this rank: queues within it, links outside.
+
+    The outer ports of the whole chain are never used.
+    """
+    own = parts_of(links.rank, links.size, parts)
+    left, right = [Port(links.to_previous, links.from_previous)], list[Port]()
+    for _ in own[:-1]:
+        to_right, to_left = deque[Tensor](), deque[Tensor]()
+        right.append(Port(to_right.append, to_left.popleft))
+        left.append(Port(to_left.append, to_right.popleft))
+    right.append(Port(links.to_next, links.from_next))
+    return dict(zip(own, zip(left, right, strict=True), strict=True))
 
 
 class Networks:
@@ -48,7 +78,7 @@ class Networks:
         generator = draws.generator(rl.seed, draws.WEIGHTS, 2)
         for critic in critics:
             draws.initialize(critic, generator)
-        return sac.Learner(self.policy(), critics, rl.discount, rl.polyak, rl.temperature)
+        return sac.Learner(self.policy(), critics, rl.discount, rl.polyak)
 
 
 class Front:

@@ -50,8 +50,6 @@ class RlSettings(Section):
     """Factor for a reward that comes one step later."""
     polyak: float = Field(default=0.005, gt=0, le=1)
     """Share of the new weights in the target critics after an update."""
-    temperature: float | None = Field(default=None, gt=0, le=LARGE)
-    """Weight of the policy's entropy; unset: learned, for an entropy of -1 for each action."""
     representation: bool = True
     """Learn from features of states and actions; off: from states and actions themselves."""
     units: Annotated[int, REPRESENTED] = Field(default=240, ge=1, le=100_000)
@@ -130,9 +128,8 @@ class RlConfig(Section):
 
 def help_texts() -> dict[str, str]:
     """Every "section.key", and what it means."""
-    sections: dict[str, type[Section]] = {"rl": RlSettings, "links": RlLinkSettings}
     return {
         f"{section}.{key}": info.description or ""
-        for section, cls in sections.items()
-        for key, info in cls.model_fields.items()
+        for section, settings in RlConfig()
+        for key, info in type(settings).model_fields.items()
     }

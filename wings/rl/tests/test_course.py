@@ -11,7 +11,6 @@ from hybrid_rl.course import Course
 from hybrid_rl.environment import make, sizes
 from hybrid_rl.learning.networks import flat
 from hybrid_rl.parts import Networks
-from hybrid_rl.ports import parts_of
 from hybrid_rl.resolve import load
 
 
@@ -113,9 +112,3 @@ def test_transitions_are_ordered_by_step_and_actor():
         own = rows[actor::2]
         assert torch.equal(own[1:, :3], own[:-1, -3:])
     assert not torch.equal(rows[0, :3], rows[1, :3])
-
-
-@pytest.mark.parametrize(("ranks", "shared"), [(1, [4]), (2, [1, 3]), (3, [1, 1, 2])])
-def test_the_last_rank_has_all_parts_that_are_left(ranks, shared):
-    assert [len(parts_of(rank, ranks, 4)) for rank in range(ranks)] == shared
-    assert [p for rank in range(ranks) for p in parts_of(rank, ranks, 4)] == [0, 1, 2, 3]

@@ -180,7 +180,6 @@ OTHERS = {
     "env": "InvertedDoublePendulum-v5",
     "steps": 70,
     "representation": False,
-    "temperature": 0.1,
     "random_steps": 14,
     "pretrain_steps": 5,
     "replay_size": 20,
@@ -282,8 +281,8 @@ def test_a_virtual_network_acts_and_changes_no_bit(whole, tmp_path):
 
 
 def test_the_command_tells_the_return_and_the_folder(hybrid, tmp_path):
-    flags = ("--width", 8, "--no-representation", "--actors", 2, "--seed", 3, "--batch-size", 8)
-    rest = list(words(units=None, layers=None, pretrain_steps=None))
+    flags = ("--width", 8, "--actors", 2, "--seed", 3)
+    rest = words(representation=False, units=None, layers=None, pretrain_steps=None)
     status, out, err = hybrid("rl", *rest, *flags, "--out", tmp_path / "run")
     assert status == 0, err
     assert out.startswith("return -")

@@ -43,14 +43,12 @@ class Learner(nn.Module):
         critics: tuple[Head, Head],
         discount: float,
         polyak: float,
-        temperature: float | None,
     ) -> None:
         super().__init__()
         self.critics, self.policy = nn.ModuleList(critics), policy
         self.targets = deepcopy(self.critics).requires_grad_(False)
-        self.log_alpha = nn.Parameter(torch.tensor(temperature or 1.0).log())
+        self.log_alpha = nn.Parameter(torch.zeros(()))
         self.discount, self.polyak = discount, polyak
-        self.learns_alpha = temperature is None
         self.wanted_entropy = -policy.actions
 
     def optimizers(self, lr: float) -> dict[str, torch.optim.Optimizer]:
@@ -58,7 +56,7 @@ class Learner(nn.Module):
         parts = {
             "critic": list(self.critics.parameters()),
             "policy": list(self.policy.parameters()),
-            **({"alpha": [self.log_alpha]} if self.learns_alpha else {}),
+            "alpha": [self.log_alpha],
         }
         return {name: torch.optim.Adam(own, lr, fused=True) for name, own in parts.items()}
 
@@ -120,8 +118,7 @@ def update(
     policy, log_pi = learner.policy_loss(z_s, noises[1], psi)
     _step(optimizers["policy"], policy)
     learner.critics.requires_grad_(True)
-    if learner.learns_alpha:
-        _step(optimizers["alpha"], learner.alpha_loss(log_pi))
+    _step(optimizers["alpha"], learner.alpha_loss(log_pi))
     learner.follow()
     return Losses(critic.detach(), policy.detach(), -log_pi.mean())
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_rl.learning import sac
-from hybrid_rl.learning.networks import Dense, Head, Policy, fill, flat
+from hybrid_rl.learning.networks import Dense, Head, Policy, flat
 from hybrid_rl.learning.replay import Batch
 from hybrid_rl.learning.representation import Frozen, Representation
 
@@ -67,7 +67,7 @@ def test_the_loss_of_the_learner_gives_it_exactly_no_gradient():
     network, given_batch = made(8, 2), batch()
     z_s, z_sa, next_z_s = network.features(given_batch).split([11, 21, 11], 1)
     critics = Head(21, 8, 1), Head(21, 8, 1)
-    learner = sac.Learner(Policy(11, 8, ACTIONS), critics, 0.99, 0.005, None)
+    learner = sac.Learner(Policy(11, 8, ACTIONS), critics, 0.99, 0.005)
     psi = Frozen(network.psi)
     before, acted = flat(network), flat(learner.policy)
     rest = z_s, z_sa, next_z_s, given_batch.outcome
@@ -85,11 +85,3 @@ def test_gradients_reach_the_actions_through_psi():
     Frozen(network.psi)(torch.randn(4, 11), action).sum().backward()
     assert action.grad is not None
     assert action.grad.abs().sum() > 0
-
-
-def test_weights_and_statistics_travel_as_one_vector():
-    one, other = made(8, 2), made(8, 2)
-    one.loss(batch())
-    assert not torch.equal(flat(one), flat(other))
-    fill(flat(one), other)
-    assert torch.equal(one.features(batch()), other.features(batch()))

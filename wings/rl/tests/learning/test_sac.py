@@ -22,7 +22,7 @@ def learner():
     critics = tuple(Head(STATES + ACTIONS, 8, 1) for _ in range(2))
     for seed, part in enumerate((policy, *critics)):
         initialize(part, generator(seed))
-    return sac.Learner(policy, critics, 0.9, 0.1, None).double()
+    return sac.Learner(policy, critics, 0.9, 0.1).double()
 
 
 def normal(seed, *shape):
@@ -96,7 +96,7 @@ def test_an_update_is_these_losses_and_adam_one_after_the_other(learner):
     z, next_z, outcome = normal(1, N, STATES), normal(2, N, STATES), normal(3, N, 2)
     z_sa = torch.cat([z, normal(4, N, ACTIONS)], 1)
     other = sac.Learner(
-        Policy(STATES, 8, ACTIONS), tuple(learner.critics), 0.9, 0.1, None
+        Policy(STATES, 8, ACTIONS), tuple(learner.critics), 0.9, 0.1
     ).double()  # a like one, whose critics are copied below
     other.critics = torch.nn.ModuleList(Head(STATES + ACTIONS, 8, 1).double() for _ in range(2))
     other.load_state_dict(learner.state_dict())
@@ -117,10 +117,3 @@ def test_an_update_is_these_losses_and_adam_one_after_the_other(learner):
     wanted = other.state_dict()
     for name, tensor in learner.state_dict().items():
         assert torch.allclose(tensor, wanted[name], atol=1e-10), name
-
-
-def test_a_given_temperature_stays():
-    learner = sac.Learner(Policy(3, 4, 1), (Head(4, 4, 1), Head(4, 4, 1)), 0.9, 0.1, 0.2)
-    batch = torch.randn(5, 3), torch.randn(5, 4), torch.randn(5, 3), torch.randn(5, 2)
-    sac.update(learner, learner.optimizers(1e-2), batch, PSI, generator(0))
-    assert learner.alpha.item() == pytest.approx(0.2)
