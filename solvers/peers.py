@@ -88,14 +88,13 @@ class Sync(ABC):
 
         A script that does not seed torch builds another network on each rank.
         """
-        module = self.block.module
-        for held in (*module.parameters(), *module.buffers()):
-            own = held.detach()
+        module, peers = self.block.module, self.peers
+        for tensor in (*module.parameters(), *module.buffers()):
             # the copy stays as it is while it travels
-            mine = torch.empty(0) if self.peers.replica else own.clone()
-            first, *_ = self.peers.exchange([mine] * self.peers.replicas)()
-            if self.peers.replica:
-                own.copy_(first)
+            message = torch.empty(0) if peers.replica else tensor.detach().clone()
+            first, *_ = peers.exchange([message] * peers.replicas)()
+            if peers.replica:
+                tensor.detach().copy_(first)
 
     def compare(self) -> None:
         """RuntimeError if the weights of the block's replicas differ in a bit after a step.
@@ -105,13 +104,13 @@ class Sync(ABC):
         self._steps += 1
         if not COMPARED:
             return
-        number = 0
+        checksum = 0
         for p in self.block.everything():
-            held = p.detach().cpu().contiguous().reshape(-1)
-            number = zlib.crc32(held.view(torch.uint8).numpy().data, number)
-        mine = torch.tensor([number])
-        found = torch.cat(self.peers.exchange([mine] * self.peers.replicas)()).tolist()
-        other = next((r for r, theirs in enumerate(found) if theirs != found[0]), None)
+            values = p.detach().cpu().contiguous().reshape(-1)
+            checksum = zlib.crc32(values.view(torch.uint8).numpy().data, checksum)
+        message = torch.tensor([checksum])
+        sums = torch.cat(self.peers.exchange([message] * self.peers.replicas)()).tolist()
+        other = next((r for r, each in enumerate(sums) if each != sums[0]), None)
         if other is not None:
             raise RuntimeError(
                 f"the weights of block {self.block.index} differ between replicas 0 and {other} "
@@ -182,23 +181,22 @@ class Sharing:
         self, costs: Sequence[float], compute: Callable[[int], Tensor], like: Sequence[Tensor]
     ) -> list[Tensor]:
         """All of `compute(i)`, which have the shapes and number formats of `like[i]`."""
-        owners = self.owners(costs)
-        parts = [[i for i, r in enumerate(owners) if r == s] for s in range(self.peers.replicas)]
-        mine, dtype = self.peers.replica, torch.float32
+        peers, owners, dtype = self.peers, self.owners(costs), torch.float32
         for each in like:
             dtype = torch.promote_types(dtype, each.dtype)
-        own = [compute(i).reshape(-1).to(dtype) for i in parts[mine]]
+        parts = [[i for i, r in enumerate(owners) if r == s] for s in range(peers.replicas)]
         device = like[0].device if like else None
         sizes = [sum(like[i].numel() for i in part) for part in parts]
         messages = [torch.empty(size, dtype=dtype, device=device) for size in sizes]
-        messages[mine] = torch.cat([messages[mine][:0], *own])
-        arrived = self.peers.exchange([messages[mine]] * len(parts), messages)()
-        found: dict[int, Tensor] = {}
-        for part, message in zip(parts, arrived, strict=True):
-            pieces = message.split([like[i].numel() for i in part])
+        computed = [compute(i).reshape(-1).to(dtype) for i in parts[peers.replica]]
+        message = messages[peers.replica] = torch.cat([messages[peers.replica][:0], *computed])
+        tensors: dict[int, Tensor] = {}
+        arrived = peers.exchange([message] * len(parts), messages)()
+        for part, vector in zip(parts, arrived, strict=True):
+            pieces = vector.split([like[i].numel() for i in part])
             for i, piece in zip(part, pieces, strict=True):
-                found[i] = piece.view(like[i].shape).to(like[i].dtype)
-        return [found[i] for i in range(len(like))]
+                tensors[i] = piece.view(like[i].shape).to(like[i].dtype)
+        return [tensors[i] for i in range(len(like))]
 
     def owners(self, costs: Sequence[float]) -> list[int]:
         """The replica that computes each."""

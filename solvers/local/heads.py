@@ -103,24 +103,24 @@ class Head:
         return logits.float() if block.precision is not torch.float32 else logits
 
     def state(self) -> dict[str, Tensor]:
-        found = {"shape": torch.tensor(self.shape), "output": torch.tensor(self.output)}
-        found |= {f"head.{name}": tensor for name, tensor in self.module.state_dict().items()}
+        saved = {"shape": torch.tensor(self.shape), "output": torch.tensor(self.output)}
+        saved |= {f"head.{name}": tensor for name, tensor in self.module.state_dict().items()}
         for i, slots in self.optimizer.state_dict()["state"].items():
-            found |= {f"optimizer {i} {k}": t for k, t in to_tensors(slots).items()}
-        return found
+            saved |= {f"optimizer {i} {k}": t for k, t in to_tensors(slots).items()}
+        return saved
 
     @classmethod
     def of_state(cls, kind: str, block: Block, state: dict[str, Tensor]) -> Head:
         """The head that gave `state`."""
-        made = cls(kind, block, tuple(state["shape"].tolist()), tuple(state["output"].tolist()))
-        made.module.load_state_dict(entries(state, "head."))
-        parameters = [p for group in made.optimizer.param_groups for p in group["params"]]
+        head = cls(kind, block, tuple(state["shape"].tolist()), tuple(state["output"].tolist()))
+        head.module.load_state_dict(entries(state, "head."))
+        parameters = [p for group in head.optimizer.param_groups for p in group["params"]]
         for i, parameter in enumerate(parameters):
             slots = entries(state, f"optimizer {i} ")
             if slots:
-                model = optimizer_state(made.optimizer, parameter)
-                made.optimizer.state[parameter] = from_tensors(model, slots)
-        return made
+                model = optimizer_state(head.optimizer, parameter)
+                head.optimizer.state[parameter] = from_tensors(model, slots)
+        return head
 
 
 def _optimizer_like(exact: torch.optim.Optimizer, module: nn.Module) -> torch.optim.Optimizer:

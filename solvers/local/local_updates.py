@@ -144,7 +144,7 @@ class LocalUpdatesProgram(Program):
         if not block.last:
             links.to_next(x.detach())
         if block.last or self._head is not None:
-            self._own_gradient(x, batch, stats)
+            self._local_gradient(x, batch, stats)
         if down and overlapping:
             # of its own loss only; the next block's loss adds to the gradient of lam later
             links.to_previous(block.input_adjoint(lam).clone())
@@ -167,15 +167,15 @@ class LocalUpdatesProgram(Program):
             self.links.from_next()
             self._reports += 1
 
-    def _own_gradient(self, x: Tensor, batch: Batch, stats: PhaseStats) -> None:
+    def _local_gradient(self, x: Tensor, batch: Batch, stats: PhaseStats) -> None:
         """Add the gradients of the block's own loss; x's graph stays if an adjoint is to come."""
         block = self.block
         out = x if self._head is None else self._head(block, x)
         labels = batch.labels()
-        found = block.classify(out, labels, block.part_weight(batch, labels))
-        loss = found.loss if batch.share == 1 else found.loss * batch.share
+        classified = block.classify(out, labels, block.part_weight(batch, labels))
+        loss = classified.loss if batch.share == 1 else classified.loss * batch.share
         block.backward(loss, retain_graph=self._gets_adjoint)
-        stats.classified(found)
+        stats.classified(classified)
 
     def _make_head(self, batch: Batch) -> None:
         """Make the head, whose size follows from a forward pass."""
@@ -185,10 +185,10 @@ class LocalUpdatesProgram(Program):
             x = block.forward(lam, (2, batch.step))
             if not block.last:
                 links.to_next(x)
-        mine = tuple(x.shape[1:]) if isinstance(x, Tensor) else None
-        output = links.all_gather(mine)[-1]
+        shape = tuple(x.shape[1:]) if isinstance(x, Tensor) else None
+        output = links.all_gather(shape)[-1]
         self._heads_made = True
         if self._needs_head and self._head is None:
-            assert mine is not None
+            assert shape is not None
             assert output is not None
-            self._head = Head(self.solver.head, block, mine, output)
+            self._head = Head(self.solver.head, block, shape, output)

@@ -1,7 +1,6 @@
 """How nodes take turns: the same bits, the bound on active instances, nothing left behind."""
 
 from copy import deepcopy
-from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,7 @@ from message_graphs import (
     samples,
 )
 
-from hybrid_messages import Entry, Loop, Source, Static
+from hybrid_messages import Loop, Source, Static
 
 TURNS = [0, 3, 1, 5, 0, 2, 2, 4]
 EDGES = [
@@ -105,23 +104,6 @@ def test_a_shorter_path_takes_fewer_ticks():
         return executor.ticks
 
     assert ticks([3]) - ticks([0]) == 4 * TURNS[3]  # body and loop, up and down
-
-
-@dataclass(frozen=True)
-class Turn:
-    instance: int
-    left: int
-
-
-def test_a_state_may_be_a_frozen_dataclass():
-    mods = modules("body")
-    loop = Loop(lambda at: at.left == 0, lambda at: replace(at, left=at.left - 1))
-    edges = [("in", "loop"), ("loop", "body"), ("body", "loop:1"), ("loop:1", "loss")]
-    built = graph({**layers(mods, 1), "loop": loop}, edges)
-    instances = [[Entry("in", Turn(i, i), x)] for i, x in enumerate(samples(4))]
-    outcomes = Static(built, 2).run(instances)
-    assert [outcome.state for outcome in outcomes] == [Turn(i, 0) for i in range(4)]
-    assert built.layers["body"].updates == 0 + 1 + 2 + 3
 
 
 @pytest.mark.parametrize("first", [0, 5])
