@@ -122,16 +122,15 @@ def measure_passes(
         while len(turns) < 4 or (
             len(turns) < 10 and perf_counter() - began < budget * len(samples)
         ):
-            turns.append([(_time_units(modules, x), _time_network(modules, x)) for x in samples])
+            turns.append([_time_units(modules, x) for x in samples])
     passes = []
     for x, taken in zip(samples, zip(*turns[1:], strict=True), strict=True):
         costs = []
-        for unit, times in zip(chain, zip(*(each for each, _ in taken), strict=True), strict=True):
+        for unit, times in zip(chain, zip(*taken, strict=True), strict=True):
             forward, backward = (median(way) / len(x) for way in zip(*times, strict=True))
             often = survival_rate(unit)
             costs.append(Cost(often * forward, often * backward))
-        excess = median(sum(map(sum, each)) / whole for each, whole in taken)
-        passes.append(Passes(costs, excess))
+        passes.append(costs)
     return passes
 
 

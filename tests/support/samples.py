@@ -10,8 +10,6 @@ from torch.utils.data import Dataset
 from trainings import trainer_of
 from world import launched
 
-from hybrid.solvers import AugmentedLagrangian
-
 SAMPLES, BATCH = 48, 8
 
 
@@ -63,16 +61,6 @@ def trained(data, solver=None, blocks=1, test=None, settings=(), model=None, **m
     more = {"sample": torch.zeros(4, 6), **more}
     made = trainer_of(model or layers(), solver, blocks, train=train, **more)
     return trainings.trained_weights(made, (data, test or data))
-
-
-def read_on_rank(comm, window):
-    """On a rank of a communicator: the samples it reads to train, with windows or serially."""
-    data, known = Counted(), Drawing(BATCH)
-    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(comm.size - 1)), nn.Linear(6, 3))
-    more = {"solver": AugmentedLagrangian(), "window": window} if window else {}
-    with launched(comm):
-        trained(data, blocks=comm.size, test=known, model=model, **more)
-    return sorted({i for _, i in data.read})
 
 
 class Listed(Counted):

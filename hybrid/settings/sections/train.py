@@ -17,11 +17,6 @@ READS = Acts(
     "data.name is your own function, since this package's data are in memory",
     lambda run: run.own_data,
 )
-AUGMENTS = Needs(
-    "lam is not carried without corrections, which trains on plain images (rounds.window is not "
-    "all, or rounds.correct_every not 0)",
-    lambda run: not run.setup.carried or run.setup.corrects or not run.solver.records,
-)
 
 
 class ModelSettings(Section):
