@@ -226,6 +226,10 @@ def as_data(given: Any, workers: int = 0) -> Data:
     if isinstance(given, Data):
         return given
     several = isinstance(given, tuple | list) and len(given) > 0
+    if several and all(isinstance(x, np.ndarray) for x in given):
+        raise ValueError(
+            "numpy arrays are no data set: give tensors, as torch.from_numpy makes them"
+        )
     if several and all(isinstance(x, Tensor) for x in given):
         if len({len(x) for x in given}) > 1:
             raise ValueError(
