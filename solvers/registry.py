@@ -30,6 +30,9 @@ DEFAULT = "augmented-lagrangian"
 GROUP = "hybrid.solvers"
 """The entry points by which another package adds a method: NAME = "its.module:Class"."""
 
+APART = {"ampnet": "wings/messages"}
+"""Name -> folder of a package of this repository that adds the method."""
+
 SOLVERS = Named("solver", OWN, GROUP, DEFAULT, base="hybrid.solvers.base:Solver")
 
 STRATEGIES = Named(
@@ -53,6 +56,11 @@ def names() -> list[str]:
 
 
 def solver_class(name: str) -> type[Solver]:
-    """The class of a method; ValueError names the nearest known name."""
+    """The class of a method; ValueError names the nearest known name, or the package to install."""
+    if name in APART and name not in SOLVERS:
+        raise ValueError(
+            f"solver {name!r} is of a package of its own: run `pip install ./{APART[name]}` in the "
+            "root of this repository"
+        )
     method: type[Solver] = SOLVERS[name]
     return method

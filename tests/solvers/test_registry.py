@@ -32,6 +32,12 @@ def test_every_name_leads_to_the_class_that_has_it(name):
     assert getattr(solvers, found.__name__) is found
 
 
+@pytest.mark.parametrize("name", registry.APART)
+def test_a_method_of_a_package_apart_is_answered_by_how_to_install_it(name, monkeypatch):
+    others(monkeypatch)
+    assert f"run `pip install ./{registry.APART[name]}`" in refusal(registry.solver_class, name)
+
+
 def test_names_are_read_without_torch():
     program = (
         "import sys, hybrid.solvers.registry as r; print(len(r.OWN), 'torch' in sys.modules); "

@@ -56,6 +56,19 @@ def test_without_a_basis_it_is_torchs_adamw():
     torch.testing.assert_close(found, steps(theirs, adamw, 5), rtol=0, atol=1e-12)
 
 
+def test_a_rotation_of_the_problem_rotates_the_steps():
+    """Which Adam's do not: what it is for."""
+    random = torch.Generator().manual_seed(3)
+    gradients = [torch.randn(4, 4, generator=random, dtype=torch.float64) for _ in range(6)]
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=random, dtype=torch.float64))[0]
+    plain, turned = (nn.Parameter(torch.zeros(4, 4, dtype=torch.float64)) for _ in range(2))
+    for w, rotated in ((plain, gradients), (turned, [turn @ g for g in gradients])):
+        optimizer = Soap([w], 0.1)
+        for w.grad in rotated:
+            optimizer.step()
+    torch.testing.assert_close(turned.detach(), turn @ plain.detach(), rtol=0, atol=1e-9)
+
+
 def test_the_first_gradient_moves_nothing_and_later_ones_do():
     w = nn.Parameter(torch.ones(3, 2))
     optimizer = Soap([w], 0.1)
