@@ -23,8 +23,7 @@ from hybrid.training.callbacks import (
     ProgressPrinter,
     RunInfo,
 )
-from hybrid.training.evaluation import measure_network
-from hybrid.training.rank_training import RankTraining
+from hybrid.training.rank_training import RankTraining, measure_network
 from hybrid.training.shared_folder import SharedFolder
 from hybrid.training.summary import (
     RunOptions,

@@ -28,7 +28,7 @@ from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import RoundOptions
 from hybrid.solvers.block import Block
 from hybrid.solvers.kernels.choice import choose
-from hybrid.training.evaluation import measure_network
+from hybrid.training.rank_training import measure_network
 from hybrid.training.run import Run
 from hybrid.training.summary import OWN_DATA, RunOptions
 

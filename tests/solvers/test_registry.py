@@ -127,8 +127,6 @@ def in_a_script(folder, program):
 @pytest.mark.parametrize(
     ("word", "known", "meant"),
     [
-        ("dgd", ["fdg", "ddg"], "ddg"),  # of two as alike the one of the same letters
-        ("dgd", ["ddg", "fdg"], "ddg"),
         ("DDG", ["ddg", "fdg"], "ddg"),
         ("AugmentedLagrangian", ["penalty", "augmented-lagrangian"], "augmented-lagrangian"),
         ("resnett20", ["resnet20", "resnet56"], "resnet20"),

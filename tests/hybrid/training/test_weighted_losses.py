@@ -28,7 +28,7 @@ from hybrid.solvers import (
 from hybrid.solvers.block import Block
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.sync.local_sgd import LocalSGD
-from hybrid.training.evaluation import measure_network
+from hybrid.training.rank_training import measure_network
 
 BATCH, STEPS, CLASSES = 13, 4, 3
 WEIGHT = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)
