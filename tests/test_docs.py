@@ -170,8 +170,8 @@ def test_a_simulated_figure_says_so_where_it_stands():
 
 
 def test_pictures_show_the_figures_of_their_pages(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
     page, drawn = runpy.run_path(str(ROOT / "docs" / "pictures.py")), {}
-    monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setitem(
         page["speed"].__globals__, "save", lambda figure, name: drawn.update({name: figure})
     )

@@ -24,7 +24,7 @@ CALLS = {
 # the last imports what the command line names, and refuses what a file does
 IMPORTING = {
     *("hybrid/__init__.py", "solvers/__init__.py", "solvers/short_name.py"),
-    *("solvers/sync/__init__.py", "hybrid/data/samplers/__init__.py", "hybrid/links/__init__.py"),
+    *("solvers/sync/__init__.py", "hybrid/links/__init__.py", "hybrid/training/services.py"),
     *("solvers/named.py", "hybrid/training/references.py"),
 }
 
@@ -57,10 +57,6 @@ def test_no_source_can_run_what_a_file_holds(path):
     allowed = ["importlib.import_module"] * (str(path.relative_to(ROOT)) in IMPORTING)
     # a user's data set goes to its own worker processes, through no file
     allowed += ["multiprocessing.get_context"] * (path.name == "fetching.py")
-    # a worker asks which process it works for
-    allowed += ["multiprocessing.parent_process"] * (
-        path == ROOT / "hybrid" / "data" / "orphans.py"
-    )
     assert faults(ast.parse(path.read_text())) == allowed
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from hybrid.method.blocks import make_optimizer, output_weight
 from torch import Tensor, nn
 from torch.distributed import TCPStore, pipelining  # type: ignore[attr-defined]
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from hybrid.bench.contenders import CPU, Contender, prepared, take_step
+from hybrid.method.optimizers import make_optimizer, output_weight
 from hybrid.networks.partition import split
 from hybrid.networks.units import BlockModule, Chain
 from hybrid.settings.config import OptimizerSettings

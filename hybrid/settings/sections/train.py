@@ -24,8 +24,6 @@ class ModelSettings(Section):
 
     name: str = "resnet8"
     """resnet20 (6n+2), wrn-16-4, revnet20, resnet18; your own: module:function."""
-    shortcut: Annotated[Literal["auto", "identity", "projection"], OWN_MODEL] = "auto"
-    """CIFAR ResNets where shapes change: identity (option A, their auto) or projection."""
     survival: Annotated[float, OWN_MODEL] = Field(default=1.0, gt=0, le=1)
     """Probability that a pass in training takes the last residual unit (stochastic depth)."""
 

@@ -224,9 +224,8 @@ def test_weights_that_are_not_finite_are_one_line(run) -> None:
         lambda tensors: tensors.update({"program/lam": tensors["program/lam"].long()}),
         lambda tensors: tensors.update({"program/lam": tensors["program/lam"][:, :3].clone()}),
         lambda tensors: tensors.update({"program/kappa_in": torch.zeros(())}),
-        lambda tensors: tensors.update({"program/start": torch.zeros(3)}),
     ],
-    ids=["no kappa", "no lam", "integers", "other channels", "a scalar", "three starts"],
+    ids=["no kappa", "no lam", "integers", "other channels", "a scalar"],
 )
 def test_kept_variables_that_do_not_fit_are_one_line(edit, run) -> None:
     alter(run, "states", CUT, edit)

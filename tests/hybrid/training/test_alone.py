@@ -79,13 +79,12 @@ def test_a_kept_run_goes_on_with_other_settings(solver, settings, batch_run, few
     assert lines(batch_run)[-1]["epoch"] == 2
 
 
-def test_block_admm_takes_over_a_run_of_another_solver_and_tells_a_reset_dual_once(few, tmp_path):
+def test_block_admm_takes_over_a_run_of_another_solver(few, tmp_path):
     run = tmp_path / "run"
     trainer(AugmentedLagrangian(), run, **KEPT, **ONCE).fit(*few)
     (run / "summary.json").unlink()
-    trainer(admm(kappa_step=1e3), run, resume=True, **KEPT).fit(*few)
-    (notice,) = [n for line in lines(run) for n in line.get("notices", [])]
-    assert notice.startswith("block-admm: the dual at cut 1 has grown to ")
+    summary = trainer(admm(), run, resume=True, **KEPT).fit(*few)
+    assert summary["solver"] == "block-admm"
 
 
 @pytest.mark.parametrize("solver", [DDG(), LocalUpdates()], ids=lambda s: s.name)

@@ -213,10 +213,6 @@ SPLITS = {
         partial(split, "resnet20", 2),
         "given 'resnet20': give a torch.nn.Module",
     ),
-    "workers of a strange kind": (
-        partial(Mapped, Items(), workers=1, worker_kind="fork"),
-        *("worker_kind 'fork'", "thread or forkserver"),
-    ),
     "a data set that no process can be sent": (
         partial(Mapped, Items(), workers=1),
         *("cannot be sent to a worker process", "set data.workers=0"),
