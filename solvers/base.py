@@ -151,14 +151,6 @@ class Program(ABC):
     def begin(self) -> None:  # noqa: B027
         """Create this rank's state."""
 
-    def num_micro_batches(self, batch: Batch) -> int:
-        """Micro-batches of a mini-batch in the method's own steps, the same on every replica.
-
-        Replicas' shares differ by a sample, and what is late by a number of micro-batches must be
-        late by the same on all of them: the smallest share counts.
-        """
-        return int(self.solver.num_micro_batches(max(1, batch.size // self.setup.replicas)))
-
     @abstractmethod
     def train(self, window: Window) -> PhaseStats:
         """Train on the window."""

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from hybrid.solvers.acting import Acts, CountOrZero, Needs, NotNegative
 from hybrid.solvers.base import GraphBytes, Program, Solver
 from hybrid.solvers.delayed.stash import Flight, load_flights, save_flights, with_parameter_strides
-from hybrid.solvers.exact.pipeline import MicroBatch, split_into_micro_batches
-from hybrid.solvers.exact.wire import Wire, WireFormat
+from hybrid.solvers.exact.pipeline import MicroBatch, Wire, WireFormat, split_into_micro_batches
 from hybrid.solvers.peers import statistics
 from hybrid.solvers.state import State, entries
-from hybrid.solvers.windows import PhaseStats, Window
+from hybrid.solvers.windows import Batch, PhaseStats, Window
 
 _FORMATS = get_args(WireFormat)
 _PRECISIONS = torch.float32, torch.bfloat16, torch.float16
@@ -119,6 +118,14 @@ class DelayedProgram(Program):
         """Of the micro-batches of a mini-batch."""
         self._ticks = 0
         self._rate = 0.0
+
+    def num_micro_batches(self, batch: Batch) -> int:
+        """Micro-batches of a mini-batch in the method's own steps, the same on every replica.
+
+        Replicas' shares differ by a sample, and what is late by a number of micro-batches must be
+        late by the same on all of them: the smallest share counts.
+        """
+        return int(self.solver.num_micro_batches(max(1, batch.size // self.setup.replicas)))
 
     def train(self, window: Window) -> PhaseStats:
         """One tick for each micro-batch; the pipeline stays filled."""

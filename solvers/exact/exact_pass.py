@@ -15,8 +15,14 @@ from torch.utils.checkpoint import checkpoint
 
 from hybrid.solvers.acting import Acts, Count, NotNegative, Settings
 from hybrid.solvers.base import Program, Recorder
-from hybrid.solvers.exact.pipeline import Kind, MicroBatch, pass_order, split_into_micro_batches
-from hybrid.solvers.exact.wire import Wire, WireFormat
+from hybrid.solvers.exact.pipeline import (
+    Kind,
+    MicroBatch,
+    Wire,
+    WireFormat,
+    pass_order,
+    split_into_micro_batches,
+)
 from hybrid.solvers.numerics.buffers import captured_buffers, frozen_statistics, replaced_buffers
 from hybrid.solvers.state import Tensors
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Window

@@ -8,7 +8,7 @@ from problems import assert_same, exact_pass, gradients, make_problem, problems,
 from torch import nn
 
 from hybrid.solvers import PhaseStats, Record
-from hybrid.solvers.exact.wire import Wire
+from hybrid.solvers.exact.pipeline import Wire
 from hybrid.solvers.kernels.operations import pool, upsample
 
 

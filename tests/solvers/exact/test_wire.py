@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hybrid.solvers.exact.wire import Wire, WireFormat
+from hybrid.solvers.exact.pipeline import Wire, WireFormat
 from hybrid.solvers.kernels.operations import pool, upsample
 
 FORMATS = get_args(WireFormat)

@@ -15,7 +15,7 @@ from problems import make_problem, recorded
 from torch import Tensor
 
 from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
-from hybrid.solvers.exact.wire import Wire
+from hybrid.solvers.exact.pipeline import Wire
 from hybrid.solvers.kernels.choice import set_launcher
 from hybrid.solvers.kernels.fused import OPTIONS, SOURCE
 from hybrid.solvers.kernels.operations import (
