@@ -83,7 +83,7 @@ def _fields(made: type) -> dict[str, tuple[str, str | None]]:
     """Of settings: the type and the default of each, None where there is none."""
     from pydantic import BaseModel
 
-    from hybrid.method.options import Options
+    from hybrid.method.training_options import Options
     from hybrid.settings.sections.rounds import RoundOptions
     from hybrid.solvers.acting import Settings
 
@@ -100,7 +100,7 @@ def _fields(made: type) -> dict[str, tuple[str, str | None]]:
 
 
 def _default(field: dataclasses.Field[Any], hint: Any) -> str | None:
-    from hybrid.method.options import Converted
+    from hybrid.method.training_options import Converted
 
     if get_origin(hint) is Converted and not field.default:
         return f"{_type(hint).partition(' ')[0]}()"
@@ -112,7 +112,7 @@ def _default(field: dataclasses.Field[Any], hint: Any) -> str | None:
 
 def _type(hint: Any) -> str:
     """As it is written without what it is annotated with."""
-    from hybrid.method.options import Converted
+    from hybrid.method.training_options import Converted
 
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:

@@ -154,7 +154,7 @@ READS = {"open", "fdopen", "read_text", "read_bytes", "fromfile", "load_file", "
 READERS = {
     "hybrid.files": "the one way",
     "hybrid.data.sources": "the user's own images",
-    "hybrid.bench.report": "/proc",
+    "hybrid.bench.table": "/proc",
     "hybrid.ranks.launcher": "/proc",
     "hybrid.ranks.slurm": "a template of this package",
     "hybrid.ranks.stopping": "/proc",

@@ -27,7 +27,7 @@ from hybrid.data import Augmentation, Dataset
 from hybrid.data.samplers import SAMPLERS, Uniform
 from hybrid.data.samplers.uniform import Permutations
 from hybrid.networks import costs, partition
-from hybrid.rounds.report import DivergedError
+from hybrid.rounds.phase_report import DivergedError
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings
 from hybrid.solvers import registry

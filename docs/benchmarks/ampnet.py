@@ -25,7 +25,7 @@ import torch
 from hybrid import Trainer, data, split
 from hybrid.data import Dataset
 from hybrid.networks import models
-from hybrid.rounds.report import DivergedError
+from hybrid.rounds.phase_report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from hybrid.solvers import DDG, Backprop, Solver
 from hybrid_messages import AMPNet

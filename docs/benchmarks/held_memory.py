@@ -25,7 +25,7 @@ from hybrid import data, split
 from hybrid.links import RankLinks, run_threads
 from hybrid.method.optimizers import make_optimizer, placed
 from hybrid.networks import models
-from hybrid.rounds.windows import EpochSource
+from hybrid.rounds.epoch_windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window
 from hybrid.solvers.block import Block

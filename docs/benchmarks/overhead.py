@@ -20,13 +20,13 @@ from torch import nn
 from hybrid import data
 from hybrid.links import run_threads
 from hybrid.method.optimizers import make_optimizer, placed
-from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
+from hybrid.method.training_options import Options
 from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.ranks import launch
-from hybrid.rounds.windows import EpochSource
+from hybrid.rounds.epoch_windows import EpochSource
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop, Batch, Window
 from hybrid.solvers.block import Block

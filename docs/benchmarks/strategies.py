@@ -27,7 +27,7 @@ from hybrid.links.communicator import MpiCommunicator
 from hybrid.links.mpi import MpiLinks
 from hybrid.networks import models
 from hybrid.ranks import launch
-from hybrid.rounds.report import DivergedError
+from hybrid.rounds.phase_report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop
 from hybrid.solvers.sync.all_reduce import AllReduce

@@ -25,7 +25,7 @@ from hybrid.method.optimizers import make_optimizer, placed
 from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.ranks import launch
-from hybrid.rounds.windows import EpochSource
+from hybrid.rounds.epoch_windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import AugmentedLagrangian, Batch, Setup, Window
 from hybrid.solvers.block import Block

@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed as dist
 from torch_contenders import SCHEDULES, DataParallel, Pipeline, process_group
 
-from hybrid.bench.comparison import Bench
+from hybrid.bench.bench import Bench
 from hybrid.bench.contenders import Contender
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.networks.units import Chain

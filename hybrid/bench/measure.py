@@ -11,7 +11,7 @@ import torch
 from hybrid.bench.contenders import Contender
 from hybrid.data import Data
 from hybrid.links.communicator import Communicator
-from hybrid.rounds.windows import EpochSource
+from hybrid.rounds.epoch_windows import EpochSource
 from hybrid.solvers import Batch
 
 

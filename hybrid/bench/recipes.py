@@ -9,9 +9,9 @@ from shlex import quote
 from typing import Any
 
 from hybrid.method.method import Method
-from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
+from hybrid.method.training_options import Options
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import Backprop, Solver, registry

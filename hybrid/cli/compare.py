@@ -44,7 +44,7 @@ def bench(
         raise ValueError(
             "hybrid bench needs several ranks, and there is 1: mpirun -n 2 hybrid bench"
         )
-    from hybrid.bench.comparison import Bench
+    from hybrid.bench.bench import Bench
     from hybrid.training import build
 
     with options.together():

@@ -12,14 +12,14 @@ from hybrid.data import Data
 from hybrid.links import RankLinks
 from hybrid.links.grid import Arrangement, Place, share_size
 from hybrid.method.optimizers import make_optimizer, output_weight, placed
-from hybrid.method.options import Options
 from hybrid.method.problem import Problem
+from hybrid.method.training_options import Options
 from hybrid.ranks import launch
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.batch_sampler import BatchSampler
+from hybrid.rounds.epoch_windows import Rate, Windows
 from hybrid.rounds.kinds import AlternatingRounds, MiniBatchRounds
 from hybrid.rounds.trace import Trace
-from hybrid.rounds.windows import Rate, Windows
 from hybrid.solvers.base import Setup, Solver, SubProblems
 from hybrid.solvers.block import Block
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings

@@ -28,7 +28,7 @@ from hybrid.solvers.objective import (
 )
 
 if TYPE_CHECKING:
-    from hybrid.method.options import Options
+    from hybrid.method.training_options import Options
 
 LOSSES: Mapping[str, Loss] = {
     "cross-entropy": nn.functional.cross_entropy,

@@ -9,11 +9,11 @@ from torch import nn
 
 from hybrid.data import Data
 from hybrid.method.objectives import Objectives
-from hybrid.method.options import Options
+from hybrid.method.training_options import Options
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.solvers.base import Shape
+from hybrid.solvers.layers.branches import survival
 from hybrid.solvers.layers.projection import Factorization, leading_projection
-from hybrid.solvers.layers.residual import survival
 
 
 @dataclass(frozen=True)

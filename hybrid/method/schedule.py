@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hybrid.errors import format_error, one_line
-from hybrid.rounds.windows import Rate
+from hybrid.rounds.epoch_windows import Rate
 from hybrid.settings import torch_classes
 from hybrid.settings.config import ScheduleSettings
 

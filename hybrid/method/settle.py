@@ -10,8 +10,8 @@ from hybrid.data.samplers.base import Learning
 from hybrid.links.grid import Place
 from hybrid.method.method import Method
 from hybrid.method.optimizers import make_optimizer, output_weight
-from hybrid.method.options import Options
 from hybrid.method.problem import Problem
+from hybrid.method.training_options import Options
 from hybrid.settings.config import (
     OptimizerSettings,
     SplitSettings,

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from hybrid.networks.units import Unit, make_single_unit_blocks, mode
 from hybrid.solvers.exact.gaps import Cost
-from hybrid.solvers.layers.residual import nothing_left_out, survival
+from hybrid.solvers.layers.branches import nothing_left_out, survival
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.draws import DispatchMode
 from hybrid.solvers.numerics.uncompiled import paired

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from hybrid.links import RankLinks
-from hybrid.rounds.report import (
+from hybrid.rounds.phase_report import (
     PHASES,
     DivergedError,
     PhaseReport,

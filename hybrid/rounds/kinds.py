@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybrid.links import RankLinks
 from hybrid.rounds.base import Rounds, WindowPairs
-from hybrid.rounds.report import PhaseReport
+from hybrid.rounds.phase_report import PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.base import Program, Recorder, Recording
 from hybrid.solvers.exact.exact_pass import ExactPass

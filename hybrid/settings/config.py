@@ -8,10 +8,10 @@ from pydantic import Field
 
 from hybrid.registries import SAMPLERS
 from hybrid.settings.sections.base import Section, field_docs
-from hybrid.settings.sections.ranks import CheckpointSettings, LinkSettings, SplitSettings
+from hybrid.settings.sections.grid import CheckpointSettings, LinkSettings, SplitSettings
 from hybrid.settings.sections.rounds import RoundSettings
 from hybrid.settings.sections.steps import DelaySettings, OptimizerSettings, ScheduleSettings
-from hybrid.settings.sections.train import DataSettings, ModelSettings, TrainSettings
+from hybrid.settings.sections.training import DataSettings, ModelSettings, TrainSettings
 from hybrid.solvers import registry
 from hybrid.solvers.registry import STRATEGIES
 

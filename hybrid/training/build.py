@@ -15,7 +15,7 @@ from hybrid.data.samplers.base import Learning
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Arrangement, Grid, Place
-from hybrid.method.options import Options
+from hybrid.method.training_options import Options
 from hybrid.networks import models, own_units
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.own_units import Division

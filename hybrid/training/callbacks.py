@@ -19,7 +19,7 @@ from typing import Any
 
 from hybrid.errors import AgreedError, reason, tell
 from hybrid.links import RankLinks
-from hybrid.rounds.report import PhaseReport
+from hybrid.rounds.phase_report import PhaseReport
 from hybrid.solvers.state import State
 
 SECONDS = 30

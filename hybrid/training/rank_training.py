@@ -19,7 +19,7 @@ from hybrid.method.method import Method
 from hybrid.method.optimizers import peak_rate
 from hybrid.method.schedule import make_schedule
 from hybrid.rounds.batch_sampler import BatchSampler
-from hybrid.rounds.report import DivergedError, PhaseReport, Scores
+from hybrid.rounds.phase_report import DivergedError, PhaseReport, Scores
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.block import Block
 from hybrid.solvers.numerics.optimizer_state import optimizer_state

@@ -12,7 +12,7 @@ from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import StopRequest, leave
-from hybrid.rounds.report import DivergedError, PhaseReport
+from hybrid.rounds.phase_report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import Section
 from hybrid.solvers.windows import Window

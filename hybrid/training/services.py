@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from hybrid.folder.board import scalars
-from hybrid.rounds.report import PhaseReport
+from hybrid.rounds.phase_report import PhaseReport
 from hybrid.training.callbacks import Callback, RunInfo
 
 

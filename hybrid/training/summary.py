@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hybrid.method.method import Method
-from hybrid.method.options import Converted, Options, settings_of
+from hybrid.method.training_options import Converted, Options, settings_of
 from hybrid.settings import methods
 from hybrid.settings.config import CheckpointSettings, Config, Section
 from hybrid.settings.resolve import to_toml

@@ -8,7 +8,7 @@ from threading import Condition, Thread
 
 import torch
 
-from hybrid.solvers.delayed.units import UnitFlight
+from hybrid.solvers.delayed.unit_passes import UnitFlight
 
 
 class _OtherFailedError(Exception):

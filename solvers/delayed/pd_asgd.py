@@ -23,9 +23,9 @@ from hybrid.solvers.delayed.base import (
 )
 from hybrid.solvers.delayed.stash import CopyingStash, Stash
 from hybrid.solvers.delayed.timetable import MOST_SLOTS, Timetable
-from hybrid.solvers.delayed.units import UnitFlight, UnitProgram, Units, unit_slices
+from hybrid.solvers.delayed.unit_passes import UnitFlight, UnitProgram, Units, unit_slices
 from hybrid.solvers.exact.pipeline import Kind, MicroBatch, Op, split_into_micro_batches
-from hybrid.solvers.layers.residual import nothing_left_out
+from hybrid.solvers.layers.branches import nothing_left_out
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window

@@ -13,7 +13,7 @@ from hybrid.solvers.acting import Needs
 from hybrid.solvers.base import GraphBytes, program_of
 from hybrid.solvers.delayed.base import NOT_COMPILED, Delayed, DelayedProgram, tensor_bytes
 from hybrid.solvers.delayed.stash import Flight
-from hybrid.solvers.layers.residual import Reversible
+from hybrid.solvers.layers.branches import Reversible
 from hybrid.solvers.numerics.buffers import frozen_statistics
 
 

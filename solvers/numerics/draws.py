@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hybrid.solvers.layers.residual import Reversible, Skippable, nothing_left_out, set_next_draw
+from hybrid.solvers.layers.branches import Reversible, Skippable, nothing_left_out, set_next_draw
 
 
 class DispatchMode(TorchDispatchMode):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hybrid.solvers.acting import Count, CountOrZero, Positive, Share
 from hybrid.solvers.sync.base import Strategy
+from hybrid.solvers.sync.outer_step import Rounds
 from hybrid.solvers.sync.reduction import MessageFormat, left_over, packed
-from hybrid.solvers.sync.rounds import Rounds
 
 
 @dataclass(frozen=True)

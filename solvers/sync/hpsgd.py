@@ -11,8 +11,8 @@ from torch import Tensor
 from hybrid.solvers.acting import Acts, Count, CountOrZero
 from hybrid.solvers.state import State
 from hybrid.solvers.sync.base import Strategy
+from hybrid.solvers.sync.outer_step import Rounds, Sent, numbered
 from hybrid.solvers.sync.reduction import counted_on_device, packed, used_anywhere
-from hybrid.solvers.sync.rounds import Rounds, Sent, numbered
 
 DRIFTS = Acts("replicas drift before a round lands (sync.lag is above 0)", lambda run: run.sync.lag)
 

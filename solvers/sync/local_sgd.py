@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hybrid.solvers.acting import Count
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.rounds import Rounds
+from hybrid.solvers.sync.outer_step import Rounds
 
 
 @dataclass(frozen=True)

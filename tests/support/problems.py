@@ -17,9 +17,9 @@ from hybrid.networks.partition import split
 from hybrid.solvers import Batch, Block, Solver, Window
 from hybrid.solvers.base import Program, Setup
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
+from hybrid.solvers.layers.branches import Reversible
 from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.layers.projection import leading_projection
-from hybrid.solvers.layers.residual import Reversible
 from hybrid.solvers.state import State, Tensors
 
 

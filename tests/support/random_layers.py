@@ -20,7 +20,7 @@ from hybrid.solvers import (
     Petra,
 )
 from hybrid.solvers.exact.gaps import Gaps
-from hybrid.solvers.layers.residual import Reversible
+from hybrid.solvers.layers.branches import Reversible
 
 METHODS: dict[str, dict[str, Any]] = {
     "backprop": {"solver": Backprop(micro_batches=1)},

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hybrid.bench.recipes import Recipe
 from hybrid.method.method import Method
 from hybrid.solvers.base import values_of
-from hybrid.solvers.layers.residual import nothing_left_out
+from hybrid.solvers.layers.branches import nothing_left_out
 
 
 class Memory:

@@ -23,7 +23,7 @@ from hybrid.networks.models.residual import (
 )
 from hybrid.networks.units import Chain
 from hybrid.solvers.acting import nearest
-from hybrid.solvers.layers.residual import Reversible, Skippable
+from hybrid.solvers.layers.branches import Reversible, Skippable
 
 STEM_WIDTH = 16
 STAGES: dict[int, tuple[int, ...]] = {

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybrid.networks.units import Chain
-from hybrid.solvers.layers.residual import Skippable
+from hybrid.solvers.layers.branches import Skippable
 
 ShortcutMaker = Callable[[int, int, int], nn.Module]
 """(in_channels, out_channels, stride) -> the shortcut where a block changes its input's shape."""

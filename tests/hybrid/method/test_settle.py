@@ -10,8 +10,8 @@ from trainings import digits
 
 from hybrid import OptimizerSettings, Trainer, TrainSettings, split
 from hybrid.bench.recipes import Recipe
-from hybrid.method.options import Options
 from hybrid.method.problem import Problem
+from hybrid.method.training_options import Options
 from hybrid.networks import models
 from hybrid.settings.config import RoundSettings
 from hybrid.solvers import DDG, AugmentedLagrangian

@@ -10,8 +10,8 @@ from hybrid import data
 from hybrid.data.samplers.uniform import Uniform
 from hybrid.method.schedule import Schedule
 from hybrid.rounds.batch_sampler import BatchSampler
+from hybrid.rounds.epoch_windows import CLOSING, Windows
 from hybrid.rounds.kinds import AlternatingRounds
-from hybrid.rounds.windows import CLOSING, Windows
 from hybrid.settings.config import ScheduleSettings
 from hybrid.solvers.windows import PhaseStats, Window
 

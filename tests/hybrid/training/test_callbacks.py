@@ -8,7 +8,7 @@ from trainings import interrupted, refused, summary
 
 from hybrid import Callback
 from hybrid.folder.checkpoint import complete, read_manifest
-from hybrid.rounds.report import PhaseReport
+from hybrid.rounds.phase_report import PhaseReport
 from hybrid.training.callbacks import EarlyStopping, ProgressPrinter, RunInfo
 
 HOOKS = ("on_start", "on_report", "on_epoch", "state", "on_end")

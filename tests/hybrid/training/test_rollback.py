@@ -10,7 +10,7 @@ from trainings import BATCH, assert_same, digits, lines, summary, trained_weight
 
 from hybrid.folder.checkpoint import complete, read_manifest
 from hybrid.rounds.base import Rounds
-from hybrid.rounds.report import DivergedError
+from hybrid.rounds.phase_report import DivergedError
 from hybrid.settings.config import CheckpointSettings, OptimizerSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, BlockADMM
 from hybrid.solvers.exact.exact_pass import PassSettings

@@ -18,7 +18,7 @@ from hybrid.links import run_virtual
 from hybrid.settings.config import CheckpointSettings
 from hybrid.solvers import FDG, PDASGD
 from hybrid.solvers.base import Setup
-from hybrid.solvers.delayed.units import Units, unit_slices
+from hybrid.solvers.delayed.unit_passes import Units, unit_slices
 
 OTHER = {"solver.name": ["local-updates"]}
 SLOTS = {

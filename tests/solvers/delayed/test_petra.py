@@ -14,7 +14,7 @@ from hybrid import split
 from hybrid.networks import models
 from hybrid.networks.models.residual import Residual
 from hybrid.solvers import Batch, Petra
-from hybrid.solvers.layers.residual import Reversible
+from hybrid.solvers.layers.branches import Reversible
 from hybrid.solvers.state import Tensors
 
 EXAMPLES = {

@@ -10,7 +10,7 @@ from unit_steps import SGD, made, trained
 
 from hybrid import split
 from hybrid.solvers import PDASGD, Batch
-from hybrid.solvers.delayed.units import unit_slices
+from hybrid.solvers.delayed.unit_passes import unit_slices
 from hybrid.solvers.numerics.draws import Draws
 from hybrid.solvers.numerics.optimizer_state import Average
 

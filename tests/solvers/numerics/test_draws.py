@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hybrid.solvers.layers.residual import Reversible
+from hybrid.solvers.layers.branches import Reversible
 from hybrid.solvers.numerics.draws import Draws, find_random_parts
 
 

@@ -21,7 +21,7 @@ from hybrid.solvers.delayed.base import (
     tensor_bytes,
 )
 from hybrid.solvers.delayed.stash import Flight
-from hybrid.solvers.delayed.units import UnitFlight, UnitProgram
+from hybrid.solvers.delayed.unit_passes import UnitFlight, UnitProgram
 from hybrid.solvers.exact.pipeline import MicroBatch, split_into_micro_batches
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, Classified, PhaseStats, Window

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.stash import Flight
-from hybrid.solvers.delayed.units import Gradients, UnitFlight, Units, unit_slices
+from hybrid.solvers.delayed.unit_passes import Gradients, UnitFlight, Units, unit_slices
 from hybrid.solvers.exact.pipeline import MicroBatch
-from hybrid.solvers.layers.residual import Skippable, nothing_left_out, survival
+from hybrid.solvers.layers.branches import Skippable, nothing_left_out, survival
 from hybrid.solvers.state import Tensors
 from hybrid_messages.node import Updates
 

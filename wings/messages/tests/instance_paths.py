@@ -15,7 +15,7 @@ from hybrid.links import run_threads
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.solvers import Batch
-from hybrid.solvers.layers.residual import Skippable, nothing_left_out, survival
+from hybrid.solvers.layers.branches import Skippable, nothing_left_out, survival
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.state import State
 from hybrid_messages.chain import Chain

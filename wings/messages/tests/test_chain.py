@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hybrid.solvers.layers.residual import Skippable
+from hybrid.solvers.layers.branches import Skippable
 from hybrid_messages.chain import Chain, draw_path, limit
 from hybrid_messages.units import node_slices
 

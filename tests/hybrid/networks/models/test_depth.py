@@ -10,7 +10,7 @@ from hybrid.networks import models
 from hybrid.networks.models.residual import BasicBlock, Bottleneck, PreActBlock
 from hybrid.settings.config import LinkSettings
 from hybrid.solvers import Backprop
-from hybrid.solvers.layers.residual import Skippable, nothing_left_out
+from hybrid.solvers.layers.branches import Skippable, nothing_left_out
 from hybrid.solvers.numerics.draws import Draws, find_random_parts
 
 

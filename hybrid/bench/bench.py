@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hybrid.bench import report
+from hybrid.bench import table
 from hybrid.bench.contenders import Contender, MethodContender, PlainLoop
 from hybrid.bench.measure import still_batches, throughput
 from hybrid.bench.recipes import BASE, Recipe, accumulating, recipes
@@ -161,14 +161,14 @@ class Bench:
         while rows:
             rows.popitem()[1].close()
         facts = self._facts() | {"turns": turns, "steps": steps, "left_out": self.left_out}
-        return report.write(self.out, facts, speeds) if self.comm.rank == 0 else None
+        return table.write(self.out, facts, speeds) if self.comm.rank == 0 else None
 
     def _facts(self) -> dict[str, Any]:
         """What the figures depend on; all ranks call it."""
         settings, size = self.settings, self.settings.train.batch_size
         model = self.model()
         return {
-            "machine": report.machine(),
+            "machine": table.machine(),
             "command": " ".join(["hybrid", *sys.argv[1:]]),
             "ranks": self.comm.size,
             "links": launch.joined_by(),

@@ -11,7 +11,7 @@ from hybrid.data.mixing import Transform
 from hybrid.data.samplers.base import Sampler
 from hybrid.method.optimizers import Factory
 from hybrid.registries import SAMPLERS
-from hybrid.rounds.windows import Rate
+from hybrid.rounds.epoch_windows import Rate
 from hybrid.settings.config import (
     DelaySettings,
     LinkSettings,
