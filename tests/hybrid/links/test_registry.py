@@ -13,7 +13,7 @@ from hybrid.links import RankLinks, ThreadLinks
 from hybrid.ranks.starting import check_links
 from hybrid.registries import LINKS
 from hybrid.settings.config import LinkSettings
-from hybrid.solvers import AugmentedLagrangian, named
+from hybrid.solvers import AugmentedLagrangian, Backprop, named
 
 SENT = Counter()
 
@@ -61,6 +61,19 @@ def test_the_name_of_links_leads_to_their_class():
 @pytest.mark.parametrize("name", [n for n, cls in LINKS.items() if cls.in_one_process])
 def test_all_links_of_one_process_train_to_the_same_bits(name, few, expected):
     assert_same(trained_weights(trained(kind=name), few), expected)
+
+
+@pytest.mark.parametrize("name", [n for n, cls in LINKS.items() if cls.in_one_process])
+def test_replicas_on_all_links_of_one_process_have_the_bits_of_one_chain(name, few):
+    links = LinkSettings(kind=name)
+    grid = trainer(Backprop(), None, 2, replicas=3, train={"epochs": 1}, links=links)
+    chain = trainer(Backprop(micro_batches=3), None, 2, train={"epochs": 1})
+    assert_same(learned(trained_weights(grid, few)), learned(trained_weights(chain, few)))
+
+
+def learned(found):
+    """Without what counts passes and averages over them."""
+    return {k: v for k, v in found.items() if "running" not in k and "num_batches" not in k}
 
 
 def test_links_of_another_package_train_by_their_name(another, few, expected):

@@ -1,6 +1,7 @@
 """A grid of blocks and replicas: the bits of one chain, and what a checkpoint gives back."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from answers import output
@@ -32,7 +33,9 @@ from hybrid.solvers import (
     LocalUpdates,
     Penalty,
     Petra,
+    registry,
 )
+from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.hpsgd import HPSGD
@@ -104,6 +107,33 @@ def test_a_grid_under_mpirun_has_the_bits_of_threads(sync, asked, world, tmp_pat
     output(world.hybrid(4, *FLAGS, "--solver", "backprop", *asked, *words, "--out", out))
     assert (summary(out)["blocks"], summary(out)["replicas"]) == (2, 2)
     assert_same(weights(out), trained_weights(trainer(Backprop(), replicas=2, sync=made), few))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_replicas_of_the_same_data_are_one(name, few, monkeypatch):
+    """Each has the whole mini-batch, as if its samples came twice."""
+    solver, model = EVERY[name], model_of(name)
+    expected = trained_weights(trainer(solver, model=model, **_window(name)), few)
+    monkeypatch.setattr("hybrid.solvers.windows.Batch.of_replica", _whole)
+    monkeypatch.setattr("hybrid.method.method.share_size", lambda size, replica, replicas: size)
+    start = AllReduce.start
+    monkeypatch.setattr(AllReduce, "start", lambda *args: start(*args[:-1], 1 / 2))
+    both = trainer(solver, model=model, replicas=2, **_window(name))
+    assert_same(trained_weights(both, few), expected)
+
+
+def _whole(batch, replica, replicas):
+    if replicas == 1:
+        return batch
+    return replace(batch, total=replicas * len(batch))
+
+
+def test_every_strategy_is_tried():
+    assert {sync.name for sync in SYNCS.values()} == {*STRATEGIES.places}
+
+
+def test_every_solver_that_replicas_can_train_is_tried():
+    assert {*EVERY} | {"pd-asgd"} == {*registry.OWN}
 
 
 @pytest.mark.parametrize("name", EVERY)

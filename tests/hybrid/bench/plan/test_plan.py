@@ -58,7 +58,6 @@ def test_the_users_cuts_and_other_settings_are_planned_for_and_in_the_command(hy
         "split.cuts": '["layer3.0"]',
         "split.side_by_side": "peers",
         "rounds.memory_gb": "9.0",
-        "model.survival": 0.9,
         "data.limit": "64",
         "optimizer.name": "adamw",
         "optimizer.arguments.betas": "[0.8, 0.9]",
