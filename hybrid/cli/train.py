@@ -46,8 +46,7 @@ def train(
         bool,
         typer.Option(
             "--auto-resume",
-            help="Continue if --out has a checkpoint, else start; files of a run without a "
-            "checkpoint are moved aside within --out.",
+            help="Continue if --out has a checkpoint, and start if it has no metrics either.",
         ),
     ] = False,
     set_: options.AnyOther = None,
