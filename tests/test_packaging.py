@@ -93,5 +93,5 @@ def test_the_wheel_works_away_from_the_sources(wheel, tmp_path):
     run(command, "report", "run")
     assert (tmp_path / "run" / "report" / "index.html").exists()
     assert "augmented-lagrangian" in run(command, "list", "solvers")
-    submit = ("submit", "run/config.toml", "--nodes", "1", "--ranks-per-node", "1", "--dry-run")
+    submit = ("submit", "run/config.toml", "--nodes", "1", "--ranks-per-node", "2", "--dry-run")
     assert "#SBATCH" in run(command, *submit)
