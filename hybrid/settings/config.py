@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hybrid.registries import SAMPLERS
 from hybrid.settings.sections.base import Section, field_docs
-from hybrid.settings.sections.grid import CheckpointSettings, LinkSettings, SplitSettings
+from hybrid.settings.sections.placement import CheckpointSettings, LinkSettings, SplitSettings
 from hybrid.settings.sections.rounds import RoundSettings
 from hybrid.settings.sections.steps import DelaySettings, OptimizerSettings, ScheduleSettings
 from hybrid.settings.sections.training import DataSettings, ModelSettings, TrainSettings
