@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -127,13 +126,6 @@ def check_file(path: Path) -> None:
         raise ValueError(
             f"{path} is not a regular file and is not replaced: remove it, or choose another name"
         )
-
-
-def check_place(path: Path) -> None:
-    """As `check_file`; OSError, naming the folder, unless a file can be made there."""
-    check_file(path)
-    with naming(path.parent):
-        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def check_folder(path: Path) -> None:
