@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -19,9 +19,6 @@ Shape = tuple[int, ...]
 
 GraphBytes = Callable[[nn.Module, Tensor], int]
 """(module, its input) -> bytes that autograd keeps for the backward pass, without parameters."""
-
-Side = Literal["next", "previous"]
-"""A neighbor."""
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Program")
@@ -44,14 +41,6 @@ class Links(Protocol):
     def from_previous(self) -> Tensor: ...
     def to_previous(self, tensor: Tensor) -> None: ...
     def from_next(self) -> Tensor: ...
-
-    def has_message(self, side: Side) -> bool:
-        """Whether a tensor of that neighbor has arrived; only for methods without a fixed order."""
-        ...
-
-    def wait_any(self, *sides: Side) -> Side:
-        """Wait for a tensor of one of these neighbors; gives the first that has sent one."""
-        ...
 
     def flush(self) -> None:
         """Wait until every tensor sent to neighbors so far has left."""

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter, sleep, time
-from typing import Any, ClassVar, Literal, TypeVar
+from time import perf_counter, time
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from hybrid.settings.config import LinkSettings
 
 T = TypeVar("T")
 Program = Callable[["RankLinks"], T]
-
-POLL_SECONDS = 2e-5
-"""Between two looks for a message, where a rank waits for any of several."""
 
 
 @contextmanager
@@ -155,19 +152,6 @@ class RankLinks(ABC):
         with self.waiting("next"):
             return self._receive(self.place.number + 1)
 
-    def has_message(self, side: Literal["next", "previous"]) -> bool:
-        """Whether a tensor of that neighbor has arrived."""
-        return self._arrived(self.place.number + (1 if side == "next" else -1))
-
-    def wait_any(self, *sides: Literal["next", "previous"]) -> Literal["next", "previous"]:
-        """Wait until a tensor of one of these neighbors has arrived; give the neighbor."""
-        with self.waiting(sides[0]):
-            while True:
-                for side in sides:
-                    if self.has_message(side):
-                        return side
-                sleep(POLL_SECONDS)
-
     def all_gather(self, value: T) -> list[T]:
         """The (small, picklable) value of every block of this replica, in order."""
         with self.waiting("everyone"):
@@ -209,10 +193,6 @@ class RankLinks(ABC):
     @abstractmethod
     def _receive(self, number: int) -> Tensor:
         """From the rank at the place of that number, in order."""
-
-    @abstractmethod
-    def _arrived(self, number: int) -> bool:
-        """Whether a tensor of the rank at the place of that number has arrived."""
 
     def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor] | None:
         """Begin the engine's own sum of the peers' vectors; None where there is no engine."""

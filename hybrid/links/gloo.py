@@ -35,8 +35,7 @@ class GlooLinks(PostedLinks):
 
     Sums over peers are all-reduces of a group of the block's replicas.
 
-    A thread waits for what leaves, because gloo's sends cannot be asked whether they have; where a
-    method asks which neighbor's message is there, another waits for each neighbor's next label.
+    A thread waits for what leaves, because gloo's sends cannot be asked whether they have.
     """
 
     name: ClassVar[str] = "torch"
@@ -54,7 +53,6 @@ class GlooLinks(PostedLinks):
         self._peers_group = self._subgroup(chains.T.tolist())
         self._chain_group = self._subgroup(chains.tolist())
         self._leaving = Waiter("messages that leave")
-        self._arriving: dict[int, Waiter] = {}
         self._connect()
 
     def _connect(self) -> None:
@@ -85,17 +83,8 @@ class GlooLinks(PostedLinks):
         with lost_ranks():
             return GlooRequest(dist.irecv(memory, self._ranks[number], self._group, tag))
 
-    def _arrived(self, number: int) -> bool:
-        label, _ = self._inbox(number).labels[0]
-        assert isinstance(label, GlooRequest)
-        if number not in self._arriving:
-            self._arriving[number] = Waiter(f"messages of rank {number}")
-        label.watched_by(self._arriving[number])
-        return super()._arrived(number)
-
     def _release(self) -> None:
-        for waiter in (self._leaving, *self._arriving.values()):
-            waiter.end()
+        self._leaving.end()
         groups = [self._group, self._peers_group, self._chain_group]
         # a group ends its threads with its last reference: at the process's end they would abort it
         del self._group, self._peers_group, self._chain_group

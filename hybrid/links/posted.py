@@ -258,11 +258,6 @@ class PostedLinks(RankLinks):
         label = torch.empty(2, dtype=torch.int64)
         box.labels.append((self._irecv(memory_of(label), number, _LABEL), label))
 
-    def _arrived(self, number: int) -> bool:
-        self._drop_sent()
-        self._send_staged(wait=False)
-        return self._inbox(number).labels[0][0].done()
-
 
 def _posted_bytes(box: Inbox) -> Iterator[tuple[int, int]]:
     """The tag and the bytes of every receive that waits for a message."""

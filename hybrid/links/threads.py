@@ -154,11 +154,6 @@ class ThreadLinks(RankLinks):
                 if self._room.failed.is_set():
                     raise PeerError("another rank has ended") from None
 
-    def _arrived(self, number: int) -> bool:
-        if self._room.failed.is_set():
-            raise PeerError("another rank has ended")
-        return not self._room.queues[number, self.place.number].empty()
-
     def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
         number, self._num_sums = self._num_sums, self._num_sums + 1
         shared = self._room.sum(self.place, number)

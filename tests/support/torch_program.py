@@ -38,24 +38,8 @@ def facts(comm, carrier):
     found["crossed"] = exchange(links, 30, lambda i, rank: torch.full((1 << 18,), i + 100.0 * rank))
     found["gathered"] = links.all_gather(10 * links.rank)
     found["bytes"] = links.traffic.bytes_sent["previous"]
-    found["asked"] = asked(links)
     links.close()
     found["left"] = [dist.is_initialized(), messages_threads()]
-    return found
-
-
-def asked(links):
-    """What a rank in the middle gets of both neighbors, in the order in which it is there."""
-    if links.rank != 1:
-        send = links.to_next if links.rank == 0 else links.to_previous
-        for i in range(3):
-            send(torch.full((4,), 10.0 * links.rank + i))
-        return None
-    found = {"previous": [], "next": []}
-    for _ in range(6):
-        side = links.wait_any("previous", "next")
-        receive = links.from_previous if side == "previous" else links.from_next
-        found[side].append(receive()[0].item())
     return found
 
 

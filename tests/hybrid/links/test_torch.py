@@ -33,10 +33,6 @@ def test_sends_in_both_directions_do_not_deadlock_and_are_counted(facts):
     assert [rank["bytes"] for rank in facts] == [0, 30 << 20, 30 << 20]
 
 
-def test_a_rank_takes_what_is_there_from_either_neighbor(facts):
-    assert facts[1]["asked"] == {"previous": [0.0, 1.0, 2.0], "next": [20.0, 21.0, 22.0]}
-
-
 def test_links_that_close_leave_neither_groups_nor_threads(facts):
     assert [rank["left"] for rank in facts] == [[False, []]] * 3
 
