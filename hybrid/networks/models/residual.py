@@ -36,7 +36,7 @@ class _Activated(Skippable):
         return self.downsample is None or isinstance(self.downsample, nn.Identity)
 
     def branch(self, x: Tensor) -> Tensor:
-        """The residual branch F of x, (N, C, H, W), whose result has the shape of the shortcut's."""
+        """F(x) of x (N, C, H, W), in the shape of the shortcut's output."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
