@@ -89,13 +89,16 @@ def no_exit() -> Iterator[None]:
         raise CodeError(format_error(error)) from error
 
 
-def code_line(error: BaseException) -> str:
-    """File and line of the innermost frame outside libraries; empty if that is this package's."""
+def code_line(error: BaseException, called_back: bool = False) -> str:
+    """File and line of the innermost frame outside libraries; empty if that is this package's.
+
+    `called_back`: this package is called by that frame, and is passed over.
+    """
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if module in OWN:
-            found = ""
+            found = found if called_back else ""
         elif module not in _LIBRARIES:
             found = f"{Path(frame.f_code.co_filename).name}, line {line}"
     return found

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hybrid.networks.calls import Calls, CallUnit
 from hybrid.networks.costs import count_costs, merge_packed_units
-from hybrid.networks.segments import number_module_calls
-from hybrid.networks.units import BlockModule, Unit, make_single_unit_blocks, mode
+from hybrid.networks.units import BlockModule, Unit, mode
 from hybrid.solvers.base import Shape
 from hybrid.solvers.exact.gaps import Cost
 from hybrid.solvers.layers.bundle import Bundle, call_network
-from hybrid.solvers.numerics.draws import find_random_parts
+from hybrid.solvers.numerics.draws import NumberedDraws, find_random_parts
 
 SAMPLES = 32
 """Batch size for the units' cost: weights are read once for each batch."""
@@ -40,8 +41,8 @@ class Blocks:
         """One line for each block: its units, its parameters and, if known, its cost share."""
         lines, ends, total = [], [*self.starts[1:], len(self.units)], sum(map(sum, self.costs))
         for k, (start, end) in enumerate(zip(self.starts, ends, strict=True)):
-            parts = [m for unit in self.units_of(k) for m in unit.parts.values()]
-            count = sum(p.numel() for m in parts for p in m.parameters())
+            parameters = {id(p): p for u in self.units_of(k) for p in u.parameters().values()}
+            count = sum(p.numel() for p in parameters.values())
             share = sum(map(sum, self.costs[start:end])) / total if total else 0.0
             lines.append(
                 f"block {k}: {self.units[start].name} to {self.units[end - 1].name}, "
@@ -105,7 +106,7 @@ class Blocks:
         value, units = tree_map(lambda x: x[:2].to(self._device), inputs), []
         count = len(tree_leaves(value)[0])
         bundle = None if isinstance(value, Tensor) else Bundle.of(value, count, "an input")
-        with mode(self.model, training=False), torch.no_grad():
+        with self._mode(training=False), torch.no_grad():
             for i, unit in enumerate(self.units):
                 if i:
                     bundle = Bundle.of(value, count, f"what goes into {unit.name}")
@@ -123,7 +124,7 @@ class Blocks:
     def compute_outputs(self, inputs: Any) -> Any:
         """The network's outputs for a batch of inputs, in evaluation mode, on the CPU."""
         value = tree_map(lambda x: x.to(self._device), inputs)
-        with mode(self.model, training=False), torch.no_grad():
+        with self._mode(training=False), torch.no_grad():
             for i, unit in enumerate(self.units):
                 value = _run_unit(unit, value, begins=i == 0)
         return tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, value)
@@ -137,10 +138,11 @@ class Blocks:
     def cut_shapes(self, sample: Tensor) -> list[Shape]:
         """One sample's shape at every cut; `sample` is a batch (N, ...) of at least one."""
         shapes: list[Shape] = []
-        with mode(self.model, training=False), torch.no_grad():
+        modules = [self.module(index) for index in range(len(self) - 1)]
+        with self._mode(training=False), torch.no_grad():
             x = sample[:1]
-            for index in range(len(self) - 1):
-                x = self.module(index)(x)
+            for module in modules:
+                x = module(x)
                 shapes.append(tuple(x.shape[1:]))
         return shapes
 
@@ -150,18 +152,39 @@ class Blocks:
         The numbers distinguish their draws. They are that of the unit or, for a module that a graph
         calls, the places of the calls there; they do not depend on the cuts.
         """
-        numbers: list[dict[nn.Module, tuple[int, ...]]] = [{} for _ in self.starts]
         x = sample[:2]  # two, because BatchNorm needs more than one value for each channel
-        with mode(self.model, training=True), torch.no_grad():
-            for i, module in enumerate(make_single_unit_blocks(self.units)):
-                parts = [*module.children()]
-                known: dict[nn.Module, tuple[int, ...]] = dict.fromkeys(parts, (i,))
-                for part in parts:
-                    known |= number_module_calls(part) if isinstance(part, fx.GraphModule) else {}
+        modules = [self.module(index) for index in range(len(self))]
+        numbers: list[dict[nn.Module, tuple[int, ...]]] = []
+        with self._mode(training=True), torch.no_grad():
+            for index, module in enumerate(modules):
+                numbered = [p for p in module.children() if isinstance(p, NumberedDraws)]
+                known: dict[nn.Module, tuple[int, ...]] = {}
+                for i, unit in enumerate(self.units_of(index), self.starts[index]):
+                    for part in unit.parts.values() if not numbered else ():
+                        known[part] = (*known.get(part, ()), i)
                 draws, x = find_random_parts(module, known, x)
-                block = numbers[bisect_right(self.starts, i) - 1]
-                block |= {part: (*block.get(part, ()), *known[part]) for part in draws}
+                drawing = {part: known[part] for part in draws}
+                numbers.append(drawing | {part: () for part in numbered if part.draws_numbers})
         return numbers
+
+    def give_back(self) -> None:
+        """Let the model have the buffers that passes of the blocks have put anew."""
+        for each in self._calls:
+            each.give_back()
+
+    @property
+    def _calls(self) -> list[Calls]:
+        """Of a network that is cut between calls, all that is known of it; else nothing."""
+        known = {id(u.calls): u.calls for u in self.units if isinstance(u, CallUnit)}
+        return [calls for calls in known.values() if calls is not None]
+
+    @contextmanager
+    def _mode(self, training: bool) -> Iterator[None]:
+        """`mode` of the model, and of the copies of it that units run."""
+        with ExitStack() as stack:
+            for network in [self.model, *(n for calls in self._calls for n in calls.networks())]:
+                stack.enter_context(mode(network, training))
+            yield
 
 
 def _run_unit(unit: Unit, value: Any, begins: bool) -> Any:

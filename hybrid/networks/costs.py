@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from statistics import median
@@ -136,8 +135,7 @@ def measure_passes(
 
 def merge_units(run: Sequence[Unit]) -> Unit:
     """Several units as one."""
-    parts = [part for unit in run for part in unit.parts.values()]
-    return replace(run[0], parts={str(i): part for i, part in enumerate(parts)})
+    return run[0].merged(run)
 
 
 def merge_packed_units(block: Sequence[Unit]) -> list[Unit]:
@@ -193,6 +191,8 @@ class _Counter(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if any(isinstance(x, Tensor) and x.is_meta for x in tree_leaves((args, out))):
+            return out  # another block's, of which there is only the shape
         count = flop_registry.get(func.overloadpacket)
         flops = 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
         num_bytes = 0

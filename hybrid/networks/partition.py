@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from hybrid.errors import no_exit, one_line
 from hybrid.networks.blocks import SAMPLES, Blocks
+from hybrid.networks.calls import Calls
 from hybrid.networks.costs import count_costs, measure_costs, merge_units
-from hybrid.networks.segments import Graph
 from hybrid.networks.units import Chain, Unit, check_shared_tensors, is_sequence, units
 from hybrid.solvers.acting import nearest
 from hybrid.solvers.exact.gaps import Cost
@@ -142,7 +142,7 @@ def _split_graph(
             f"a {type(model).__name__} is cut along its graph, which needs sample=, a batch of its "
             "inputs"
         )
-    graph = Graph(model, sample)
+    graph = Calls(model, sample, cuts or ())
     chain = graph.units()
     if cuts is None and blocks is not None and 1 < blocks <= len(chain):
         return _balance_graph(model, chain, graph.widths, blocks, cost)

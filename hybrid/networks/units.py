@@ -1,9 +1,11 @@
 """Units, the pieces of a model that are never cut, and runs of them as one module."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +26,15 @@ class Unit:
     """Of what goes in, where that is not one tensor."""
     begins: bool = False
     """Whether that is the network's input."""
+
+    def merged(self, run: Sequence[Unit]) -> Unit:
+        """A run of units that begins with this one, as one."""
+        parts = [part for unit in run for part in unit.parts.values()]
+        return replace(self, parts={str(i): part for i, part in enumerate(parts)})
+
+    def block_parts(self, run: Sequence[Unit]) -> list[tuple[str, nn.Module]]:
+        """The modules of a block, a run of units that begins with this one, and their prefixes."""
+        return [(prefix, module) for unit in run for prefix, module in unit.parts.items()]
 
     def tensors(self) -> dict[str, Tensor]:
         """Its parameters and persistent buffers by their names in the whole model."""
@@ -165,8 +176,13 @@ class BlockModule(nn.Sequential):
     Several tensors go in or out packed as one, see `Bundle`. The network's outputs are not packed.
     """
 
-    def __init__(self, block: Sequence[Unit], after: Unit | None = None) -> None:
-        parts = [(prefix, m) for unit in block for prefix, m in unit.parts.items()]
+    def __init__(
+        self,
+        block: Sequence[Unit],
+        after: Unit | None = None,
+        parts: Sequence[tuple[str, nn.Module]] | None = None,
+    ) -> None:
+        parts = block[0].block_parts(block) if parts is None else parts
         super().__init__(OrderedDict((str(i), m) for i, (_, m) in enumerate(parts)))
         self.prefixes = [prefix for prefix, _ in parts]
         self.before: Bundle | None = block[0].bundle
@@ -197,7 +213,8 @@ class BlockModule(nn.Sequential):
 def make_single_unit_blocks(chain: Sequence[Unit]) -> list[BlockModule]:
     """Every unit as a block of its own."""
     return [
-        BlockModule([unit], after) for unit, after in zip(chain, [*chain[1:], None], strict=True)
+        BlockModule([unit], after, [*unit.parts.items()])
+        for unit, after in zip(chain, [*chain[1:], None], strict=True)
     ]
 
 

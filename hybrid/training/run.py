@@ -80,6 +80,7 @@ class Run:
                     "is: to train on, give it more --epochs, or let it wait for more epochs"
                 )
             self.training.block.keep_tested_weights()
+            self.method.problem.blocks.give_back()
             return summary
         except (AgreedError, StoppedError):
             self.links.peers.drop()  # no other rank will receive it

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -29,6 +30,20 @@ class DispatchMode(TorchDispatchMode):
 
 Key = tuple[int, ...]
 """What a pass draws for: its step, its micro-batch, and what else distinguishes passes."""
+
+
+class RandomOperations(DispatchMode):
+    """Notices whether anything draws random numbers."""
+
+    drew = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.drew |= not _drops_nothing(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 class _Drawing(DispatchMode):
@@ -78,6 +93,15 @@ class _Drawing(DispatchMode):
         return self._generators[device]
 
 
+class NumberedDraws(nn.Module):
+    """A module that numbers by itself what draws random numbers in its passes."""
+
+    draw: Callable[[int], AbstractContextManager[None]] | None = None
+    """A context in which what has that number draws; None: from torch's generator."""
+    draws_numbers: bool = False
+    """Whether there is anything that draws."""
+
+
 class Draws:
     """Makes the random numbers of a block's parts a function of a key and the part's unit.
 
@@ -96,23 +120,33 @@ class Draws:
         self._calls: dict[nn.Module, int] = {}
         self._modes: list[_Drawing | None] = []
         self._hooks: list[Any] = []
+        self._installed = False
 
     def draw_for(self, key: Key) -> None:
         """Let the next pass draw for `key`."""
         # two blocks on threads may call the same module
         self._key, self._thread = key, get_ident()
         self._calls.clear()
-        if not self._hooks:
+        if not self._installed:
             self._install()
 
     def _install(self) -> None:
+        self._installed = True
         for part, numbers in self.units.items():
+            if isinstance(part, NumberedDraws):
+                part.draw = self._draw
+                continue
             # the residual branch of a reversible unit also runs by itself
             module = part.residual if isinstance(part, Reversible) else part
             self._hooks += [
                 module.register_forward_pre_hook(partial(self._begin, numbers)),
                 module.register_forward_hook(self._end, always_call=True),
             ]
+
+    @contextmanager
+    def _draw(self, number: int) -> Iterator[None]:
+        with _Drawing((self.seed, *self._key, number, *self._own)):
+            yield
 
     def _begin(self, numbers: tuple[int, ...], module: nn.Module, args: Any) -> None:
         if get_ident() != self._thread:
@@ -141,8 +175,12 @@ class Draws:
 
     def remove(self) -> None:
         """Remove the hooks from the parts."""
+        self._installed = False
         while self._hooks:
             self._hooks.pop().remove()
+        for part in self.units:
+            if isinstance(part, NumberedDraws):
+                part.draw = None
 
 
 def find_random_parts(

@@ -25,27 +25,32 @@ def chain(make):
     )
 
 
-class Shares(nn.Module):
-    """Traced, a chain of which two units have one layer, with another between them."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.same, self.head = nn.Conv2d(1, 3, 3), Shared(), nn.Linear(48, 4)
-        self.other = nn.Conv2d(3, 3, 3, padding=1)
-
-    def forward(self, x):
-        x = self.same(torch.relu(self.stem(x)))
-        x = self.same(torch.tanh(self.other(x)))
-        return self.head(x.flatten(1))
-
-
 class Shared(nn.Conv2d):
     def __init__(self):
         super().__init__(3, 3, 3, padding=1)
 
 
+class Bent(nn.Module):
+    """A function, then a layer that may be another's, too."""
+
+    def __init__(self, bend, layer):
+        super().__init__()
+        self.bend, self.layer = bend, layer
+
+    def forward(self, x):
+        return self.layer(self.bend(x))
+
+
 def shared():
-    return chain(Shares)
+    """A chain of which two units have one layer, with another between them."""
+
+    def make():
+        same, other = Shared(), nn.Conv2d(3, 3, 3, padding=1)
+        ends = nn.Flatten(), nn.Linear(48, 4)
+        bent = Bent(torch.relu, same), other, Bent(torch.tanh, same)
+        return nn.Sequential(nn.Conv2d(1, 3, 3), *bent, *ends)
+
+    return chain(make)
 
 
 def in_place():

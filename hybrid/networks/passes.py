@@ -1,0 +1,174 @@
+"""A pass through a network by the network's own code, watched call by call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from threading import local
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from hybrid.networks.absent import METADATA, Absent
+
+CallId = tuple[tuple[str, int], ...]
+"""A call of a module within a pass: from the outermost one on, the path of each module that is
+called, and how often the call around it has called it before. () is the call of the network."""
+
+
+class Key(NamedTuple):
+    """How a tensor comes to be, the same in every pass, whatever the samples and the cuts."""
+
+    call: CallId
+    """The call that gives it, or in whose own code an operation does."""
+    operation: int
+    """The number of that operation; -1: it is what the call gives; -2: an input of the network."""
+    leaf: int
+    """Which of the tensors that come together."""
+
+
+@dataclass
+class Frame:
+    """A call that has not ended."""
+
+    id: CallId
+    own: bool = True
+    """Whether all that it gives depends on parameters or samples."""
+    operations: int = 0
+    """Its own operations so far of which an argument depends on parameters or samples."""
+    calls: Counter[str] = field(default_factory=Counter)
+    draws: int = 0
+    """Its own operations so far that draw random numbers."""
+
+    def call(self, path: str) -> CallId:
+        """The next call of a module by this one."""
+        number = self.calls[path]
+        self.calls[path] += 1
+        return (*self.id, (path, number))
+
+
+_here = local()
+"""Its `watch`: the pass that is under way on this thread."""
+
+
+class Network:
+    """A copy of a network that shares its tensors, and whose calls a `Pass` can watch.
+
+    The network itself is not changed. The copy keeps no keys and values of earlier tokens.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        tensors = {id(x): x for x in (*model.parameters(), *model.buffers())}
+        self.copy = deepcopy(model, dict(tensors))
+        modules = dict(self.copy.named_modules())
+        self.owners = {path for path, m in modules.items() if m.state_dict()}
+        """The paths of modules with parameters or statistics."""
+        for path, module in modules.items():
+            config = getattr(module, "config", None)
+            if config is not None and getattr(config, "use_cache", False):
+                config.use_cache = False
+            if path:
+                module.forward = partial(self._forward, path, module.forward)
+
+    def _forward(self, path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        watch: Pass | None = getattr(_here, "watch", None)
+        if watch is None or watch.network is not self:
+            return forward(*args, **kwargs)
+        call = watch.call_inside if _here.inside else watch.call
+        return call(path, forward, args, kwargs)
+
+
+@contextmanager
+def watched(watch: Pass, inside: bool = False) -> Iterator[None]:
+    """Within it that pass sees every call of its network on this thread.
+
+    `inside`: by its `call_inside`.
+    """
+    before = getattr(_here, "watch", None), getattr(_here, "inside", False)
+    _here.watch, _here.inside = watch, inside
+    try:
+        yield
+    finally:
+        _here.watch, _here.inside = before
+
+
+class Pass(TorchFunctionMode):
+    """Numbers calls and operations, so that tensors have the same keys in every pass.
+
+    An operation counts if one of its arguments depends on parameters or on samples that are no
+    integers. What depends on nothing else (masks, positions) every block makes again by itself.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+        self.frames = [Frame(())]
+        self._dependent: dict[int, Tensor] = {}
+        """What depends on parameters or samples, by identity."""
+
+    def depends(self, x: Tensor) -> None:
+        """Note that a tensor depends on parameters or samples."""
+        self._dependent[id(x)] = x
+
+    def is_dependent(self, x: Any) -> bool:
+        return isinstance(x, Absent | nn.Parameter) or id(x) in self._dependent
+
+    def call(
+        self, path: str, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """A call of a module; its own code and what it calls are watched, too."""
+        frame = Frame(self.frames[-1].call(path))
+        self.frames.append(frame)
+        try:
+            out = forward(*args, **kwargs)
+        finally:
+            self.frames.pop()
+        return self.ended(frame, out)
+
+    def call_inside(
+        self, path: str, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """A call of a module inside one that is not watched."""
+        return forward(*args, **kwargs)
+
+    def ended(self, frame: Frame, out: Any) -> Any:
+        """What a call has given, or what takes its place."""
+        return self.produced(out, frame.id, -1) if frame.own else out
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA:
+            return func(*args, **kwargs)
+        frame = self.frames[-1]
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        out = self.operate(func, args, kwargs, tensors)
+        if not any(map(self.is_dependent, tensors)):
+            return out
+        number = frame.operations
+        frame.operations += 1
+        return self.produced(out, frame.id, number)
+
+    def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        """What an operation gives."""
+        return func(*args, **kwargs)
+
+    def produced(self, out: Any, call: CallId, operation: int) -> Any:
+        """What takes the place of a value with tensors that have come to be."""
+        leaves, structure = tree_flatten(out)
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                leaves[i] = self.tensor(leaf, Key(call, operation, i))
+        return tree_unflatten(leaves, structure)
+
+    def tensor(self, x: Tensor, key: Key) -> Tensor:
+        """What takes the place of a tensor that has come to be."""
+        self.depends(x)
+        return x

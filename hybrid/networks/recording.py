@@ -1,0 +1,245 @@
+"""Where the pass of any network may be cut, found by watching two passes over a few samples."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hybrid.networks.passes import CallId, Frame, Key, Network, Pass, watched
+from hybrid.networks.units import mode
+from hybrid.solvers.layers.bundle import call_network
+from hybrid.solvers.numerics.draws import RandomOperations
+
+INPUT = -2
+"""The operation of a `Key` of one of the network's inputs."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A place in a pass, before a call of a module with parameters, where it may be cut."""
+
+    time: int
+    """When it is reached in the pass."""
+    contexts: frozenset[CallId]
+    """The calls that are under way there."""
+    names: list[str]
+    """The paths of the modules whose calls begin there, the outermost first."""
+    crossing: dict[Key, Tensor]
+    """The tensors that cross it, but for integers, which every block has."""
+
+
+@dataclass
+class Call:
+    """A call of a module, in the time of its pass."""
+
+    id: CallId
+    begin: int
+    around: Call | None
+    end: float = inf
+    own: bool = True
+    """Whether all that it gives depends on parameters or samples: then it need not be made where
+    only shapes are needed."""
+    gives: Any = None
+    """What it gives, as tensors on the meta device."""
+
+    @property
+    def path(self) -> str:
+        """Of its module."""
+        return self.id[-1][0] if self.id else ""
+
+    def ancestors(self) -> Iterator[Call]:
+        """The calls around it, the innermost first."""
+        around = self.around
+        while around is not None:
+            yield around
+            around = around.around
+
+
+@dataclass
+class _Life:
+    """A tensor of a pass."""
+
+    tensor: Tensor
+    born: list[tuple[int, Key, Call]] = field(default_factory=list)
+    """When it came to be, how, and within which call."""
+    last_use: float = -1
+    inputs: frozenset[int] = frozenset()
+    """The integers among the network's inputs that it was computed of, and of nothing else."""
+
+
+class Recorder(Pass):
+    """A pass over samples that notes when every tensor comes to be, is used and is written to."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network)
+        self.time = 0
+        self.calls: dict[CallId, Call] = {(): Call((), 0, None)}
+        """All calls, in the order in which they begin."""
+        self._open = [self.calls[()]]
+        self.lives: dict[int, _Life] = {}
+        self.uses: dict[int, list[tuple[int, str]]] = {}
+        """When a parameter is used, and the path of the module in whose code that is."""
+        self.written: list[tuple[int, int, Call]] = []
+        """When a memory is written to, which, and in whose code."""
+        self.drawing: dict[CallId, set[Any]] = {}
+        """The operations in a call's own code that draw random numbers."""
+        self._buffers: dict[str, tuple[bool, int]] = {}
+        """Whether each buffer has been put anew, and the memory that it had."""
+        self.needed: dict[int, float] = {}
+        """When an input of integers is needed for the last time, by its place."""
+
+    def run(self, inputs: Any) -> None:
+        """Pass a batch of inputs through the network."""
+        for i, x in enumerate(tree_leaves(inputs)):
+            if x.is_floating_point():
+                self.tensor(x, Key((), INPUT, i))
+            else:
+                self._life(x).inputs = frozenset({i})
+        before = dict(self.network.copy.named_buffers())
+        with watched(self), self:
+            out = call_network(self.network.copy, inputs)
+        after = dict(self.network.copy.named_buffers())
+        self._buffers = {n: (after.get(n) is not b, _memory(b)) for n, b in before.items()}
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor):
+                self._life(x).last_use = inf
+                self.needed |= dict.fromkeys(self._life(x).inputs, inf)
+
+    def call(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self.time += 1
+        id = (*self.frames[-1].id, (path, self.frames[-1].calls[path]))
+        self.calls[id] = Call(id, self.time, self._open[-1])
+        self._open.append(self.calls[id])
+        return super().call(path, forward, args, kwargs)
+
+    def ended(self, frame: Frame, out: Any) -> Any:
+        self.time += 1
+        call = self._open.pop()
+        call.end = self.time
+        tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        computed = bool(tensors) and all(map(self.is_dependent, tensors))
+        call.own = frame.own = call.path in self.network.owners or computed
+        if call.own:
+            with torch._C.DisableTorchFunction():
+                call.gives = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, out)
+        return super().ended(frame, out)
+
+    def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        self.time += 1
+        call = self._open[-1]
+        for x in tensors:
+            self._life(x).last_use = self.time
+            if isinstance(x, nn.Parameter):
+                self.uses.setdefault(id(x), []).append((self.time, call.path))
+        versions = [x._version for x in tensors]
+        with RandomOperations() as random:
+            out = func(*args, **kwargs)
+        if random.drew:
+            self.drawing.setdefault(call.id, set()).add(func)
+        for x, version in zip(tensors, versions, strict=True):
+            if x._version != version:
+                self.written.append((self.time, _memory(x), call))
+        self._follow_integers(tensors, out)
+        return out
+
+    def _follow_integers(self, tensors: list[Tensor], out: Any) -> None:
+        """Note which inputs of integers an operation needs, or hands on to what it gives."""
+        inputs = frozenset[int]().union(*(self._life(x).inputs for x in tensors))
+        if not inputs:
+            return
+        given = tree_leaves(out)
+        if any(map(self.is_dependent, tensors)):
+            self.needed |= dict.fromkeys(inputs, self.time)
+        elif all(isinstance(x, Tensor) for x in given):
+            for x in given:
+                self._life(x).inputs |= inputs
+        else:
+            self.needed |= dict.fromkeys(inputs, inf)  # the code depends on their numbers
+
+    def tensor(self, x: Tensor, key: Key) -> Tensor:
+        self._life(x).born.append((self.time, key, self._open[-1]))
+        return super().tensor(x, key)
+
+    def changed_buffers(self, calls: frozenset[CallId]) -> list[str]:
+        """The buffers that the code of some calls writes to, or puts anew."""
+        paths = {call[-1][0] if call else "" for call in calls}
+        written = {memory for _, memory, call in self.written if call.id in calls}
+        return [
+            name
+            for name, (buffer, memory) in self._buffers.items()
+            if memory in written or (buffer and name.rpartition(".")[0] in paths)
+        ]
+
+    def _life(self, x: Tensor) -> _Life:
+        return self.lives.setdefault(id(x), _Life(x))
+
+    def boundaries(self) -> dict[CallId, Boundary]:
+        """The places before calls where it can be told what crosses, and nothing of it changes."""
+        births = sorted(
+            time for x in self.lives.values() for time, key, _ in x.born if key.operation != INPUT
+        )
+        boundaries, begun = dict[CallId, Boundary](), -1
+        first: CallId = ()
+        used = min((time for uses in self.uses.values() for time, _ in uses), default=inf)
+        for call in self.calls.values():
+            if call.path not in self.network.owners or not call.id:
+                continue
+            if (count := bisect_left(births, call.begin)) == begun:
+                if first in boundaries:  # it begins together with the one before
+                    boundaries[first].names.append(call.path)
+                continue
+            begun, first = count, call.id
+            crossing = self._crossing(call)
+            if used < call.begin and crossing:
+                contexts = frozenset(around.id for around in call.ancestors())
+                boundaries[call.id] = Boundary(call.begin, contexts, [call.path], crossing)
+        return boundaries
+
+    def _crossing(self, call: Call) -> dict[Key, Tensor] | None:
+        """What is alive when a call begins, in the order of its birth; None where that is no set.
+
+        A tensor that came to be inside a call which has ended, and did not leave it as what the
+        call gives, is not to be had there. Nor is one that is written to later.
+        """
+        crossing: list[tuple[int, Key, Tensor]] = []
+        written = {memory for time, memory, _ in self.written if time >= call.begin}
+        for x in self.lives.values():
+            past = [birth for birth in x.born if birth[0] < call.begin]
+            if not past or x.last_use < call.begin or isinstance(x.tensor, nn.Parameter):
+                continue
+            there = [birth for birth in past if _is_under_way(birth[2], call.begin)]
+            if not there or _memory(x.tensor) in written or not x.tensor.dim():
+                return None
+            crossing.append((there[-1][0], there[-1][1], x.tensor))
+        return {key: x for _, key, x in sorted(crossing, key=lambda each: each[:2])}
+
+
+def _is_under_way(call: Call, time: int) -> bool:
+    """Whether what comes to be within a call is to be had at that time."""
+    return not any(each.own and each.end <= time for each in (call, *call.ancestors()))
+
+
+def _memory(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+def record(network: Network, inputs: Any, samples: int, training: bool) -> Recorder:
+    """A pass over so many of the inputs, which are repeated as need be."""
+    some = tree_map(lambda x: _repeat_rows(x, samples), inputs)
+    recorder = Recorder(network)
+    with mode(network.copy, training), torch.no_grad():
+        recorder.run(some)
+    return recorder
+
+
+def _repeat_rows(x: Tensor, count: int) -> Tensor:
+    if len(x) == 0:
+        raise ValueError("sample has no rows: give a batch of inputs with at least one")
+    return x[torch.arange(count) % len(x)]

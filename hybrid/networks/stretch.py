@@ -1,0 +1,325 @@
+"""A stretch of a network's pass as a module: its own code, without what other blocks compute."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from hybrid.networks.absent import (
+    METADATA,
+    Absent,
+    AbsentError,
+    absent_like,
+    call_on_absent,
+    writes,
+)
+from hybrid.networks.passes import CallId, Frame, Key, Network, Pass, watched
+from hybrid.networks.recording import INPUT
+from hybrid.solvers.layers.bundle import call_network
+from hybrid.solvers.numerics.draws import NumberedDraws
+
+SAMPLES = 2
+"""Those of the pass in which calls were recorded."""
+MOST_DRAWS = 1 << 12
+"""Random operations in the code of one call."""
+
+
+class _Reached(BaseException):
+    """The pass has come to the end of its stretch."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How a network takes its inputs."""
+
+    structure: TreeSpec
+    shapes: tuple[torch.Size, ...]
+    """Of one sample."""
+    dtypes: tuple[torch.dtype, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> Inputs:
+        leaves, structure = tree_flatten(value)
+        return cls(structure, tuple(x.shape[1:] for x in leaves), tuple(x.dtype for x in leaves))
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What crosses a boundary of a network's pass."""
+
+    call: CallId
+    """The call that begins there."""
+    keys: tuple[Key, ...]
+    """The tensors that depend on parameters, or on inputs that are no integers."""
+    integers: tuple[int, ...]
+    """The places of the inputs that are integers and needed behind it."""
+    contexts: frozenset[CallId]
+    """The calls that are under way there."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """What is known of a network's pass, whatever stretch of it is run."""
+
+    inputs: Inputs
+    own: Mapping[CallId, Any]
+    """Calls of which only shapes are needed where another block makes them, and what they give for
+    `SAMPLES` samples, on the meta device."""
+    random: Mapping[CallId, tuple[int, frozenset[Any]]]
+    """The operations that draw random numbers in the code of calls that may be cut, and a number
+    of each such call."""
+
+
+class Stretch(NumberedDraws):
+    """Runs a network from one boundary to another, by the network's own forward.
+
+    Before the start a call of a module with parameters is not made: it gives tensors that have a
+    shape alone (`Absent`), and what is computed of these has no numbers either. Masks, positions
+    and whatever else depends on integers alone are made again. At the start what has crossed it
+    takes the place of absent tensors; from there on the code runs as ever, until it calls the
+    module behind the end.
+
+    The modules and tensors of the stretch have the names that they have in the network.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        code: Code,
+        start: Crossing | None,
+        end: Crossing | None,
+        numbers: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        super().__init__()
+        self.network, self.code, self.start, self.end = network, code, start, end
+        self.numbers = numbers
+        """Of the calls, within it, of each module that draws random numbers."""
+        around = [each.contexts for each in (start, end) if each is not None]
+        self.contexts = frozenset[CallId]().union(*around)
+        self.templates: dict[Any, Any] = {}
+        """What calls and operations on absent tensors give, by the shapes that they are given."""
+        self.draws_numbers = bool(numbers or code.random)
+        whole = network.copy
+        self._modules, self._parameters = whole._modules, whole._parameters
+        self._buffers = whole._buffers
+        self._non_persistent_buffers_set = whole._non_persistent_buffers_set
+
+    def train(self, mode: bool = True) -> Stretch:
+        self.network.copy.train(mode)
+        self.training = mode
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The network's outputs, or what crosses the end, for its inputs or what crosses the start.
+
+        What crosses is one tensor or a tuple of several; of the inputs all that are integers and
+        needed behind the cut come last. Raises AbsentError, a ValueError, where the network's own
+        code needs what it cannot have.
+        """
+        run = _Run(self, args, kwargs)
+        with watched(run), run:
+            try:
+                if self.start is None:
+                    out = self.network.copy(*args, **kwargs)
+                else:
+                    out = call_network(self.network.copy, run.inputs)
+            except _Reached:
+                return run.leaving()
+        if self.end is not None:
+            raise AbsentError(f"the pass ends before {self.end.call[-1][0]} is called")
+        return out
+
+
+class _Run(Pass):
+    """One pass of a stretch."""
+
+    def __init__(self, stretch: Stretch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(stretch.network)
+        self.stretch, self.start, self.end = stretch, stretch.start, stretch.end
+        self.captured: dict[Key, Tensor] = {}
+        """What leaves the stretch, as far as it has come to be."""
+        self.present: dict[int, Tensor] = {}
+        """What has taken the place of an absent tensor that was written to, by its identity."""
+        self.begun = self.start is None
+        self._skipping = False
+        self._draws = Counter[CallId]()
+        """Random operations in the code of calls so far."""
+        self._calls = Counter[str]()
+        """Calls so far of modules that draw."""
+        if self.start is None:
+            given = tree_leaves(args[0] if len(args) == 1 and not kwargs else args or kwargs)
+            self.entering: dict[Key, Tensor] = {}
+            self.leaves = [x for x in given if isinstance(x, Tensor)]
+        else:
+            self._enter(self.start, args[0])
+        for i, x in enumerate(self.leaves):
+            if x.is_floating_point():
+                self.leaves[i] = self.tensor(x, Key((), INPUT, i))
+
+    def _enter(self, start: Crossing, value: Any) -> None:
+        """Take what crosses the start; the inputs that do not are absent."""
+        tensors = [value] if isinstance(value, Tensor) else [*value]
+        self.entering = dict(zip(start.keys, tensors, strict=False))
+        there = dict(zip(start.integers, tensors[len(start.keys) :], strict=True))
+        self.device, spec = tensors[0].device, self.stretch.code.inputs
+        self.leaves = [
+            there[i]
+            if i in there
+            else Absent(
+                torch.empty(len(tensors[0]), *shape, dtype=dtype, device="meta"), self.device
+            )
+            for i, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True))
+        ]
+
+    @property
+    def inputs(self) -> Any:
+        """The network's inputs."""
+        return tree_unflatten(self.leaves, self.stretch.code.inputs.structure)
+
+    def leaving(self) -> Any:
+        """What crosses the end."""
+        assert self.end is not None
+        missing = [key for key in self.end.keys if key not in self.captured]
+        if missing:
+            raise AbsentError(f"{len(missing)} tensors that cross did not come to be")
+        tensors = [self.captured[key] for key in self.end.keys]
+        tensors += [self.leaves[i] for i in self.end.integers]
+        return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+    def call(
+        self, path: str, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        parent, code = self.frames[-1], self.stretch.code
+        id = (*parent.id, (path, parent.calls[path]))
+        if self.end is not None and id == self.end.call:
+            raise _Reached
+        self.begun |= self.start is not None and id == self.start.call
+        owns = path in self.network.owners
+        if id in self.stretch.contexts or id in code.random or not (owns or id in code.own):
+            return super().call(path, forward, args, kwargs)
+        frame = Frame(parent.call(path))
+        if not self.begun:
+            return self.ended(frame, self._skip(frame, forward, args, kwargs))
+        if self.present:
+            args, kwargs = tree_map(self._now, (args, kwargs))
+        with watched(self, inside=True), self._aside():
+            out = self.call_inside(path, forward, args, kwargs)
+        return self.ended(frame, out)
+
+    def call_inside(
+        self, path: str, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        numbers, draw = self.stretch.numbers.get(path, ()), self.stretch.draw
+        if not numbers or draw is None or self._skipping:
+            return forward(*args, **kwargs)
+        number = numbers[self._calls[path] % len(numbers)]
+        self._calls[path] += 1
+        with draw(number):
+            return forward(*args, **kwargs)
+
+    def ended(self, frame: Frame, out: Any) -> Any:
+        path = frame.id[-1][0]
+        frame.own = path in self.network.owners or frame.id in self.stretch.code.own
+        return super().ended(frame, out)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Within it operations are not watched."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+    def _skip(
+        self, frame: Frame, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """What a call gives whose module is another block's: it is made once for each shape."""
+        known = (frame.id, self.stretch.training, *_shapes((args, kwargs)))
+        if known not in self.stretch.templates:
+            self._skipping = True
+            module = self.network.copy.get_submodule(frame.id[-1][0])
+            states = [(vars(m), dict(vars(m)), dict(m._buffers)) for m in module.modules()]
+            try:
+                with watched(self, inside=True), torch.random.fork_rng(devices=[]):
+                    out = forward(*args, **kwargs)
+            except AbsentError:  # it depends on numbers: it gives what it gave before
+                if frame.id not in self.stretch.code.own:
+                    raise
+                out = tree_map(self._resized, self.stretch.code.own[frame.id])
+            finally:
+                self._skipping = False
+                for state, before, buffers in states:  # what it has put there has no numbers
+                    state.update(before)
+                    state["_buffers"].update(buffers)
+            self.stretch.templates[known] = absent_like(out, self.device)
+        return self.stretch.templates[known]
+
+    def _resized(self, x: Any) -> Any:
+        """A tensor of a recorded pass with as many rows as this one has."""
+        if not isinstance(x, Tensor) or x.shape[:1] != (SAMPLES,):
+            return x
+        rows = len(next(iter(self.entering.values())))
+        return torch.empty(rows, *x.shape[1:], dtype=x.dtype, device="meta")
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not self._skipping:
+            return super().__torch_function__(func, types, args, kwargs)
+        kwargs = kwargs or {}
+        if func in METADATA:
+            return func(*args, **kwargs)
+        if writes(func) and args and type(args[0]) is Tensor:
+            return args[0]  # statistics, for example, which the other block counts
+        if any(isinstance(x, Absent | nn.Parameter) for x in tree_leaves((args, kwargs))):
+            return call_on_absent(func, args, kwargs, self.device)
+        return func(*args, **kwargs)
+
+    def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        frame, code = self.frames[-1], self.stretch.code
+        if self.present:
+            tensors = [self._now(x) for x in tensors]
+            args, kwargs = tree_map(self._now, (args, kwargs))
+        number, functions = code.random.get(frame.id, (0, frozenset[Any]()))
+        random = func in functions
+        if random:
+            number = number * MOST_DRAWS + self._draws[frame.id]
+            self._draws[frame.id] += 1
+        foreign = Absent if self.begun else (Absent, nn.Parameter)
+        if any(isinstance(x, foreign) for x in tensors):
+            known = (frame.id, frame.operations, *_shapes((args, kwargs)))
+            if writes(func) or known not in self.stretch.templates:
+                self.stretch.templates[known] = call_on_absent(func, args, kwargs, self.device)
+            return self.stretch.templates[known]
+        draw = self.stretch.draw if random else None
+        with nullcontext() if draw is None else draw(number):
+            return func(*args, **kwargs)
+
+    def tensor(self, x: Tensor, key: Key) -> Tensor:
+        if not self.begun and key in self.entering:
+            self.present[id(x)] = self.entering[key]
+            x = self.entering[key]
+        if self.end is not None and key in self.end.keys:
+            self.captured[key] = x
+        return super().tensor(x, key)
+
+    def _now(self, x: Any) -> Any:
+        """A tensor, or what has taken its place."""
+        return self.present.get(id(x), x) if isinstance(x, Absent) else x
+
+
+def _shapes(value: Any) -> Iterator[Any]:
+    """What a call depends on that is made for its shapes alone."""
+    for x in tree_leaves(value):
+        if isinstance(x, Tensor):
+            yield x.shape, x.dtype
+        elif isinstance(x, bool | int | float | str | torch.dtype | torch.device | type(None)):
+            yield x
