@@ -9,7 +9,7 @@ from typing import Any
 
 from hybrid.report.page import amount
 
-MOST_ROWS = 40
+MOST_ROWS = 30
 """Of units, unless a depth is asked for."""
 _WIDEST, _BAR = 44, 16
 """Characters of a unit's name, and of the bar of the row with the largest cost."""
@@ -24,9 +24,9 @@ class Form:
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        name = f"{self.name} " if self.name else ""
-        kind = "" if self.dtype == "float32" else f" {self.dtype}"
-        return f"{name}{' x '.join(map(str, self.shape)) or 'a number'}{kind}"
+        name, sizes = f"{self.name} " if self.name else "", [*map(str, self.shape)]
+        plain = self.dtype == "float32" and sizes
+        return name + (" x ".join(sizes) if plain else f"{self.dtype}[{','.join(sizes)}]")
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,10 @@ class Description:
             run = [*group]
             first, last = run[0], run[-1]
             name = first.name if len(run) == 1 else f"{first.name} to {last.name}"
-            under = [u for u in self.units if f"{u.name}.".startswith(f"{prefix}.")]
-            if len(run) > 1 and len(under) == len(run):
+            if len(name) > _WIDEST:
+                name = f"{first.name} to {last.name.removeprefix(f'{prefix}.')}"
+            under = sum(f"{unit.name}.".startswith(f"{prefix}.") for unit in self.units)
+            if len(run) > 1 and under == len(run):
                 name = prefix
             parameters, share = (sum(getattr(u, k) for u in run) for k in ("parameters", "share"))
             row = replace(first, name=name, units=len(run), parameters=parameters, share=share)
@@ -151,14 +153,16 @@ class Description:
     def _lines_of_units(self, rows: Sequence[UnitPart]) -> Iterator[str]:
         """A table of rows, with a line at each cut."""
         largest = max(row.share for row in rows)
-        cells = [["unit", "units", "parameters", "cost", "", "what goes in, of a sample"]]
+        folded = any(row.units > 1 for row in rows)
+        head = ["units" * folded, "parameters", "cost", "", "what goes in, of a sample"]
+        cells = [["unit", *head]]
         for row in rows:
             forms = ", ".join(map(str, row.inputs))
             bar = "#" * round(_BAR * row.share / largest) if largest else ""
-            count = [str(row.units), f"{row.parameters:,}", f"{row.share:.1%}"]
+            count = [str(row.units) * folded, f"{row.parameters:,}", f"{row.share:.1%}"]
             cells.append([f"  {shortened(row.name)}", *count, bar, forms])
-        head, *lines = _table(cells, "<>>><<")
-        yield head
+        title, *lines = _table(cells, "<>>><<")
+        yield title
         for index, block in enumerate(self.blocks):
             if index:
                 yield f"--- cut {index}: {self._crossing(index - 1)}"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hybrid.bench.show.counting import describe
 from hybrid.bench.show.description import Description
-from hybrid.data import Data, Mapped
+from hybrid.data import Mapped
 from hybrid.networks.blocks import SAMPLES
 from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import is_reference
@@ -38,7 +38,9 @@ def show(given: Mapping[str, Any], inputs: str | None = None) -> Description:
     if "data.name" in given:
         data, _ = build.load_data_sets(settings.data)
     else:
-        data = Mapped(_Samples(parse_inputs(inputs or IMAGES)))
+        batch = parse_inputs(inputs or IMAGES)
+        _check_images(settings.model.name, batch, inputs)
+        data = Mapped(_Samples(batch))
     blocks = build.build_blocks(settings, data)
     return describe(
         blocks,
@@ -74,6 +76,16 @@ def _check(given: Mapping[str, Any], inputs: str | None) -> None:
         raise ValueError("--cuts settles the blocks, so --balance even has no effect: leave it out")
 
 
+def _check_images(name: str, batch: Any, inputs: str | None) -> None:
+    """ValueError unless a network takes these samples, if it is of this package."""
+    images = isinstance(batch, Tensor) and batch.dim() == 4 and batch.dtype == torch.float32
+    if not (images or is_reference(name)):
+        raise ValueError(
+            f"--inputs is {inputs!r}, but {name} takes images: write float32[channels,size,size], "
+            f"such as {IMAGES}"
+        )
+
+
 class _Samples:
     """Two samples with the target 0, as a data set."""
 
@@ -90,3 +102,55 @@ class _Samples:
             return {name: x[index] for name, x in self._batch.items()}, 0
         several = isinstance(self._batch, tuple)
         return (*(x[index] for x in self._batch), 0) if several else (self._batch[index], 0)
+
+
+def parse_inputs(text: str) -> Any:
+    """Two samples of the inputs of a text: a tensor, a tuple by position or a dict by name.
+
+    "float32[3,224,224]" is one tensor, "ids=int64[128],mask=int64[128]" two by name. Real numbers
+    are drawn from a normal distribution, integers and truth values are 1. ValueError for any other
+    text.
+    """
+    forms = [_parse_form(part.strip(), text) for part in re.split(r",(?![^\[]*\])", text)]
+    names = [name for name, _ in forms if name]
+    if 0 < len(names) < len(forms):
+        raise ValueError(
+            f"--inputs {text!r} names {len(names)} of {len(forms)} inputs: name all or none"
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(f"--inputs {text!r} names an input twice: each has a name of its own")
+    if names:
+        return dict(forms)
+    return forms[0][1] if len(forms) == 1 else tuple(x for _, x in forms)
+
+
+def _parse_form(part: str, text: str) -> tuple[str, Tensor]:
+    """Name and two samples of one input."""
+    match = _FORM.fullmatch(part)
+    sizes = re.split(r" *, *", match["sizes"].strip()) if match and match["sizes"].strip() else []
+    if match is None or not all(re.fullmatch("[0-9]{1,9}", x) and int(x) for x in sizes):
+        raise ValueError(
+            f"--inputs {text!r}: {part!r} is no form of a sample; write TYPE[SIZES], such as "
+            "float32[3,224,224], or with names ids=int64[128],mask=int64[128]"
+        )
+    name, dtype, shape = (match["name"] or "").strip(), match["dtype"], [*map(int, sizes)]
+    if dtype not in _DTYPES:
+        near = nearest(dtype, _DTYPES)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ValueError(
+            f"--inputs {text!r}: unknown type {dtype!r}; it must be one of "
+            f"{', '.join(_DTYPES)}{hint}"
+        )
+    # the cost is counted on so many samples, and a pass keeps many times as much
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (4 * SAMPLES)
+    kind: torch.dtype = getattr(torch, dtype)
+    num_bytes = kind.itemsize * prod(shape)
+    if num_bytes > most:
+        raise ValueError(
+            f"--inputs {text!r}: a sample of {num_bytes / 1e6:,.0f} MB is more than this machine "
+            f"has memory for, {most / 1e6:,.0f} MB: give a smaller one"
+        )
+    if not kind.is_floating_point:
+        return name, torch.ones(2, *shape, dtype=kind)
+    generator = torch.Generator().manual_seed(0)
+    return name, torch.randn(2, *shape, generator=generator).to(kind)
