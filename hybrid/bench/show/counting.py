@@ -79,7 +79,7 @@ def _shares(blocks: Blocks, inputs: Any, measured: bool) -> list[float]:
     runs = [blocks.units_of(k) for k in range(len(blocks))]
     alone = _costs(blocks, blocks.units, inputs, measured)
     packs = any(unit.bundle for run in runs for unit in run[1:])
-    each, totals = iter(alone), []
+    each = iter(alone)
     sums = [sum(next(each) for _ in run) for run in runs]
     totals = _costs(blocks, [*map(merge_units, runs)], inputs, measured) if packs else sums
     whole = sum(totals) or 1.0
@@ -91,7 +91,7 @@ def _shares(blocks: Blocks, inputs: Any, measured: bool) -> list[float]:
 def _costs(blocks: Blocks, units: Sequence[Unit], inputs: Any, measured: bool) -> list[float]:
     measure = measure_costs if measured else count_costs
     try:
-        return [sum(c) for c in measure(blocks.model, units, blocks.pack_inputs(inputs))]
+        return [sum(c) for c in measure(blocks.model, units, _packed(blocks, inputs))]
     except RuntimeError as error:
         raise ValueError(
             f"the units of {type(blocks.model).__name__} cannot be costed, one by one forward and "
@@ -101,7 +101,7 @@ def _costs(blocks: Blocks, units: Sequence[Unit], inputs: Any, measured: bool) -
 
 def _entering(blocks: Blocks, inputs: Any) -> list[Tensor]:
     """What goes into every unit, several tensors packed as one, of two samples."""
-    x = blocks.pack_inputs(inputs)
+    x = _packed(blocks, inputs)
     x, entering = x[torch.arange(2) % len(x)], []
     with mode(blocks.model, training=False), torch.no_grad():
         for module in make_single_unit_blocks(blocks.units):
@@ -149,12 +149,22 @@ def _kept_bytes(model: nn.Module, module: BlockModule, two: Tensor, batch_size: 
 
     Passes over two and over four samples tell the two apart.
     """
-    layout = torch.channels_last if two.dim() == 4 else torch.contiguous_format
     four = two.detach().repeat(2, *[1] * (two.dim() - 1)).requires_grad_(two.requires_grad)
     with mode(model, training=True):
-        few, more = (saved_bytes(module, x.contiguous(memory_format=layout)) for x in (two, four))
+        few, more = (saved_bytes(module, _laid_out(x)) for x in (two, four))
     sample = max(0, more - few) / 2
     return round(max(0.0, few - 2 * sample) + batch_size * sample)
+
+
+def _packed(blocks: Blocks, inputs: Any) -> Tensor:
+    """What the first block takes, laid out as in a training."""
+    return _laid_out(blocks.pack_inputs(inputs))
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    return x.contiguous(
+        memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    )
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> int:

@@ -29,10 +29,7 @@ def check_picture(file: Path) -> None:
     if file.is_dir():
         raise ValueError(f"{file} is a folder: name a file in it, such as {file / 'blocks.svg'}")
     if file.suffix.lower() not in ENDINGS:
-        raise ValueError(
-            f"{file} ends in {file.suffix or 'nothing'!r}; a picture must end in "
-            f"{' or '.join(ENDINGS)}: rename it"
-        )
+        raise ValueError(f"{file} must end in {' or '.join(ENDINGS)}, to be a picture: rename it")
     check_file(file)
     check_folder(file.parent)
     with plain_style():
@@ -62,7 +59,9 @@ def _figure(shown: Description, rows: Sequence[UnitPart]) -> Figure:
     from matplotlib.figure import Figure
 
     places = [index + _GAP * row.block for index, row in enumerate(rows)]
-    figure = Figure((11, 1.6 + _ROW * (places[-1] + 1)), layout="constrained")
+    names = max(len(shortened(row.name)) for row in rows)
+    size = 10 + 0.07 * names, 1.6 + _ROW * (places[-1] + 1)
+    figure = Figure(size, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
     figure.suptitle(
         f"{shortened(shown.model)} in {counted(len(shown.blocks), 'block')}: "
@@ -126,15 +125,15 @@ def _draw_memory(
             va="center",
             fontsize=8,
         )
-    axes.set_xlim(0, 1.18 * max(totals) / power)
+    axes.set_xlim(0, 1.25 * max(totals) / power)
     labels = [
         f"block {k}: {block.share:.1%} of the cost\n{block.parameters:,} parameters"
         for k, block in enumerate(shown.blocks)
     ]
     axes.set_yticks(ticks, labels)
-    axes.set_xlabel(f"memory, {unit}", fontsize=9)
     training = f"{shown.optimizer}, mini-batches of {shown.batch_size}"
-    axes.set_title(f"memory of the blocks: {training}", fontsize=9, loc="left")
+    axes.set_xlabel(f"memory, {unit} ({training})", fontsize=9)
+    axes.set_title("memory of the blocks", fontsize=9, loc="left")
     for y in _lines(rows, places):
         axes.axhline(y, color=GREY, linewidth=1, linestyle="dashed")
     for name in _SHADES:

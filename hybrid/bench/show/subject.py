@@ -38,7 +38,7 @@ def show(given: Mapping[str, Any], inputs: str | None = None) -> Description:
     if "data.name" in given:
         data, _ = build.load_data_sets(settings.data)
     else:
-        batch = parse_inputs(inputs or IMAGES)
+        batch = parse_inputs(IMAGES if inputs is None else inputs)
         _check_images(settings.model.name, batch, inputs)
         data = Mapped(_Samples(batch))
     blocks = build.build_blocks(settings, data)
