@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_unflatten
 
 from hybrid.bench.plan.memory import saved_bytes
 from hybrid.bench.show.description import BlockPart, CutPart, Description, Form, UnitPart
-from hybrid.errors import no_exit, one_line
+from hybrid.errors import format_error, no_exit, one_line
 from hybrid.method.optimizers import count_copies
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.costs import count_costs, measure_costs, merge_units
@@ -150,8 +150,14 @@ def _kept_bytes(model: nn.Module, module: BlockModule, two: Tensor, batch_size: 
     Passes over two and over four samples tell the two apart.
     """
     four = two.detach().repeat(2, *[1] * (two.dim() - 1)).requires_grad_(two.requires_grad)
-    with mode(model, training=True):
-        few, more = (saved_bytes(module, _laid_out(x)) for x in (two, four))
+    try:
+        with mode(model, training=True):
+            few, more = (saved_bytes(module, _laid_out(x)) for x in (two, four))
+    except Exception as error:  # whatever a user's forward raises
+        raise ValueError(
+            f"a training pass over {len(two)} or {len(four)} samples fails: "
+            f"{format_error(error)}; let the network take any number of them"
+        ) from error
     sample = max(0, more - few) / 2
     return round(max(0.0, few - 2 * sample) + batch_size * sample)
 

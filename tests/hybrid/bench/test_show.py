@@ -219,3 +219,16 @@ def test_forms_of_samples_are_read():
     assert [*named] == ["tokens", "mask"]
     blocks = split(Masked(20, 2), 2, sample=named)
     assert describe(blocks, named).model == "Masked"
+
+
+class OfThirtyTwo(nn.Module):
+    """In training it takes batches of one size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(32, -1) if self.training else x
+
+
+def test_a_pass_that_fails_on_fewer_samples_is_one_line():
+    network = nn.Sequential(nn.Linear(4, 4), OfThirtyTwo())
+    blocks = split(network, 2, balance="even")
+    assert "let the network take any number" in refusal(describe, blocks, torch.zeros(32, 4))
