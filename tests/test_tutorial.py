@@ -28,7 +28,7 @@ def test_every_command_and_every_block_of_code_works(tmp_path, monkeypatch, hybr
             continue
         for line in text.splitlines():
             told[line] = _run(line, hybrid, world)
-    assert len(told) == 13
+    assert len(told) == 15
     assert (tmp_path / "runs" / "first" / "report" / "index.html").exists()
     script = told[next(line for line in told if line.startswith("hybrid submit"))]
     assert "#SBATCH --ntasks-per-node=2" in script

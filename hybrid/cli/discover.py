@@ -1,13 +1,16 @@
-"""`hybrid list` and `explain`: solvers, strategies, samplers, models, data sets and settings."""
+"""`hybrid list`, `explain` and `show`: what there is, what it means, and how a network is cut."""
 
 from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import typer
 
+from hybrid.cli import options
 from hybrid.cli.options import FLAGS, first_says, say_once
 
 commands = typer.Typer()
@@ -65,3 +68,66 @@ def explain(
 
     flags = {dotted: f"--{name.replace('_', '-')}" for name, dotted in FLAGS.items()}
     first_says(lambda: "\n\n".join(explained(setting, flags)))
+
+
+@commands.command(epilog="Example: hybrid show resnet56 --blocks 8 --picture blocks.svg")
+def show(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="Name of a network; your own: module:function.")],
+    blocks: Annotated[
+        int | None, typer.Option(min=1, help="Number of blocks.  [default: 2]")
+    ] = None,
+    cuts: Annotated[
+        str | None,
+        typer.Option(help="The first unit of every block but the first, with commas between."),
+    ] = None,
+    balance: Annotated[
+        Literal["operations", "measured", "even"] | None,
+        typer.Option(help="What is balanced and shown; even: units, with counted operations."),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="Form of a sample: float32[3,224,224], or by name ids=int64[9],mask=int64[9].  "
+            "[default: float32[3,32,32] of a network of this package]"
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Data set with such samples, instead; your own: module:function."),
+    ] = None,
+    data_dir: options.DataDir = None,
+    batch_size: options.BatchSize = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Optimizer whose memory is counted.  [default: sgd]")
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Fold units whose names agree in so many parts; 0: a row for each block."
+        ),
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw it, too: a file .svg or .png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+) -> None:
+    """Print how a network is cut: units, blocks, what crosses the cuts, memory of each block."""
+
+    def said() -> str:
+        from hybrid.bench.show import picture as pictures
+        from hybrid.bench.show.subject import show as described
+
+        if picture is not None:
+            pictures.check_picture(picture)
+        given = options.overrides(context)
+        if cuts is not None:
+            given["split.cuts"] = [name.strip() for name in cuts.split(",")]
+        if balance is not None:
+            given["split.balance"] = balance
+        if optimizer is not None:
+            given["optimizer.name"] = optimizer
+        shown = described(given, inputs)
+        if picture is not None:
+            pictures.draw(shown, picture, depth)
+        return json.dumps(asdict(shown), indent=2) if as_json else shown.text(depth)
+
+    first_says(said)

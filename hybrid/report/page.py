@@ -51,7 +51,7 @@ class Chart:
     """
 
     def __init__(self, across: str, up: str, *, log: bool = False) -> None:
-        with _style():
+        with plain_style():
             from matplotlib.figure import Figure
 
             self.figure = Figure((6.4, 2.9), layout="constrained")
@@ -101,7 +101,7 @@ class Chart:
     def svg(self) -> str:
         """The chart as an element of a page, without ids and digits that nobody sees."""
         buffer = StringIO()
-        with _style(), warnings.catch_warnings():
+        with plain_style(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of limits that are equal, of letters without a form
             if self.log and 0 < self.axes.dataLim.ymin <= self.axes.dataLim.ymax:
                 self.axes.set_yscale("log")
@@ -117,14 +117,12 @@ def _thinned(values: Sequence[N]) -> Sequence[N]:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def plain_style() -> Iterator[None]:
     """This style, whatever a user's own configuration of matplotlib is."""
     try:
         from matplotlib import style
     except ImportError:
-        raise ValueError(
-            "a report's charts need matplotlib: pip install 'hybrid-blocks[report]'"
-        ) from None
+        raise ValueError("charts need matplotlib: pip install 'hybrid-blocks[report]'") from None
     wanted: list[Any] = ["default", _STYLE]
     with style.context(wanted):
         yield

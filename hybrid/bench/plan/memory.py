@@ -94,14 +94,15 @@ class Memory:
 
 
 def saved_bytes(module: nn.Module, x: Tensor) -> int:
-    """What autograd keeps of a pass over x for the backward pass, parameters left out."""
+    """What autograd keeps of a pass over x, parameters and buffers left out."""
     return sum(_saved_tensors(module, x))
 
 
 def _saved_tensors(module: nn.Module, x: Tensor) -> list[int]:
     """The bytes of each."""
     kept: dict[int, int] = {}
-    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    tensors = [*module.parameters(), *module.buffers()]
+    own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

@@ -1,0 +1,178 @@
+"""Counts what the blocks of a network cost, send and keep, on a batch of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_unflatten
+
+from hybrid.bench.plan.memory import saved_bytes
+from hybrid.bench.show.description import BlockPart, CutPart, Description, Form, UnitPart
+from hybrid.errors import format_error, no_exit, one_line
+from hybrid.method.optimizers import count_copies
+from hybrid.networks.blocks import Blocks
+from hybrid.networks.costs import count_costs, measure_costs, merge_units
+from hybrid.networks.units import BlockModule, Unit, make_single_unit_blocks, mode
+from hybrid.settings.config import OptimizerSettings
+
+
+@no_exit()
+@torch.random.fork_rng(devices=[])
+def describe(
+    blocks: Blocks,
+    inputs: Any,
+    *,
+    batch_size: int = 128,
+    optimizer: OptimizerSettings | None = None,
+    measured: bool = False,
+    model: str = "",
+) -> Description:
+    """What a network in blocks costs, sends and keeps.
+
+    `inputs` is a batch of the network's inputs, (N, ...), as for `split`. The cost is counted on
+    it, or `measured` in seconds. Bytes are those of mini-batches of `batch_size` and of an
+    `optimizer`, by default SGD with momentum. The network, its gradients and its buffers are what
+    they were before; nothing is drawn from torch's generator.
+
+    Raises ValueError for inputs that do not fit, and units that cannot run one by one.
+    """
+    blocks = blocks.with_bundles(inputs)
+    shares = _shares(blocks, inputs, measured)
+    entering = _entering(blocks, inputs)
+    wanted = optimizer or OptimizerSettings()
+    copies = count_copies(wanted)
+    block_of = [k for k in range(len(blocks)) for _ in blocks.units_of(k)]
+    units = [
+        UnitPart(unit.name, block, 1, _count(unit.parameters().values()), share, _forms(unit, x))
+        for unit, block, share, x in zip(blocks.units, block_of, shares, entering, strict=True)
+    ]
+    parts = [
+        _block(blocks, k, entering[start], shares, batch_size, copies)
+        for k, start in enumerate(blocks.starts)
+    ]
+    cuts = [
+        CutPart(units[s].name, units[s].inputs, x.nbytes // len(x), batch_size * x.nbytes // len(x))
+        for s, x in ((start, entering[start]) for start in blocks.starts[1:])
+    ]
+    return Description(
+        model or type(blocks.model).__name__,
+        _count(blocks.model.parameters()),
+        "measured" if measured else "counted",
+        batch_size,
+        wanted.name,
+        tuple(units),
+        tuple(parts),
+        tuple(cuts),
+    )
+
+
+def _shares(blocks: Blocks, inputs: Any, measured: bool) -> list[float]:
+    """Each unit's share of the cost.
+
+    A block's is that of its units as one: what crosses no cut is not packed. Its units divide it
+    by what each of them costs alone.
+    """
+    runs = [blocks.units_of(k) for k in range(len(blocks))]
+    alone = _costs(blocks, blocks.units, inputs, measured)
+    packs = any(unit.bundle for run in runs for unit in run[1:])
+    each = iter(alone)
+    sums = [sum(next(each) for _ in run) for run in runs]
+    totals = _costs(blocks, [*map(merge_units, runs)], inputs, measured) if packs else sums
+    whole = sum(totals) or 1.0
+    scales = [t / s / whole if s else 0.0 for t, s in zip(totals, sums, strict=True)]
+    each = iter(alone)
+    return [scale * next(each) for scale, run in zip(scales, runs, strict=True) for _ in run]
+
+
+def _costs(blocks: Blocks, units: Sequence[Unit], inputs: Any, measured: bool) -> list[float]:
+    measure = measure_costs if measured else count_costs
+    try:
+        return [sum(c) for c in measure(blocks.model, units, _packed(blocks, inputs))]
+    except RuntimeError as error:
+        raise ValueError(
+            f"the units of {type(blocks.model).__name__} cannot be costed, one by one forward and "
+            f"backward: {one_line(error)[:200]}; correct the unit"
+        ) from error
+
+
+def _entering(blocks: Blocks, inputs: Any) -> list[Tensor]:
+    """What goes into every unit, several tensors packed as one, of two samples."""
+    x = _packed(blocks, inputs)
+    x, entering = x[torch.arange(2) % len(x)], []
+    with mode(blocks.model, training=False), torch.no_grad():
+        for module in make_single_unit_blocks(blocks.units):
+            entering.append(x)
+            x = module(x)
+    return entering
+
+
+def _forms(unit: Unit, x: Tensor) -> tuple[Form, ...]:
+    own = str(x.dtype).removeprefix("torch.")
+    if unit.bundle is None:
+        return (Form("", own, tuple(x.shape[1:])),)
+    shapes = unit.bundle.shapes
+    value = tree_unflatten(range(len(shapes)), unit.bundle.structure)
+    flat = isinstance(value, dict) and len(value) == len(shapes)
+    names = [*value] if flat else [""] * len(shapes)
+    return tuple(
+        Form(str(name), own if kind is None else str(kind).removeprefix("torch."), shape)
+        for name, kind, shape in zip(names, unit.bundle.exact, shapes, strict=True)
+    )
+
+
+def _block(
+    blocks: Blocks, k: int, x: Tensor, shares: Sequence[float], batch_size: int, copies: int
+) -> BlockPart:
+    """Block k, into which x goes, of two samples."""
+    module, run, start = blocks.module(k), blocks.units_of(k), blocks.starts[k]
+    trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    tensors = [*module.parameters(), *module.buffers()]
+    return BlockPart(
+        run[0].name,
+        run[-1].name,
+        len(run),
+        _count(module.parameters()),
+        sum(shares[start : start + len(run)]),
+        sum(tensor.nbytes for tensor in tensors),
+        trained,
+        (copies - 2) * trained,
+        _kept_bytes(blocks.model, module, x.requires_grad_(k > 0), batch_size),
+    )
+
+
+def _kept_bytes(model: nn.Module, module: BlockModule, two: Tensor, batch_size: int) -> int:
+    """What a pass over a mini-batch keeps: a part for every sample, and one that is always there.
+
+    Passes over two and over four samples tell the two apart.
+    """
+    four = two.detach().repeat(2, *[1] * (two.dim() - 1)).requires_grad_(two.requires_grad)
+    try:
+        with mode(model, training=True):
+            few, more = (saved_bytes(module, _laid_out(x)) for x in (two, four))
+    except Exception as error:  # whatever a user's forward raises
+        raise ValueError(
+            f"a training pass over {len(two)} or {len(four)} samples fails: "
+            f"{format_error(error)}; let the network take any number of them"
+        ) from error
+    sample = max(0, more - few) / 2
+    return round(max(0.0, few - 2 * sample) + batch_size * sample)
+
+
+def _packed(blocks: Blocks, inputs: Any) -> Tensor:
+    """What the first block takes, laid out as in a training."""
+    return _laid_out(blocks.pack_inputs(inputs))
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    return x.contiguous(
+        memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    )
+
+
+def _count(parameters: Iterable[nn.Parameter]) -> int:
+    """Numbers in them, a tied one counted once."""
+    return sum(prod(p.shape) for p in {id(p): p for p in parameters}.values())

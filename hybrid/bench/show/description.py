@@ -1,0 +1,216 @@
+"""What there is to say of a network in blocks, as plain data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from hybrid.report.page import amount
+
+MOST_ROWS = 30
+"""Of units, unless a depth is asked for."""
+_WIDEST, _BAR = 44, 16
+"""Characters of a unit's name, and of the bar of the row with the largest cost."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A tensor that goes somewhere: its name, if it has one, its type, and one sample's shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        name, sizes = f"{self.name} " if self.name else "", [*map(str, self.shape)]
+        plain = self.dtype == "float32" and sizes
+        return name + (" x ".join(sizes) if plain else f"{self.dtype}[{','.join(sizes)}]")
+
+
+@dataclass(frozen=True)
+class UnitPart:
+    """A unit, or a run of units of one block."""
+
+    name: str
+    block: int
+    units: int
+    """How many it stands for."""
+    parameters: int
+    share: float
+    """Of the network's cost, forward and backward, in 0..1."""
+    inputs: tuple[Form, ...]
+
+
+@dataclass(frozen=True)
+class CutPart:
+    """What crosses a cut: activations forward, and adjoints that are as large backward."""
+
+    before: str
+    """The first unit behind it."""
+    tensors: tuple[Form, ...]
+    """Several travel packed as one."""
+    sample_bytes: int
+    batch_bytes: int
+    """Of a mini-batch, one way."""
+
+
+@dataclass(frozen=True)
+class BlockPart:
+    """A block: its units and what it needs of memory, without what its solver keeps."""
+
+    first: str
+    last: str
+    units: int
+    parameters: int
+    share: float
+    """Of the network's cost, in 0..1."""
+    weight_bytes: int
+    """Of parameters and buffers."""
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    """What a forward pass of one mini-batch keeps for the backward pass."""
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes by what they are for."""
+        return {
+            "weights": self.weight_bytes,
+            "gradients": self.gradient_bytes,
+            "optimizer": self.optimizer_bytes,
+            "activations": self.activation_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Description:
+    """A network in blocks. `str()` is the text that `hybrid show` prints; asdict() the JSON."""
+
+    model: str
+    parameters: int
+    cost: str
+    """counted or measured"""
+    batch_size: int
+    optimizer: str
+    units: tuple[UnitPart, ...]
+    blocks: tuple[BlockPart, ...]
+    cuts: tuple[CutPart, ...]
+
+    @property
+    def imbalance(self) -> float:
+        """The cost of the largest block over the mean: 1 is balanced."""
+        return max(block.share for block in self.blocks) * len(self.blocks)
+
+    def rows(self, depth: int | None = None) -> list[UnitPart]:
+        """The units, those of a block whose names begin alike folded into one row.
+
+        Alike are names with the same first `depth` parts between dots; 0: a row for each block.
+        None: as many as give at most `MOST_ROWS` rows.
+        """
+        deepest = max(unit.name.count(".") + 1 for unit in self.units)
+        if depth is not None:
+            return self._folded(depth)
+        each = (self._folded(depth) for depth in range(deepest, -1, -1))
+        return next((rows for rows in each if len(rows) <= MOST_ROWS), self._folded(0))
+
+    def _folded(self, depth: int) -> list[UnitPart]:
+        def key(unit: UnitPart) -> tuple[int, str]:
+            return unit.block, ".".join(unit.name.split(".")[:depth])
+
+        rows = []
+        for (_, prefix), group in groupby(self.units, key):
+            run = [*group]
+            first, last = run[0], run[-1]
+            name = first.name if len(run) == 1 else f"{first.name} to {last.name}"
+            if len(name) > _WIDEST:
+                name = f"{first.name} to {last.name.removeprefix(f'{prefix}.')}"
+            under = sum(f"{unit.name}.".startswith(f"{prefix}.") for unit in self.units)
+            if len(run) > 1 and under == len(run):
+                name = prefix
+            parameters, share = (sum(getattr(u, k) for u in run) for k in ("parameters", "share"))
+            row = replace(first, name=name, units=len(run), parameters=parameters, share=share)
+            rows.append(row)
+        return rows
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, depth: int | None = None) -> str:
+        """Units by block with the cuts between them, then the memory; see `rows` for `depth`."""
+        title = (
+            f"{self.model}: {counted(len(self.units), 'unit')}, {self.parameters:,} parameters, "
+            f"{counted(len(self.blocks), 'block')}"
+        )
+        balance = f"; the largest block costs {self.imbalance:.2f} times the mean"
+        passes = f"cost: forward and backward pass, {self.cost}"
+        lines = [title, passes + balance * (len(self.blocks) > 1), ""]
+        lines += [*self._lines_of_units(self.rows(depth)), ""]
+        lines += [f"memory of a training by {self.optimizer}, mini-batches of {self.batch_size}"]
+        return "\n".join([*lines, *self._lines_of_memory(), "", LEFT_OUT])
+
+    def _lines_of_units(self, rows: Sequence[UnitPart]) -> Iterator[str]:
+        """A table of rows, with a line at each cut."""
+        largest = max(row.share for row in rows)
+        folded = any(row.units > 1 for row in rows)
+        head = ["units" * folded, "parameters", "cost", "", "what goes in, of a sample"]
+        cells = [["unit", *head]]
+        for row in rows:
+            forms = ", ".join(map(str, row.inputs))
+            bar = "#" * round(_BAR * row.share / largest) if largest else ""
+            count = [str(row.units) * folded, f"{row.parameters:,}", f"{row.share:.1%}"]
+            cells.append([f"  {shortened(row.name)}", *count, bar, forms])
+        title, *lines = _table(cells, "<>>><<")
+        yield title
+        for index, block in enumerate(self.blocks):
+            if index:
+                yield f"--- cut {index}: {self._crossing(index - 1)}"
+            yield (
+                f"block {index}: {counted(block.units, 'unit')}, {block.parameters:,} parameters, "
+                f"{block.share:.1%} of the cost"
+            )
+            yield from (text for row, text in zip(rows, lines, strict=True) if row.block == index)
+
+    def _crossing(self, index: int) -> str:
+        cut = self.cuts[index]
+        tensors = ", ".join(map(str, cut.tensors))
+        packed = f" ({len(cut.tensors)} tensors as one)" if len(cut.tensors) > 1 else ""
+        return (
+            f"{tensors}{packed}, {amount(cut.sample_bytes)} a sample, "
+            f"{amount(cut.batch_bytes)} a mini-batch, and as much back"
+        )
+
+    def _lines_of_memory(self) -> list[str]:
+        names = [*self.blocks[0].memory]
+        cells = [["", *names, "together"]]
+        for index, block in enumerate(self.blocks):
+            values = [*block.memory.values()]
+            cells.append([f"block {index}", *map(amount, values), amount(sum(values))])
+        return _table(cells, "<" + ">" * (len(names) + 1))
+
+
+LEFT_OUT = (
+    "Not in it: the loss, messages, and what a solver keeps, such as auxiliary variables and "
+    "several\nmini-batches at once. `hybrid plan` tells the memory of a method."
+)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def shortened(name: str) -> str:
+    """A name whose middle is left out if it is long."""
+    half = _WIDEST // 2 - 1
+    return name if len(name) <= _WIDEST else f"{name[:half]}...{name[-half:]}"
+
+
+def _table(cells: Sequence[Sequence[Any]], sides: str) -> list[str]:
+    """Lines of columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)).rstrip()
+        for row in cells
+    ]

@@ -1,0 +1,156 @@
+"""The network that `hybrid show` is asked for, in blocks, and a sample of its inputs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybrid.bench.show.counting import describe
+from hybrid.bench.show.description import Description
+from hybrid.data import Mapped
+from hybrid.networks.blocks import SAMPLES
+from hybrid.settings.resolve import load
+from hybrid.settings.sections.base import is_reference
+from hybrid.solvers.acting import nearest
+from hybrid.training import build
+
+IMAGES = "float32[3,32,32]"
+"""What goes into a network of this package unless another shape is asked for: CIFAR's images."""
+CLASSES = 10
+_FORM = re.compile(r"(?:(?P<name>[^=\[\],]+)=)?(?P<dtype>\w+)\[(?P<sizes>[0-9, ]*)\]")
+_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "uint8", "bool")
+
+
+def show(given: Mapping[str, Any], inputs: str | None = None) -> Description:
+    """Describe the network of some settings ("section.key" -> value), cut as a training would.
+
+    `inputs` is the form of a sample, as `parse_inputs` takes it; None: that of `data.name`, if this
+    is given. ValueError for settings that contradict each other or do not fit the network.
+    """
+    _check(given, inputs)
+    settings = load(None, {"split.blocks": 2, **given})
+    if "data.name" in given:
+        data, _ = build.load_data_sets(settings.data)
+    else:
+        batch = parse_inputs(IMAGES if inputs is None else inputs)
+        _check_images(settings.model.name, batch, inputs)
+        data = Mapped(_Samples(batch))
+    blocks = build.build_blocks(settings, data)
+    return describe(
+        blocks,
+        data.sample(SAMPLES)[0],
+        batch_size=settings.train.batch_size,
+        optimizer=settings.optimizer,
+        measured=settings.split.balance == "measured",
+        model=settings.model.name,
+    )
+
+
+def _check(given: Mapping[str, Any], inputs: str | None) -> None:
+    """ValueError for settings that contradict each other."""
+    name, data, cuts = given["model.name"], given.get("data.name"), given.get("split.cuts")
+    if data is not None and inputs is not None:
+        raise ValueError(f"--data {data} has the shapes that --inputs would give: leave one out")
+    if data is None and "data.dir" in given:
+        raise ValueError("--data-dir is the folder of the files of --data: give that, too")
+    if is_reference(name) and data is None and inputs is None:
+        raise ValueError(
+            f"what goes into {name} is not known: give --inputs 'float32[3,224,224]', the shape of "
+            "one sample, or --data package.module:function"
+        )
+    if cuts is None:
+        return
+    blocks = given.get("split.blocks", len(cuts) + 1)
+    if blocks != len(cuts) + 1:
+        raise ValueError(
+            f"--blocks is {blocks}, but --cuts names {len(cuts)}, which make {len(cuts) + 1} "
+            "blocks: leave one of the two out"
+        )
+    if given.get("split.balance") == "even":
+        raise ValueError("--cuts settles the blocks, so --balance even has no effect: leave it out")
+
+
+def _check_images(name: str, batch: Any, inputs: str | None) -> None:
+    """ValueError unless a network takes these samples, if it is of this package."""
+    images = isinstance(batch, Tensor) and batch.dim() == 4 and batch.dtype == torch.float32
+    if not (images or is_reference(name)):
+        raise ValueError(
+            f"--inputs is {inputs!r}, but {name} takes images: write float32[channels,size,size], "
+            f"such as {IMAGES}"
+        )
+
+
+class _Samples:
+    """Two samples with the target 0, as a data set."""
+
+    classes = range(CLASSES)
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(self._batch, dict):
+            return {name: x[index] for name, x in self._batch.items()}, 0
+        several = isinstance(self._batch, tuple)
+        return (*(x[index] for x in self._batch), 0) if several else (self._batch[index], 0)
+
+
+def parse_inputs(text: str) -> Any:
+    """Two samples of the inputs of a text: a tensor, a tuple by position or a dict by name.
+
+    "float32[3,224,224]" is one tensor, "ids=int64[128],mask=int64[128]" two by name. Real numbers
+    are drawn from a normal distribution, integers and truth values are 1. ValueError for any other
+    text.
+    """
+    forms = [_parse_form(part.strip(), text) for part in re.split(r",(?![^\[]*\])", text)]
+    names = [name for name, _ in forms if name]
+    if 0 < len(names) < len(forms):
+        raise ValueError(
+            f"--inputs {text!r} names {len(names)} of {len(forms)} inputs: name all or none"
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(f"--inputs {text!r} names an input twice: each has a name of its own")
+    if names:
+        return dict(forms)
+    return forms[0][1] if len(forms) == 1 else tuple(x for _, x in forms)
+
+
+def _parse_form(part: str, text: str) -> tuple[str, Tensor]:
+    """Name and two samples of one input."""
+    match = _FORM.fullmatch(part)
+    sizes = re.split(r" *, *", match["sizes"].strip()) if match and match["sizes"].strip() else []
+    if match is None or not all(re.fullmatch("[0-9]{1,9}", x) and int(x) for x in sizes):
+        raise ValueError(
+            f"--inputs {text!r}: {part!r} is no form of a sample; write TYPE[SIZES], such as "
+            "float32[3,224,224], or with names ids=int64[128],mask=int64[128]"
+        )
+    name, dtype, shape = (match["name"] or "").strip(), match["dtype"], [*map(int, sizes)]
+    if dtype not in _DTYPES:
+        near = nearest(dtype, _DTYPES)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ValueError(
+            f"--inputs {text!r}: unknown type {dtype!r}; it must be one of "
+            f"{', '.join(_DTYPES)}{hint}"
+        )
+    # the cost is counted on so many samples, and a pass keeps many times as much
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (4 * SAMPLES)
+    kind: torch.dtype = getattr(torch, dtype)
+    num_bytes = kind.itemsize * prod(shape)
+    if num_bytes > most:
+        raise ValueError(
+            f"--inputs {text!r}: a sample of {num_bytes / 1e6:,.0f} MB is more than this machine "
+            f"has memory for, {most / 1e6:,.0f} MB: give a smaller one"
+        )
+    if not kind.is_floating_point:
+        return name, torch.ones(2, *shape, dtype=kind)
+    generator = torch.Generator().manual_seed(0)
+    return name, torch.randn(2, *shape, generator=generator).to(kind)

@@ -1,0 +1,234 @@
+"""`hybrid show`: what is told of a network in blocks before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import sys
+from math import prod
+
+import pytest
+import torch
+from answers import assert_one_line, output, refusal
+from small_networks import Masked
+from torch import Tensor, nn
+from zoo_packages import installed
+
+from hybrid import OptimizerSettings, models, split
+from hybrid.bench.show import describe, draw
+from hybrid.bench.show.description import MOST_ROWS
+from hybrid.bench.show.subject import parse_inputs
+
+MODULE = """
+from torch import nn
+from small_networks import Masked
+from zoo_packages import package
+
+def resnet18():
+    return package("torchvision.models").resnet18(num_classes=4)
+
+def masked():
+    return Masked(20, 2)
+
+def data():
+    import torch
+    ones = torch.ones(4, 6, dtype=torch.int64)
+    rows = [({"tokens": ones[0], "mask": ones[0]}, 0)] * 4
+    return rows, rows
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module of a user's, shown_networks, in the current folder."""
+    (tmp_path / "shown_networks.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("shown_networks", None)
+
+
+class Scaled(nn.Module):
+    """Times a buffer, which the backward pass reads, however many samples there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scales", torch.ones(1000, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scales[0]
+
+
+def perceptron() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.ReLU())
+
+
+def test_every_byte_of_a_small_network_is_counted():
+    blocks = split(perceptron(), cuts=["2"])
+    adam = OptimizerSettings(name="adamw")
+    shown = describe(blocks, torch.randn(4, 8), batch_size=10, optimizer=adam)
+    first, last = shown.blocks
+    assert (first.parameters, last.parameters) == (8 * 16 + 16, 16 * 4 + 4)
+    for block in (first, last):
+        assert block.weight_bytes == block.gradient_bytes == 4 * block.parameters
+        assert block.optimizer_bytes == 2 * block.weight_bytes  # two moments
+    # a Linear keeps its input, a ReLU its output
+    assert first.activation_bytes == 10 * 4 * (8 + 16)
+    assert last.activation_bytes == 10 * 4 * (16 + 4)
+    (cut,) = shown.cuts
+    assert (cut.before, cut.sample_bytes, cut.batch_bytes) == ("2", 4 * 16, 10 * 4 * 16)
+    assert [unit.inputs[0].shape for unit in shown.units] == [(8,), (16,), (16,), (4,)]
+    for parts in (shown.units, shown.blocks):
+        assert sum(part.share for part in parts) == pytest.approx(1)
+    assert shown.imbalance == 2 * max(first.share, last.share)
+
+
+def test_frozen_weights_have_no_gradient_and_buffers_are_counted_once():
+    network = nn.Sequential(nn.Linear(16, 16), Scaled(), nn.Linear(16, 2))
+    network[2].requires_grad_(False)
+    shown = describe(split(network, 3, balance="even"), torch.randn(4, 16), batch_size=10)
+    whole, scaled, frozen = shown.blocks
+    assert whole.gradient_bytes == whole.optimizer_bytes == 4 * 16 * 17
+    assert (frozen.gradient_bytes, frozen.optimizer_bytes) == (0, 0)
+    assert frozen.weight_bytes == 4 * 17 * 2
+    assert scaled.weight_bytes == 4 * 16 * 1000
+    assert scaled.activation_bytes == 0
+
+
+def test_a_network_that_was_described_is_what_it_was():
+    network = models.resnet(depth=8, image_size=8)
+    network.append(nn.Dropout(0.5)).train()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    generator = torch.get_rng_state()
+    blocks = split(network[:], 2, sample=torch.randn(4, 3, 8, 8))
+    describe(blocks, torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
+    torch.set_rng_state(generator)
+    describe(blocks, torch.zeros(4, 3, 8, 8))
+    assert torch.equal(torch.get_rng_state(), generator)
+    after = network.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert all(p.grad is None for p in network.parameters())
+    assert all(module.training for module in network.modules())
+
+
+def test_it_is_cut_as_a_training_would_cut_it(hybrid):
+    blocks = split(models.resnet(), 4)
+    shown = json.loads(output(hybrid("show", "resnet20", "--blocks", 4, "--json")))
+    assert [cut["before"] for cut in shown["cuts"]] == blocks.cuts
+    costs = [sum(cost) for cost in blocks.costs]
+    shares = [unit["share"] for unit in shown["units"]]
+    assert shares == pytest.approx([cost / sum(costs) for cost in costs])
+    shapes = blocks.cut_shapes(torch.zeros(1, 3, 32, 32))
+    assert [tuple(cut["tensors"][0]["shape"]) for cut in shown["cuts"]] == shapes
+    assert [cut["batch_bytes"] for cut in shown["cuts"]] == [512 * prod(s) for s in shapes]
+    assert shown["parameters"] == sum(block["parameters"] for block in shown["blocks"])
+
+
+def test_several_inputs_are_named_and_travel_as_one(hybrid, own):
+    words = ("show", "shown_networks:masked", "--cuts", "layers.1")
+    text = output(hybrid(*words, "--inputs", "tokens=int64[6],mask=int64[6]"))
+    assert "tokens int64[6], mask int64[6]" in text
+    assert "--- cut 1: int64[6], 6 x 16, bool[6] (3 tensors as one), 432 B a sample" in text
+    assert output(hybrid(*words, "--data", "shown_networks:data")) == text
+
+
+@pytest.mark.skipif(not installed("torchvision"), reason="torchvision is not installed")
+def test_a_network_of_torchvision_is_shown_and_drawn(hybrid, own):
+    words = ("--blocks", 3, "--inputs", "float32[3,32,32]", "--picture", "blocks.svg", "--depth", 1)
+    text = output(hybrid("show", "shown_networks:resnet18", *words))
+    assert "block 2: " in text
+    assert "  layer4 " in text
+    drawn = (own / "blocks.svg").read_text()
+    for word in ("shown_networks:resnet18 in 3 blocks", ">layer4 (", "cut 2: ", "activations"):
+        assert word in drawn
+
+
+def test_a_deep_network_is_folded_into_runs():
+    deep = nn.Sequential(*(nn.Sequential(*(nn.Linear(2, 2) for _ in range(10))) for _ in range(15)))
+    shown = describe(split(deep, cuts=["4.5"]), torch.zeros(2, 2))
+    rows = shown.rows()
+    assert len(rows) <= MOST_ROWS
+    names = [str(n) for n in range(15)]
+    assert [row.name for row in rows] == [*names[:4], "4.0 to 4.4", "4.5 to 4.9", *names[5:]]
+    assert [row.name for row in shown.rows(0)] == ["0.0 to 4.4", "4.5 to 14.9"]
+    assert len(shown.rows(2)) == len(shown.units) == 150
+    for depth in (None, 0, 2):
+        assert sum(row.units for row in shown.rows(depth)) == 150
+        assert sum(row.share for row in shown.rows(depth)) == pytest.approx(1)
+        assert len(shown.text(depth).splitlines()) == len(shown.rows(depth)) + 15
+    assert str(shown) == shown.text()
+
+
+def test_a_picture_is_whole_or_not_there(tmp_path, monkeypatch):
+    shown = describe(split(perceptron(), 2, sample=torch.zeros(2, 8)), torch.zeros(2, 8))
+    assert draw(shown, tmp_path / "new" / "a.PNG").read_bytes().startswith(b"\x89PNG")
+    same = [draw(shown, tmp_path / name).read_bytes() for name in ("a.svg", "b.svg")]
+    assert same[0] == same[1]
+    (tmp_path / "folder.svg").mkdir()
+    assert "is a folder" in refusal(draw, shown, tmp_path / "folder.svg")
+    assert "must end in .svg or .png" in refusal(draw, shown, tmp_path / "a.pdf")
+    assert "must end in .svg or .png" in refusal(draw, shown, tmp_path / "a")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "pip install 'hybrid-blocks[report]'" in refusal(draw, shown, tmp_path / "c.svg")
+    assert not (tmp_path / "c.svg").exists()
+
+
+FORM = ("--inputs", "float32[3,8,8]")
+MASKED = ("shown_networks:masked", "--inputs")
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (("restnet20",), "unknown model 'restnet20': try 'resnet20'"),
+        (("shown_networks:maskd", *FORM), "did you mean 'masked'?"),
+        (("shown_networks:masked",), "give --inputs 'float32[3,224,224]'"),
+        (("resnet8", "--blocks", 6), "ask for 1 to 5 blocks"),
+        (("resnet8", "--cuts", "layer2.1"), "no unit 'layer2.1' among the 5 units"),
+        (("resnet8", "--cuts", "layer2.0", "--blocks", 3), "--cuts names 1, which make 2 blocks"),
+        (("resnet8", "--cuts", "layer2.0", "--balance", "even"), "has no effect: leave it out"),
+        (("resnet8", "--data", "digits", *FORM), "leave one out"),
+        (("resnet8", "--data-dir", "."), "give that, too"),
+        (("resnet8", "--inputs", "int64[3,8,8]"), "resnet8 takes images"),
+        (("resnet8", "--inputs", "float32[3,8,9]"), "images of 8 x 9 pixels are not square"),
+        (("resnet8", "--optimizer", "adamm"), "did you mean "),
+        (("resnet8", "--picture", "."), "is a folder"),
+        (("resnet8", "--picture", "a.jpg"), "must end in .svg or .png"),
+        ((*MASKED, ""), "'' is no form of a sample"),
+        ((*MASKED, "tokens=int64[6"), "is no form of a sample"),
+        ((*MASKED, "int64[0]"), "is no form of a sample"),
+        ((*MASKED, "a=int64[6],a=int64[6]"), "names an input twice"),
+        ((*MASKED, "a=int64[6],int64[6]"), "name all or none"),
+        ((*MASKED, "int46[6]"), "did you mean 'int64'?"),
+        ((*MASKED, "float32[99999999,9999999]"), "more than this machine has memory for"),
+        ((*MASKED, "tokens=int64[6],masc=int64[6]"), "does not take these inputs"),
+        ((*MASKED, "tokens=float32[6],mask=int64[6]"), "Masked"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(hybrid, own, asked, reason):
+    assert_one_line(hybrid("show", *asked), reason)
+    assert [path.name for path in own.iterdir() if path.suffix == ".jpg"] == []
+
+
+def test_forms_of_samples_are_read():
+    one = parse_inputs("float32[3, 8,8]")
+    assert (one.shape, one.dtype) == ((2, 3, 8, 8), torch.float32)
+    ids, flag = parse_inputs("int64[5], bool[]")
+    assert torch.equal(ids, torch.ones(2, 5, dtype=torch.int64))
+    assert (flag.shape, flag.dtype) == ((2,), torch.bool)
+    named = parse_inputs("tokens = int64[4],mask=int64[4]".replace(" ", ""))
+    assert [*named] == ["tokens", "mask"]
+    blocks = split(Masked(20, 2), 2, sample=named)
+    assert describe(blocks, named).model == "Masked"
+
+
+class OfThirtyTwo(nn.Module):
+    """In training it takes batches of one size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(32, -1) if self.training else x
+
+
+def test_a_pass_that_fails_on_fewer_samples_is_one_line():
+    network = nn.Sequential(nn.Linear(4, 4), OfThirtyTwo())
+    blocks = split(network, 2, balance="even")
+    assert "let the network take any number" in refusal(describe, blocks, torch.zeros(32, 4))
