@@ -60,9 +60,10 @@ class Block:
     """By kind of step: the optimizer of what is trained with the weights (an auxiliary head)."""
 
     def __post_init__(self) -> None:
-        names = self.module.named_parameters(remove_duplicate=False)
-        # a search for ties takes longer than a small unit's pass
-        self._ties = len({*self.module.parameters()}) < len([*names])
+        owned = [id(p) for m in self.module.modules() for p in m._parameters.values()]
+        # a search for ties takes longer than a small unit's pass, and one module that has two
+        # names is left without its parameters
+        self._ties = len({*owned} - {id(None)}) < sum(p != id(None) for p in owned)
         if self.precision is torch.float16:
             self.scaler = torch.amp.GradScaler(self.device.type)
             self.scaler.scale(torch.zeros((), device=self.device))  # this creates its scale
