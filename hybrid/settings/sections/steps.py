@@ -114,7 +114,7 @@ class ScheduleSettings(Section):
     acts: ClassVar[dict[str, Acts]] = {"schedule.*": TRAIN_OR_PLAN}
 
     name: str = "linear"
-    """cosine, linear, step, constant; one-cycle; plateau; or a class of torch.optim.lr_scheduler."""
+    """cosine, linear, step, constant; one-cycle; plateau; any class of torch.optim.lr_scheduler."""
     warmup_epochs: float | None = Field(default=None, ge=0, le=LARGE)
     """Epochs of linear warm-up; unset: 1 of cosine, linear, step and constant, 0 of others."""
     warmup_steps: int | None = Field(default=None, ge=0, le=MANY)
