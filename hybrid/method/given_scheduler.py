@@ -84,10 +84,12 @@ class GivenScheduler:
                 f"schedule is a {name} on an optimizer that does not train here: give that as "
                 "optimizer=, too, or a function that makes the scheduler from `optimizer`"
             )
-        if self.source.last_epoch > 0:
+        each = getattr(self.source, "_schedulers", [])  # of ChainedScheduler, which counts none
+        done = max(getattr(one, "last_epoch", 0) for one in (self.source, *each))
+        if done > 0:
             raise ValueError(
-                f"schedule is a {name} that has made {self.source.last_epoch} steps: give a new "
-                "one on a new optimizer"
+                f"schedule is a {name} that has made {done} steps: give a new one on a new "
+                "optimizer"
             )
 
     def interval(self, scheduler: LRScheduler) -> str:

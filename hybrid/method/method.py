@@ -52,7 +52,7 @@ class Method:
     setup: Setup
     given: GivenOptimizer | None = None
     """The user's optimizer over the whole network; None: each block's is made by itself."""
-    schedule: Rate | None = None
+    rates: Rate | None = None
     """The schedule of its groups, if it is a function of the step alone."""
     frozen: Mapping[str, int] = field(default_factory=dict)
     """By name of a parameter: the epochs for which it is not trained; 0: all."""

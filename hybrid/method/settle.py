@@ -46,7 +46,7 @@ def settle(problem: Problem, options: Options) -> Method:
         options=options,
         problem=problem,
         given=given,
-        schedule=_given_schedule(problem, options, given),
+        rates=_given_schedule(problem, options, given),
         frozen=frozen_epochs(options.train.frozen, problem.blocks, options.train.epochs),
         setup=_setup(problem, options),
         gaps=_gaps(problem, options),

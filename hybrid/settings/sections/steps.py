@@ -143,14 +143,13 @@ class ScheduleSettings(Section):
         epochs = usual if self.warmup_epochs is None else self.warmup_epochs
         return round(epochs * steps_per_epoch)
 
-    @model_validator(mode="after")
-    def _one_warm_up(self) -> ScheduleSettings:
-        if self.warmup_steps is not None and self.warmup_epochs is not None:
-            raise ValueError(
-                f"warmup_steps is {self.warmup_steps} and warmup_epochs {self.warmup_epochs:g}: "
-                "give one of the two"
-            )
-        return self
+    @field_validator("warmup_steps")
+    @classmethod
+    def _one_warm_up(cls, steps: int | None, info: ValidationInfo) -> int | None:
+        epochs = info.data.get("warmup_epochs")
+        if steps is not None and epochs is not None:
+            raise ValueError(f"warmup_epochs is {epochs:g}, too: give one of the two")
+        return steps
 
     @field_validator("name")
     @classmethod
