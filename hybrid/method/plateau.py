@@ -59,12 +59,6 @@ class Plateau:
         if (rates := self._rates()).rates != self._levels[-1][1].rates:
             self._levels.append((step, rates))
 
-    def check(self, metrics: Iterable[str]) -> None:
-        """ValueError if it follows what is not measured."""
-        known = ["loss", *metrics]
-        if self.metric not in known:
-            raise ValueError(f"schedule.metric: {unknown(self.metric, known, 'metric')}")
-
     def state(self) -> State:
         """Numbers that JSON has; None is no number, and infinities are texts."""
         tests = [[step, _written(value)] for step, value in self._tests]
@@ -74,6 +68,13 @@ class Plateau:
         self._begin()
         for step, value in state.shared.get("tests", []):
             self.take({self.metric: nan if value is None else float(value)}, int(step))
+
+
+def check_metric(metric: str, metrics: Iterable[str]) -> None:
+    """ValueError if a rate follows what is not measured."""
+    known = ["loss", *metrics]
+    if metric not in known:
+        raise ValueError(f"schedule.metric: {unknown(metric, known, 'metric')}")
 
 
 def _written(value: float) -> float | str | None:

@@ -14,13 +14,14 @@ from hybrid.method.given_optimizer import GivenOptimizer
 from hybrid.method.given_scheduler import GivenScheduler
 from hybrid.method.method import Method
 from hybrid.method.optimizers import make_optimizer, output_weight
-from hybrid.method.plateau import Plateau
+from hybrid.method.plateau import Plateau, check_metric
 from hybrid.method.problem import Problem
 from hybrid.method.schedule import make_schedule
 from hybrid.method.training_options import Options
 from hybrid.rounds.epoch_windows import Rate
 from hybrid.settings.config import (
     OptimizerSettings,
+    ScheduleSettings,
     SplitSettings,
 )
 from hybrid.settings.sections.base import Section
@@ -77,6 +78,8 @@ def _given_schedule(
     """
     if isinstance(options.schedule, GivenScheduler):
         options.schedule.check(given)
+    if isinstance(options.schedule, ScheduleSettings) and options.schedule.on_plateau:
+        check_metric(options.schedule.metric, problem.objectives.test.metrics)
     if given is None:
         return None
     steps, epochs = problem.steps, options.train.epochs

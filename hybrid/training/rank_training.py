@@ -17,7 +17,7 @@ from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.optimizers import peak_rate
-from hybrid.method.plateau import Plateau
+from hybrid.method.plateau import Plateau, check_metric
 from hybrid.method.schedule import make_schedule
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.phase_report import DivergedError, PhaseReport, Scores
@@ -66,7 +66,7 @@ class RankTraining:
         self.plateau = schedule if isinstance(schedule, Plateau) else None
         """The schedule, if it follows what tests measure."""
         if self.plateau is not None:
-            self.plateau.check(method.problem.objectives.test.metrics)
+            check_metric(self.plateau.metric, method.problem.objectives.test.metrics)
         self.windows = method.windows(data, schedule, self.sampler, place)
         self.position = Position(residual=[0.0] * (links.size - 1))
         self.files = StateFiles(place, method.problem.blocks)

@@ -6,7 +6,19 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from trainings import BATCH, assert_same, digits, network, refused, trained_weights, trainer_of
+from trainings import (
+    BATCH,
+    OFTEN,
+    assert_same,
+    digits,
+    layer_wise,
+    network,
+    refused,
+    stopped,
+    trained_weights,
+    trainer_of,
+    weights,
+)
 
 from hybrid.data.sampling import epoch_order
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
@@ -17,18 +29,6 @@ EPOCHS, STEPS = 2, 3
 @pytest.fixture(scope="module")
 def few():
     return digits(STEPS)
-
-
-def layer_wise(model, **more):
-    """AdamW whose rate falls by the layer, whose biases do not decay, and with other betas once."""
-    layers = [m for m in model if isinstance(m, nn.Linear)]
-    groups = []
-    for depth, layer in enumerate(reversed(layers)):
-        rate = 3e-3 * 0.7**depth
-        groups.append({"params": [layer.weight], "lr": rate, "weight_decay": 0.1})
-        groups.append({"params": [layer.bias], "lr": rate, "weight_decay": 0.0})
-    groups[0]["betas"] = (0.8, 0.9)
-    return torch.optim.AdamW(groups, lr=3e-3, **more)
 
 
 def sgd(model):
@@ -135,8 +135,6 @@ def test_a_function_of_names_and_one_of_the_optimizer_equal_a_plain_loop(few):
 
 @pytest.mark.parametrize("solver", [DDG(), AugmentedLagrangian()])
 def test_a_run_of_other_methods_goes_on_with_the_rates_of_groups(solver, few, tmp_path):
-    from trainings import OFTEN, stopped, weights
-
     def made(out, **more):
         return given(
             *(layer_wise, one_cycle), solver=solver, out=out, checkpoint=OFTEN,
