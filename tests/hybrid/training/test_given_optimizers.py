@@ -133,6 +133,46 @@ def test_a_function_of_names_and_one_of_the_optimizer_equal_a_plain_loop(few):
     assert_same(trained_weights(made, few), expected)
 
 
+class WithPooler(nn.Module):
+    """As models of Hugging Face are: what a task does not need is there, or computed for nobody."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.encoder = nn.Linear(64, 16), nn.Linear(16, 16)
+        self.pooler, self.spare, self.head = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        x = self.encoder(self.embed(x.flatten(1)).relu()).relu()
+        self.pooler(x)
+        return self.head(x)[:, :10]
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("way", ["object", "settings", "replicas"])
+def test_parameters_without_a_gradient_do_not_decay(blocks, way, few):
+    model = WithPooler()
+    chosen = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5)
+    settings = {"name": "AdamW", "lr": 0.01, "weight_decay": 0.5, "decay_all": True}
+    made = trainer_of(
+        *(model, Backprop(), blocks),
+        sample=torch.zeros(4, 1, 8, 8),
+        optimizer=settings if way == "settings" else chosen,
+        schedule={"name": "constant", "warmup_epochs": 0},
+        replicas=2 if way == "replicas" else 1,
+    )
+    found = trained_weights(made, few)
+
+    def adamw(model):
+        return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5)
+
+    expected = by_hand(few, adamw, model=WithPooler())
+    unused = {name for name in expected if name.startswith(("pooler", "spare"))}
+    for name in unused if way == "replicas" else expected:
+        assert torch.equal(found[name], expected[name]), name
+        assert torch.equal(found[name], WithPooler().state_dict()[name]) == (name in unused)
+
+
 @pytest.mark.parametrize("solver", [DDG(), AugmentedLagrangian()])
 def test_a_run_of_other_methods_goes_on_with_the_rates_of_groups(solver, few, tmp_path):
     def made(out, **more):
