@@ -57,7 +57,7 @@ class GivenOptimizer:
         known = {id(p): n for unit in blocks.units for n, p in unit.parameters().items()}
         kept = ("params", "param_names", "initial_lr")
         groups = [
-            {**{k: v for k, v in group.items() if k not in kept}, "lr": float(rate)}
+            {**{k: v for k, v in group.items() if k not in kept}, "lr": _copied(rate)}
             | {"lr_ratio": float(rate) / float(rates[0]), "lr_index": index}
             for index, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True))
         ]
@@ -71,7 +71,7 @@ class GivenOptimizer:
     @property
     def rates(self) -> list[float]:
         """The groups' own learning rates; the first is the peak of the schedule."""
-        return [group["lr"] for group in self.groups]
+        return [float(group["lr"]) for group in self.groups]
 
     def part(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
         """One of the same class over these parameters, by name, of the groups that have any.
@@ -103,9 +103,15 @@ def stand_in(
         """What schedulers would wrap, and warn of if it had not been called."""
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    another = over([{**group, "params": []} for group in groups], optimizer)
+    copies = [{key: _copied(value) for key, value in group.items()} for group in groups]
+    another = over([{**group, "params": []} for group in copies], optimizer)
     vars(another).update(state={}, step=step, _opt_called=True)
     return another
+
+
+def _copied(value: Any) -> Any:
+    """A learning rate that is a tensor is changed in place."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _check_class(optimizer: torch.optim.Optimizer) -> None:
