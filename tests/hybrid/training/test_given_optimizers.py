@@ -2,14 +2,17 @@
 
 from functools import partial
 
+import given_program
 import pytest
 import torch
+from given_program import one_cycle
 from torch import nn
 from torch.optim import lr_scheduler
 from trainings import (
     BATCH,
     OFTEN,
     assert_same,
+    digests,
     digits,
     layer_wise,
     network,
@@ -41,11 +44,6 @@ def sgd(model):
 def lambdas(optimizer):
     shapes = [lambda step, i=i: (step + 1) / (step + 2 + i) for i in range(6)]
     return lr_scheduler.LambdaLR(optimizer, shapes[: len(optimizer.param_groups)])
-
-
-def one_cycle(optimizer):
-    peaks = [0.01 * (i + 1) for i in range(len(optimizer.param_groups))]
-    return lr_scheduler.OneCycleLR(optimizer, max_lr=peaks, total_steps=EPOCHS * STEPS)
 
 
 def in_sequence(optimizer):
@@ -115,6 +113,12 @@ def test_replicas_that_copy_the_network_step_by_the_same_groups(few):
     one = given(layer_wise, lambdas, "step", solver=Backprop(micro_batches=2))
     two = given(layer_wise, lambdas, "step", replicas=2)
     assert_same(trained_weights(two, few), trained_weights(one, few))
+
+
+def test_ranks_of_mpirun_step_by_the_bits_of_threads(world, tmp_path):
+    world.run(4, "given_program:on_ranks", tmp_path / "ranks")
+    given_program.trained(tmp_path / "threads")
+    assert digests(tmp_path / "ranks") == digests(tmp_path / "threads")
 
 
 def test_a_function_of_names_and_one_of_the_optimizer_equal_a_plain_loop(few):

@@ -23,6 +23,7 @@ from trainings import (
 
 from hybrid import Callback
 from hybrid.data.sampling import epoch_order
+from hybrid.rounds.base import Rounds
 from hybrid.settings import resolve
 from hybrid.solvers import (
     DDG,
@@ -119,6 +120,25 @@ def test_a_plateau_by_name_warms_up_first_and_goes_on_after_a_resume(few, tmp_pa
     made(schedule=named, out=run, resume=True).fit(*few)
     assert_same(weights(run), expected)
     assert [line["learning_rate"] for line in lines(run) if "learning_rate" in line] == rates
+
+
+def test_a_roll_back_goes_back_to_the_rate_of_its_checkpoint(few, tmp_path, monkeypatch):
+    plain, once = Rounds.run, [True]
+
+    def run(self, windows, first_step, epoch, ends):
+        if epoch == 2 and once and self.exact.block.last:
+            once.clear()
+            with torch.no_grad():
+                next(self.exact.block.module.parameters()).fill_(float("nan"))
+        return plain(self, windows, first_step, epoch, ends)
+
+    monkeypatch.setattr(Rounds, "run", run)
+    named = {"name": "plateau", "arguments": {**FALLS, "threshold": 0.99}}
+    made(1, schedule=named, out=tmp_path / "run").fit(*few)
+    kept = json.loads((newest(tmp_path / "run") / "manifest.json").read_text())
+    assert [step for step, _ in kept["shared"]["schedule"]["tests"]] == [3, 6, 9, 12]
+    rates = [line["learning_rate"] for line in lines(tmp_path / "run") if "learning_rate" in line]
+    assert rates[-2:] == [0.5 * 0.1 * 0.5, 0.5 * 0.1 * 0.25]  # half, as it went back
 
 
 @pytest.mark.parametrize(
