@@ -37,18 +37,22 @@ class GroupRates(float):
 
 def set_rate(group: dict[str, Any], rate: float) -> None:
     """Give a parameter group its own learning rate and momentum, or its ratio of a plain number."""
-    index = group.get("lr_index")
-    grouped = rate if isinstance(rate, GroupRates) and index is not None else None
-    # not its truth: the first group's rate may be 0
-    own = grouped.rates[index] if grouped is not None else float(rate) * group.get("lr_ratio", 1.0)
+    index: int | None = group.get("lr_index")
+    if isinstance(rate, GroupRates) and index is not None:
+        own = rate.rates[index]
+        if rate.momenta and not group.get("own_momentum"):
+            _set_momentum(group, rate.momenta[index])
+    else:
+        own = float(rate) * group.get("lr_ratio", 1.0)
     tensor = group.get("lr")  # an optimizer of torch's may have its rate as one
     group["lr"] = torch.full_like(tensor, own) if isinstance(tensor, Tensor) else own
-    if grouped is None or not grouped.momenta or group.get("own_momentum"):
-        return
+
+
+def _set_momentum(group: dict[str, Any], value: float) -> None:
     if "betas" in group:
-        group["betas"] = (grouped.momenta[index], *group["betas"][1:])
+        group["betas"] = (value, *group["betas"][1:])
     else:
-        group["momentum"] = grouped.momenta[index]
+        group["momentum"] = value
 
 
 def momentum(group: dict[str, Any]) -> float:
