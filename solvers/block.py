@@ -18,6 +18,8 @@ from hybrid.solvers.metrics import FAULTS, described, failure
 from hybrid.solvers.norms import SharedNorms
 from hybrid.solvers.numerics.clipping import Chain, clip_gradients, gradient_norms, total_norm
 from hybrid.solvers.numerics.draws import Draws, Key
+from hybrid.solvers.numerics.freezing import Freezing
+from hybrid.solvers.numerics.group_rates import set_rate
 from hybrid.solvers.numerics.optimizer_state import Average, clone_optimizer, restrict_to
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.objective import Objective
@@ -50,6 +52,8 @@ class Block:
     """How the block's replicas agree on its weights; None: there is one replica."""
     draws: Draws | None = None
     """Random numbers of the units that draw any; None: no unit does."""
+    freezing: Freezing | None = None
+    """Which parameters are not trained in an epoch; None: all are."""
     norms: SharedNorms | None = None
     """BatchNorms over all replicas' samples; None: each replica normalizes by its own."""
     scaler: torch.amp.GradScaler | None = field(init=False, default=None)
@@ -175,6 +179,8 @@ class Block:
         step and the gradient are of those parameters only.
         """
         rate = learning_rate * self.rates.get(kind, self.rates["local"])
+        if self.freezing is not None:
+            self.freezing.drop_gradients()
         with self.span("step"):
             self._step(kind, rate, clip_norm, chain, only)
 
@@ -203,7 +209,7 @@ class Block:
         scaler = None if kind == "auxiliary" else self.scaler
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate * group.get("lr_ratio", 1.0)
+                set_rate(group, rate)
             if scaler is None:
                 optimizer.step()
             elif _has_gradients(optimizer):
@@ -228,7 +234,7 @@ class Block:
 
     def release(self) -> None:
         """Remove from the module what was added to it for this run."""
-        for added in (self.draws, self.norms):
+        for added in (self.draws, self.norms, self.freezing):
             if added is not None:
                 added.remove()
         if self.sync is not None:
@@ -359,6 +365,7 @@ class Block:
         exact = self.optimizers["exact"]
         groups = [dict(group) for group in exact.param_groups]
         for group in groups:
+            group["own_momentum"] = True
             if "momentum" in group:
                 group["momentum"] = momentum
                 if "nesterov" in group:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
+from torch import nn
 
 from hybrid.data import Data
 from hybrid.links import RankLinks
 from hybrid.links.grid import Arrangement, Place, share_size
+from hybrid.method.given_optimizer import GivenOptimizer
 from hybrid.method.optimizers import make_optimizer, output_weight, placed
 from hybrid.method.problem import Problem
 from hybrid.method.training_options import Options
@@ -28,6 +31,7 @@ from hybrid.solvers.exact.gaps import Gaps
 from hybrid.solvers.layers.projection import leading_projection
 from hybrid.solvers.norms import SharedNorms
 from hybrid.solvers.numerics.draws import Draws
+from hybrid.solvers.numerics.freezing import Freezing
 from hybrid.solvers.numerics.optimizer_state import Average
 from hybrid.solvers.optimizers.mends import Extrapolation
 from hybrid.solvers.optimizers.muon import Muon
@@ -46,6 +50,12 @@ class Method:
     options: Options
     problem: Problem
     setup: Setup
+    given: GivenOptimizer | None = None
+    """The user's optimizer over the whole network; None: each block's is made by itself."""
+    rates: Rate | None = None
+    """The schedule of its groups, if it is a function of the step alone."""
+    frozen: Mapping[str, int] = field(default_factory=dict)
+    """By name of a parameter: the epochs for which it is not trained; 0: all."""
     gaps: tuple[Gaps, ...] = ()
     """Local work of each block in a pass; empty: no gaps are filled."""
     shares_products: bool = False
@@ -131,7 +141,9 @@ class Method:
         late = self.solver.steps_late(index, place.blocks, size)
         module = placed(blocks.module(index), self.device)
         head = output_weight(blocks.module(k) for k in range(len(blocks)))
-        exact = make_optimizer(module, options.optimizer, head, self.problem.steps * train.epochs)
+        named = {n: p for unit in blocks.units_of(index) for n, p in unit.parameters().items()}
+        freezing = Freezing(named, self.frozen, late > 0)
+        exact = self._optimizer(module, head, named)
         optimizers = {"exact": exact, "local": exact}
         if options.delay.mend == "extrapolate" and late:
             cap = min(options.delay.cap, late)
@@ -152,6 +164,7 @@ class Method:
             cut_after=None if last else leading_projection(blocks.module(index + 1)),
             draws=Draws(train.seed, drawing, place.replica) if drawing else None,
             objective=problem.objectives.training,
+            freezing=freezing,
         )
         if place.replicas > 1:
             if train.sync_batchnorm:
@@ -161,6 +174,16 @@ class Method:
             if isinstance(exact, Muon) and self.shares_products:
                 exact.sharing = Sharing(links.peers)
         return block
+
+    def _optimizer(
+        self, module: nn.Module, head: nn.Parameter | None, named: Mapping[str, nn.Parameter]
+    ) -> torch.optim.Optimizer:
+        """That of exact steps of a block, whose parameters are `named` as in the network."""
+        total, wanted = self.steps * self.options.train.epochs, self.options.optimizer
+        if self.given is not None:
+            return make_optimizer(module, self.given, named=named)
+        assert not isinstance(wanted, torch.optim.Optimizer)
+        return make_optimizer(module, wanted, head, total, named)
 
     def start(self, block: Block, links: RankLinks, trace: Trace | None = None) -> Rounds:
         """One rank's rounds."""

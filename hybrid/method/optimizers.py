@@ -1,15 +1,16 @@
-"""The optimizer of a block's steps, of settings or of a function of the user's."""
+"""The optimizer of a block's steps, of settings or of what its user has."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from hybrid.errors import format_error, one_line
+from hybrid.method.given_optimizer import GivenOptimizer, check_rates
 from hybrid.settings import torch_classes
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers.numerics.optimizer_state import optimizer_state
@@ -17,12 +18,16 @@ from hybrid.solvers.numerics.optimizer_state import optimizer_state
 M = TypeVar("M", bound=nn.Module)
 Group = dict[str, Any]
 """Parameters that are stepped alike: "params", and settings other than the optimizer's."""
-Factory = Callable[[list[Group]], torch.optim.Optimizer]
-"""Makes an optimizer of one's own over a block's groups; called once a block, by its thread.
+Factory = Callable[..., torch.optim.Optimizer]
+"""Makes an optimizer of one's own over a block; called once a block, by its thread.
 
-The group of biases and BatchNorm parameters, last, has "weight_decay": 0; the other has none, so
-the optimizer's own holds. The learning rate of the first group is the peak of the schedule, and
-those of other groups keep their ratio to it.
+It gets groups of the block's parameters. That of biases and BatchNorm parameters, last, has
+"weight_decay": 0; the other has none, so the optimizer's own holds. The learning rate of the first
+group is the peak of the schedule, and those of other groups keep their ratio to it.
+
+A function with a parameter called `named_parameters` gets instead the pairs (name in the whole
+model, parameter). The peak of the schedule is then the learning rate that the optimizer's
+constructor got, lr=, which must be the same on each block; every group keeps its ratio to it.
 """
 
 RAMP = 200.0
@@ -44,25 +49,31 @@ def placed(module: M, device: torch.device) -> M:
 
 def make_optimizer(
     module: nn.Module,
-    wanted: OptimizerSettings | Factory,
+    wanted: OptimizerSettings | Factory | GivenOptimizer,
     head: nn.Parameter | None = None,
     total_steps: int = 0,
+    named: Mapping[str, nn.Parameter] | None = None,
 ) -> torch.optim.Optimizer:
     """The optimizer over a block; biases and BatchNorm parameters decay only if asked to.
 
-    `head` is the weight of the network's output layer, see `output_weight`, and
-    `total_steps` are those of the training, 0 if they are not known.
+    `head` is the weight of the network's output layer, see `output_weight`,
+    `total_steps` are those of the training, 0 if they are not known, and `named` are the block's
+    parameters by their names in the whole model.
 
     ValueError, on one line, for arguments or parameters that its class does not take, and for what
     a factory gives that is no optimizer of the block's parameters.
     """
+    trained = {name: p for name, p in (named or {}).items() if p.requires_grad}
+    if isinstance(wanted, GivenOptimizer):
+        return wanted.part(trained)
     parameters = [p for p in module.parameters() if p.requires_grad]
     # an optimizer needs a parameter, and a block may have none
     parameters = parameters or [nn.Parameter(torch.zeros(0, 0))]
     if isinstance(wanted, OptimizerSettings):
         groups = _groups_of_settings(module, parameters, wanted, head)
         return _keep_ratios(_optimizer_of_settings(groups, wanted, total_steps), wanted.lr)
-    return _optimizer_of_factory(parameters, wanted)
+    by_name = {id(p): name for name, p in trained.items()}
+    return _optimizer_of_factory([(by_name.get(id(p), "weight"), p) for p in parameters], wanted)
 
 
 def _groups_of_settings(
@@ -92,14 +103,19 @@ def _groups_of_settings(
 
 
 def _optimizer_of_factory(
-    parameters: list[nn.Parameter], factory: Factory
+    named: list[tuple[str, nn.Parameter]], factory: Factory
 ) -> torch.optim.Optimizer:
+    parameters = [p for _, p in named]
     groups: list[Group] = [
         {"params": [p for p in parameters if p.ndim > 1]},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    by_name = torch_classes.has_parameter(factory, "named_parameters")
     try:
-        optimizer = factory([group for group in groups if group["params"]])
+        if by_name:
+            optimizer = factory(named_parameters=named)
+        else:
+            optimizer = factory([group for group in groups if group["params"]])
     except Exception as error:  # whatever a user's code raises
         raise ValueError(f"the optimizer's factory fails: {format_error(error)}") from error
     kind, name = type(optimizer), type(optimizer).__name__
@@ -120,25 +136,24 @@ def _optimizer_of_factory(
             f"has {len(parameters)}: give it all of the groups, and nothing else"
         )
     rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
-    if any(not isinstance(rate, float | int | torch.Tensor) for rate in rates) or not rates[0]:
-        raise ValueError(
-            f"the groups of {name} have the learning rates {', '.join(map(str, rates))}: give each "
-            "a number, which the schedule multiplies, and the first a positive one"
-        )
-    return _keep_ratios(optimizer, float(rates[0]))
+    check_rates(name, rates)
+    common = optimizer.defaults.get("lr") if by_name else None
+    return _keep_ratios(optimizer, float(common or rates[0]))
 
 
 def _keep_ratios(optimizer: torch.optim.Optimizer, peak: float) -> torch.optim.Optimizer:
     """Note in every group how its learning rate stands to the run's."""
-    for group in optimizer.param_groups:
+    for index, group in enumerate(optimizer.param_groups):
+        group["lr_index"] = index
         group["lr_ratio"] = float(group["lr"]) / peak
     return optimizer
 
 
 def peak_rate(optimizer: torch.optim.Optimizer) -> float:
     """The learning rate that the schedule starts from, of an optimizer that was made here."""
-    group = optimizer.param_groups[0]
-    return float(group["lr"]) / float(group["lr_ratio"]) if group["lr_ratio"] != 1 else group["lr"]
+    rates = {float(g["lr_ratio"]): float(g["lr"]) for g in optimizer.param_groups if g["lr"]}
+    ratio = 1.0 if 1.0 in rates else next(iter(rates))
+    return rates[ratio] / ratio
 
 
 def output_weight(modules: Iterable[nn.Module]) -> nn.Parameter | None:

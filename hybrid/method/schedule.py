@@ -1,36 +1,83 @@
-"""The learning rate as a pure function of the step."""
+"""The learning rates as a function of the step, the same on every rank."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import cos, isfinite, pi
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hybrid.errors import format_error, one_line
+from hybrid.method.given_optimizer import GivenOptimizer, stand_in
+from hybrid.method.given_scheduler import GivenScheduler, Groups, Rows, run_ahead
+from hybrid.method.plateau import Made, Plateau, plateau_maker
 from hybrid.rounds.epoch_windows import Rate
 from hybrid.settings import torch_classes
 from hybrid.settings.config import ScheduleSettings
+from hybrid.solvers.numerics.group_rates import GroupRates
 
 
 def make_schedule(
-    wanted: ScheduleSettings | Rate, peak: float, steps_per_epoch: int, epochs: int
+    wanted: ScheduleSettings | Rate | GivenScheduler,
+    peak: float,
+    steps_per_epoch: int,
+    epochs: int,
+    groups: Groups | None = None,
 ) -> Rate:
-    """The schedule of a run.
+    """The schedule of a run, over the groups of the user's optimizer or, if it has none, a block's.
 
     ValueError, on one line, for arguments that torch's class does not take and for a learning rate
     that is negative or not finite, at any step of the run.
     """
     total = steps_per_epoch * epochs
+    given = groups if isinstance(groups, GivenOptimizer) else None
+    if isinstance(wanted, GivenScheduler):
+        assert groups is not None
+        return _of_object(wanted, steps_per_epoch, epochs, groups)
     if not isinstance(wanted, ScheduleSettings):
         return Table([_check_rate(_call_schedule(wanted, step), step, "") for step in range(total)])
     if wanted.name in torch_classes.SCHEDULES:
-        return Schedule(wanted, peak, steps_per_epoch, epochs)
+        if given is None or len(given.rates) == 1:
+            return Schedule(wanted, peak, steps_per_epoch, epochs)
+        return Multiples(Schedule(wanted, 1.0, steps_per_epoch, epochs), given.rates)
+    warm_up = wanted.warm_up(steps_per_epoch)
+    moved = partial(_one_group, peak) if given is None else given.stand_in
+    if wanted.on_plateau:
+        make = plateau_maker(moved, wanted.arguments, wanted.metric)
+        return Plateau(make, wanted.metric, warm_up, plain=given is None)
     every = steps_per_epoch if _interval(wanted) == "epoch" else 1
-    rates = _rates_of_torch(wanted, peak, total // every)
+    rates: Sequence[float] = _rates_of_torch(wanted, moved(), total // every)
     source = f" (schedule.name is {wanted.name!r}, schedule.arguments {wanted.arguments})"
-    return Table([_check_rate(rate, i * every, source) for i, rate in enumerate(rates)], every)
+    _check_rates(rates, every, source)
+    return Table([*map(float, rates)] if given is None else rates, every, warm_up)
+
+
+def _of_object(wanted: GivenScheduler, steps_per_epoch: int, epochs: int, groups: Groups) -> Rate:
+    """Of a scheduler that the user has made, or a function for it."""
+    scheduler, optimizer = wanted.on(groups)
+    name = type(scheduler).__name__
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return Plateau(partial(_plateau_of, wanted, groups), wanted.when or "loss")
+    every = steps_per_epoch if wanted.interval(scheduler) == "epoch" else 1
+    try:
+        rows = run_ahead(scheduler, optimizer, steps_per_epoch * epochs // every)
+    except Exception as error:  # whatever a user's code raises
+        raise ValueError(
+            f"schedule is a {name} that does not last for {epochs} epochs of {steps_per_epoch} "
+            f"steps: {one_line(error)}"
+        ) from error
+    _check_rates(rows, every, f" (schedule is a {name})")
+    return Table(rows, every)
+
+
+def _plateau_of(wanted: GivenScheduler, groups: Groups) -> Made:
+    scheduler, optimizer = wanted.on(groups)
+    assert isinstance(scheduler, ReduceLROnPlateau)
+    return scheduler, optimizer
 
 
 @dataclass(frozen=True)
@@ -49,7 +96,7 @@ class Schedule:
     def __call__(self, step: int) -> float:
         """Learning rate of step `step`."""
         total = self.steps_per_epoch * self.epochs
-        warm_up = min(round(self.settings.warmup_epochs * self.steps_per_epoch), total - 1)
+        warm_up = min(self.settings.warm_up(self.steps_per_epoch), total - 1)
         if step < warm_up:
             return self.peak * (step + 1) / warm_up
         progress = (step - warm_up) / max(1, total - warm_up)
@@ -64,45 +111,63 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Table:
-    """The learning rates of a run, each for `every` steps."""
+class Multiples:
+    """The learning rates of several groups, all of which fall alike."""
 
-    rates: list[float]
-    every: int = 1
+    factor: Rate
+    """The share of its own rate that a group has at a step."""
+    rates: Sequence[float]
 
     def __call__(self, step: int) -> float:
-        """Learning rate of step `step`."""
-        return self.rates[step // self.every]
+        """Learning rates of step `step`."""
+        return GroupRates(self.rates) * self.factor(step)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The learning rates of a run, each for `every` steps; the first steps have a part of them."""
+
+    rates: Sequence[float]
+    every: int = 1
+    warm_up: int = 0
+    """Steps of linear warm-up."""
+
+    def __call__(self, step: int) -> float:
+        """Learning rate of step `step`, or those of groups."""
+        rate = self.rates[step // self.every]
+        return rate * ((step + 1) / self.warm_up) if step < self.warm_up else rate
 
 
 def _interval(settings: ScheduleSettings) -> str:
-    by_step = settings.name in ("one-cycle", "OneCycleLR", "CyclicLR")
-    return settings.interval or ("step" if by_step else "epoch")
+    name = torch_classes.SHORT.get(settings.name, settings.name)
+    return settings.interval or ("step" if name in torch_classes.BY_STEP else "epoch")
 
 
-def _rates_of_torch(settings: ScheduleSettings, peak: float, count: int) -> list[float]:
+def _one_group(peak: float) -> torch.optim.Optimizer:
+    """An optimizer with one group, at the peak, that moves nothing."""
+    sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
+    return stand_in(sgd, sgd.param_groups)
+
+
+def _rates_of_torch(
+    settings: ScheduleSettings, optimizer: torch.optim.Optimizer, count: int
+) -> Rows:
     """The first rates of torch's scheduler, run once on an optimizer that moves nothing."""
     cls: Any = torch_classes.scheduler_class(settings.name)
     arguments = dict(settings.arguments)
-    for key, value in {"max_lr": peak, "cycle_momentum": False}.items():
+    peaks = [float(group["lr"]) for group in optimizer.param_groups]
+    for key, value in {"max_lr": peaks, "cycle_momentum": False}.items():
         if torch_classes.takes(cls, key):
             arguments[key] = value
     if torch_classes.takes(cls, "total_steps") and not {"total_steps", "epochs"} & {*arguments}:
         arguments["total_steps"] = count
     try:
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
-        scheduler = cls(optimizer, **arguments)
-        optimizer.step()  # torch warns of a scheduler that steps before its optimizer
-        rates = [float(optimizer.param_groups[0]["lr"])]
-        for _ in range(count - 1):
-            scheduler.step()
-            rates.append(float(optimizer.param_groups[0]["lr"]))
+        return run_ahead(cls(optimizer, **arguments), optimizer, count)
     except Exception as error:
         raise ValueError(
             f"schedule.arguments is {settings.arguments} of {settings.name}, but torch says: "
             f"{one_line(error)}; change it"
         ) from None
-    return rates
 
 
 def _call_schedule(wanted: Rate, step: int) -> object:
@@ -110,6 +175,13 @@ def _call_schedule(wanted: Rate, step: int) -> object:
         return wanted(step)
     except Exception as error:  # whatever a user's code raises
         raise ValueError(f"the schedule fails at step {step}: {format_error(error)}") from error
+
+
+def _check_rates(rates: Sequence[float], every: int, source: str) -> None:
+    """ValueError for a rate of any group that cannot be; each holds for `every` steps."""
+    for i, rate in enumerate(rates):
+        for each in rate.rates if isinstance(rate, GroupRates) else [rate]:
+            _check_rate(each, i * every, source)
 
 
 def _check_rate(value: object, step: int, source: str) -> float:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from hybrid.data.samplers.base import Learning
 from hybrid.links.grid import Place
+from hybrid.method.freezing import frozen_epochs
+from hybrid.method.given_optimizer import GivenOptimizer
+from hybrid.method.given_scheduler import GivenScheduler
 from hybrid.method.method import Method
 from hybrid.method.optimizers import make_optimizer, output_weight
+from hybrid.method.plateau import Plateau, check_metric
 from hybrid.method.problem import Problem
+from hybrid.method.schedule import make_schedule
 from hybrid.method.training_options import Options
+from hybrid.rounds.epoch_windows import Rate
 from hybrid.settings.config import (
     OptimizerSettings,
+    ScheduleSettings,
     SplitSettings,
 )
+from hybrid.settings.sections.base import Section
 from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import acting
 from hybrid.solvers.acting import Known
@@ -33,9 +42,13 @@ def settle(problem: Problem, options: Options) -> Method:
     ValueError, with the remedy, for settings that cannot work or would change nothing.
     """
     options.check()
+    given = _given_optimizer(problem, options)
     method = Method(
         options=options,
         problem=problem,
+        given=given,
+        rates=_given_schedule(problem, options, given),
+        frozen=frozen_epochs(options.train.frozen, problem.blocks, options.train.epochs),
         setup=_setup(problem, options),
         gaps=_gaps(problem, options),
         shares_products=_shares_products(problem, options),
@@ -46,6 +59,32 @@ def settle(problem: Problem, options: Options) -> Method:
     _check_messages(method)
     _check_memory(method.of_replica(Place(replicas=options.replicas)))
     return method
+
+
+def _given_optimizer(problem: Problem, options: Options) -> GivenOptimizer | None:
+    """The optimizer over the whole network, if it was given as one."""
+    if not isinstance(options.optimizer, torch.optim.Optimizer):
+        return None
+    scheduled = isinstance(options.schedule, GivenScheduler)
+    return GivenOptimizer.of(options.optimizer, problem.blocks, scheduled)
+
+
+def _given_schedule(
+    problem: Problem, options: Options, given: GivenOptimizer | None
+) -> Rate | None:
+    """The schedule of all blocks of a given optimizer; None: each block's begins at its own peak.
+
+    That of a metric is new in each rank's training, and only checked here.
+    """
+    if isinstance(options.schedule, GivenScheduler):
+        options.schedule.check(given)
+    if isinstance(options.schedule, ScheduleSettings) and options.schedule.on_plateau:
+        check_metric(options.schedule.metric, problem.objectives.test.metrics)
+    if given is None:
+        return None
+    steps, epochs = problem.steps, options.train.epochs
+    made = make_schedule(options.schedule, given.rates[0], steps, epochs, given)
+    return None if isinstance(made, Plateau) else made
 
 
 def _setup(problem: Problem, options: Options) -> Setup:
@@ -150,7 +189,7 @@ def check_replicas(options: Options) -> None:
 
 
 def sections(method: Method) -> dict[str, Any]:
-    """The settings of a training by section; what a function of the user's makes has none.
+    """The settings of a training by section; an object or a function of the user's has none.
 
     Those of [links] are checked where it is known how many processes there are.
     """
@@ -160,8 +199,8 @@ def sections(method: Method) -> dict[str, Any]:
     tables["split"] = SplitSettings(replicas=options.replicas, side_by_side=options.side_by_side)
     if hasattr(options, "checkpoint"):
         tables["checkpoint"] = options.checkpoint
-    functions = [name for name in ("optimizer", "schedule") if callable(tables[name])]
-    return {name: table for name, table in tables.items() if name not in functions}
+    own = [n for n in ("optimizer", "schedule") if not isinstance(tables[n], Section)]
+    return {name: table for name, table in tables.items() if name not in own}
 
 
 def _check_loss(method: Method) -> None:

@@ -7,8 +7,11 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Literal, TypeVar, overload
 
+import torch
+
 from hybrid.data.mixing import Transform
 from hybrid.data.samplers.base import Sampler
+from hybrid.method.given_scheduler import GivenScheduler
 from hybrid.method.optimizers import Factory
 from hybrid.registries import SAMPLERS
 from hybrid.rounds.epoch_windows import Rate
@@ -76,24 +79,39 @@ def object_of(kind: type[T], by_name: Callable[[str], type[Any]]) -> Callable[[s
     return convert
 
 
-def settings_of(kind: type[Section], or_function: bool = False) -> Callable[[str, Any], Any]:
-    """Takes settings, a dict of them, or the name alone; where that may be, a function, too."""
+def settings_of(
+    kind: type[Section], of_object: Callable[[Any], Any] = lambda value: None
+) -> Callable[[str, Any], Any]:
+    """Takes settings, a dict of them, or the name alone; or of what `of_object` makes something."""
 
     def convert(name: str, value: Any) -> Any:
-        if isinstance(value, kind) or (or_function and callable(value)):
+        if isinstance(value, kind):
             return value
+        if (converted := of_object(value)) is not None:
+            return converted
         first = next(iter(kind.model_fields))
         if isinstance(value, str) and (not value or first in ("name", "kind", "mend")):
             value = {first: value} if value else {}
         if isinstance(value, Mapping):
             return kind.of(name, value)
-        also = ", or a function as hybrid.Trainer describes it" if or_function else ""
+        objects = name in ("optimizer", "schedule")
+        also = ", or an object or a function as hybrid.Trainer describes it" if objects else ""
         raise ValueError(
             f"{name} is {repr(value)[:80]}; it must be {kind.__name__}(...) or a dict of its "
             f"settings{also}"
         )
 
     return convert
+
+
+def _optimizer_object(value: Any) -> Any:
+    return value if isinstance(value, torch.optim.Optimizer) or callable(value) else None
+
+
+def _schedule_object(value: Any) -> Any:
+    if isinstance(value, GivenScheduler):
+        return value
+    return GivenScheduler.of(value) or (value if callable(value) else None)
 
 
 @dataclass
@@ -127,14 +145,18 @@ class Options:
     """How replicas keep their weights together; by name: with its defaults."""
     train: Converted[TrainSettings] = Converted(settings_of(TrainSettings))
     """Length, mini-batches and numerics of the training, as settings or a dict."""
-    optimizer: Converted[OptimizerSettings | Factory] = Converted(
-        settings_of(OptimizerSettings, or_function=True)
+    optimizer: Converted[OptimizerSettings | Factory | torch.optim.Optimizer] = Converted(
+        settings_of(OptimizerSettings, _optimizer_object)
     )
-    """Settings or a name, or what makes one from a block's groups: see `blocks.Factory`."""
-    schedule: Converted[ScheduleSettings | Rate] = Converted(
-        settings_of(ScheduleSettings, or_function=True)
+    """Settings or a name; an optimizer over all parameters of the network that are trained; or what
+    makes one from a block's groups or `named_parameters`, see `hybrid.method.optimizers.Factory`.
+    An optimizer that is given is not changed: blocks step by others of its class and groups."""
+    schedule: Converted[ScheduleSettings | Rate | GivenScheduler] = Converted(
+        settings_of(ScheduleSettings, _schedule_object)
     )
-    """Settings or a name, or the learning rate as a function of the step."""
+    """Settings or a name; the learning rate as a function of the step; a scheduler of torch's on
+    that optimizer, or a function of `optimizer` that makes one, either with when it steps:
+    (scheduler, "step") or (scheduler, "epoch"), and ReduceLROnPlateau with the tested metric."""
     delay: Converted[DelaySettings] = Converted(settings_of(DelaySettings))
     """Settings, or the mend alone: what a step does about the delay of its gradient."""
     links: Converted[LinkSettings] = Converted(settings_of(LinkSettings))

@@ -27,6 +27,8 @@ else:
 
 MOST_BYTES, MOST_DOTS = 1 << 16, 2000
 """Of a file of settings; a resolved one has 5 kB."""
+TABLES = ("arguments", "frozen")
+"""Settings that are tables, whose entries are given one by one."""
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
@@ -135,10 +137,10 @@ def _check_table(section: str, table: object) -> None:
 
 
 def _set(table: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Put the values of overrides into a section, those of its arguments one by one."""
+    """Put the values of overrides into a section, those of a table in it one by one."""
     for key, value in values.items():
         outer, _, inner = key.partition(".")
-        if outer == "arguments" and inner and isinstance(table.setdefault(outer, {}), dict):
+        if outer in TABLES and inner and isinstance(table.setdefault(outer, {}), dict):
             table[outer][inner] = value
         else:
             table[key] = value
@@ -150,9 +152,10 @@ def _laid_over(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     if names[0] != names[1]:
         below = {k: v for k, v in below.items() if k not in ("arguments", "interval", "lr")}
     merged = {**below, **table}
-    arguments = [t["arguments"] for t in (below, table) if "arguments" in t]
-    if arguments and all(isinstance(a, dict) for a in arguments):
-        merged["arguments"] = {k: v for a in arguments for k, v in a.items()}
+    for name in TABLES:
+        tables = [t[name] for t in (below, table) if name in t]
+        if tables and all(isinstance(each, dict) for each in tables):
+            merged[name] = {k: v for each in tables for k, v in each.items()}
     return merged
 
 

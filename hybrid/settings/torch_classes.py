@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hybrid.solvers.acting import nearest
@@ -28,15 +28,18 @@ USUAL: dict[str, dict[str, Any]] = {
 """What is not given, if it is not as of sgd."""
 SCHEDULES = ("cosine", "linear", "step", "constant")
 """Those that have all their settings in [schedule]."""
+SHORT = {"one-cycle": "OneCycleLR", "plateau": "ReduceLROnPlateau"}
+"""Other names of classes of torch's."""
+BY_STEP = ("OneCycleLR", "CyclicLR")
+"""Schedulers of torch's that step after every mini-batch."""
 
 _REFUSED = {
     "LBFGS": "a closure that evaluates the loss",
     "SparseAdam": "sparse gradients",
-    "ReduceLROnPlateau": "a metric",
     "LambdaLR": "functions: give Trainer(schedule=...) one",
     "MultiplicativeLR": "functions: give Trainer(schedule=...) one",
-    "ChainedScheduler": "schedulers: give Trainer(schedule=...) a function of the step",
-    "SequentialLR": "schedulers: give Trainer(schedule=...) a function of the step",
+    "ChainedScheduler": "schedulers: give Trainer(schedule=...) the object",
+    "SequentialLR": "schedulers: give Trainer(schedule=...) the object",
 }
 """What a class needs that the settings of a training by blocks do not have."""
 
@@ -73,13 +76,13 @@ def usual_values(name: str) -> dict[str, Any]:
 
 def scheduler_name(name: str) -> str:
     """As `optimizer_name`."""
-    own, lower = (*SCHEDULES, "one-cycle"), name.lower()
+    own, lower = (*SCHEDULES, *SHORT), name.lower()
     return lower if lower in own else _written(name, own, _schedulers())
 
 
 def scheduler_class(name: str) -> type[LRScheduler]:
     """The class of torch.optim.lr_scheduler with such a name."""
-    return _schedulers()["OneCycleLR" if name == "one-cycle" else name]
+    return _schedulers()[SHORT.get(name, name)]
 
 
 def check_optimizer(name: str, arguments: Mapping[str, Any]) -> None:
@@ -97,7 +100,10 @@ def check_scheduler(name: str, arguments: Mapping[str, Any]) -> None:
         return
     for key in ("cycle_momentum", "base_momentum", "max_momentum"):
         if arguments.get(key, False) is not False:
-            raise ValueError(f"{key} would move the momentum, and only the rate has a schedule")
+            raise ValueError(
+                f"{key} would move the momentum, and by name only the rate has a schedule: give "
+                "Trainer(schedule=...) the scheduler's object"
+            )
     cls = scheduler_class(name)
     given = {key for key in ("optimizer", "last_epoch", "max_lr") if takes(cls, key)}
     _check(cls, given, arguments)
@@ -120,6 +126,15 @@ def _check(cls: type, given: set[str], arguments: Mapping[str, Any]) -> None:
 def takes(cls: type, key: str) -> bool:
     """Whether its constructor has such an argument."""
     return key in inspect.signature(cls).parameters
+
+
+def has_parameter(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function of the user's can be told `name`, as it is called there."""
+    try:
+        parameter = inspect.signature(function).parameters.get(name)
+    except (TypeError, ValueError):  # one that is not written in Python
+        return False
+    return parameter is not None and parameter.kind is not inspect.Parameter.VAR_KEYWORD
 
 
 def decays(name: str) -> bool:

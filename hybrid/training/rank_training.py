@@ -17,6 +17,7 @@ from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.optimizers import peak_rate
+from hybrid.method.plateau import Plateau, check_metric
 from hybrid.method.schedule import make_schedule
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.phase_report import DivergedError, PhaseReport, Scores
@@ -60,7 +61,12 @@ class RankTraining:
         self.sampler = BatchSampler(options.sampler, data, train.seed, train.batch_size, links)
         self.peak = peak_rate(exact)
         """The learning rate that the schedule starts from."""
-        schedule = make_schedule(options.schedule, self.peak, method.steps, train.epochs)
+        common = options.schedule, self.peak, method.steps, train.epochs
+        schedule = method.rates or make_schedule(*common, method.given or exact)
+        self.plateau = schedule if isinstance(schedule, Plateau) else None
+        """The schedule, if it follows what tests measure."""
+        if self.plateau is not None:
+            check_metric(self.plateau.metric, method.problem.objectives.test.metrics)
         self.windows = method.windows(data, schedule, self.sampler, place)
         self.position = Position(residual=[0.0] * (links.size - 1))
         self.files = StateFiles(place, method.problem.blocks)
@@ -71,6 +77,9 @@ class RankTraining:
         Reports are K times as far apart where each empties a pipeline, but not farther than a
         sampler waits that learns from them.
         """
+        if self.block.freezing is not None:
+            with self.links.agreement():
+                self.block.freezing.begin(self.position.epoch)
         flushed = self.rounds.alternates or self.method.solver.exact
         every = self.options.train.report_every * (1 if flushed else self.links.size)
         lag = getattr(self.options.sampler, "lag", every)
@@ -100,7 +109,7 @@ class RankTraining:
     def learning_rate(self, report: PhaseReport) -> float:
         """Of the last step of a phase that has just ended."""
         local = not self.rounds.alternates and report.phase == "parallel"
-        rate = self.windows.schedule(self.position.step - 1)
+        rate = float(self.windows.schedule(self.position.step - 1))
         return rate * self.block.rates["local" if local else "exact"]
 
     def collect(self) -> tuple[dict[str, Tensors], dict[str, Any]]:
@@ -138,8 +147,9 @@ class RankTraining:
             number = links.place.number if self.files.same_grid(manifest) else None
             self.position.restore(manifest, blocks.cuts, number)
             parts = self._parts(manifest)
-            sampler = {"sampler": parts.pop("sampler")}
-            self.files.restore(sampler, folder, manifest, device, False)
+            early = parts.keys() & {"sampler", "schedule"}
+            first = {name: parts.pop(name) for name in sorted(early)}
+            self.files.restore(first, folder, manifest, device, False)
         if self.rounds.fill is not None:
             # the sampler knows which mini-batches came before
             before = self.windows.before(self.position.epoch, self.position.step)
@@ -168,6 +178,8 @@ class RankTraining:
             "block": self.block,
             "sampler": self.sampler,
         }
+        if self.plateau is not None:
+            parts["schedule"] = self.plateau
         if "solver" in same:
             if self.rounds.program is not None:
                 parts["program"] = self.rounds.program

@@ -271,6 +271,8 @@ class Run:
             self.training.check_weights()
             raise DivergedError(f"the test loss is not finite after step {at.step}")
         at.tested, at.tested_step = tested, at.step
+        if self.training.plateau is not None:
+            self.training.plateau.take(tested, at.step)
         self._write_metric({"phase": "test", **tested})
 
     def _write_checkpoint(self) -> None:

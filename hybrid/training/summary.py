@@ -84,7 +84,7 @@ def make_config_text(options: RunOptions, method: Method) -> str:
         if isinstance(value, Section):
             tables[section] = value.model_dump()
         else:
-            notes.append(f"# [{section}] is a function of the caller's, not what stands below")
+            notes.append(f"# [{section}] is the caller's own, not what stands below")
     for option in ("loss", "metrics", "batch_transform"):
         if getattr(options, option) is not None:
             notes.append(f"# {option} is the caller's own")

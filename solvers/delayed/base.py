@@ -17,6 +17,7 @@ from hybrid.solvers.acting import Acts, CountOrZero, Needs, NotNegative
 from hybrid.solvers.base import GraphBytes, Program, Solver
 from hybrid.solvers.delayed.stash import Flight, load_flights, save_flights, with_parameter_strides
 from hybrid.solvers.exact.pipeline import MicroBatch, Wire, WireFormat, split_into_micro_batches
+from hybrid.solvers.numerics.group_rates import rate_of_tensor, rate_to_tensor
 from hybrid.solvers.peers import statistics
 from hybrid.solvers.state import State, entries
 from hybrid.solvers.windows import Batch, PhaseStats, Window
@@ -176,7 +177,7 @@ class DelayedProgram(Program):
             self._inbox.append(self._receive_message())
         state = {
             "ticks": torch.tensor(self._ticks),
-            "rate": torch.tensor(self._rate, dtype=torch.float64),
+            "rate": rate_to_tensor(self._rate),
             "sent as": torch.tensor(_FORMATS.index(self.solver.messages)),
             "computed in": torch.tensor(_PRECISIONS.index(self.block.precision)),
         }
@@ -204,7 +205,7 @@ class DelayedProgram(Program):
                 raise ValueError(
                     f"{setting} is {names[0]!r}, and {names[1]!r} for what is under way"
                 )
-        self._ticks, self._rate = int(saved["ticks"]), float(saved["rate"])
+        self._ticks, self._rate = int(saved["ticks"]), rate_of_tensor(saved["rate"])
         for i, statistic in enumerate(statistics(module)):
             statistic.copy_(saved.get(f"statistic {i}", statistic))
         for flight in load_flights(saved, module):

@@ -150,8 +150,9 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             block.own_optimizer(0.0)
         elif solver.optimizer == "adam":
             groups = block.optimizers["exact"].param_groups
-            groups = [{"weight_decay": 0.0, **group} for group in groups]
-            groups = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
+            groups = [{"weight_decay": 0.0, **group, "own_momentum": True} for group in groups]
+            kept = ("params", "weight_decay", "lr_ratio", "lr_index", "own_momentum")
+            groups = [{key: group[key] for key in kept if key in group} for group in groups]
             block.optimizers["local"] = torch.optim.AdamW(groups, lr=0.0)
         self._layer = None if block.first else leading_projection(block.module)
         everywhere = projection(solver.constraint)

@@ -87,6 +87,11 @@ class HPSGDSync(Rounds):
 
     def _check_optimizer(self) -> None:
         optimizer, strategy = self.block.optimizers["exact"], self.strategy
+        if len({group.get("lr_ratio", 1.0) for group in optimizer.param_groups}) > 1:
+            raise ValueError(
+                "the optimizer's parameter groups have several learning rates, and between rounds "
+                "sync.name 'hpsgd' steps by one: give all groups one rate, or choose local-sgd"
+            )
         maximizes = any(group.get("maximize") for group in optimizer.param_groups)
         if maximizes or not isinstance(optimizer, torch.optim.SGD):
             raise ValueError(

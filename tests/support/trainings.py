@@ -39,6 +39,18 @@ def network(name: str = "resnet8") -> nn.Sequential:
     return models.build(name, classes=10, channels=1, image_size=8)
 
 
+def layer_wise(model: nn.Sequential) -> torch.optim.Optimizer:
+    """AdamW whose rate falls by the layer, whose biases do not decay, and with other betas once."""
+    layers = [m for m in model if isinstance(m, nn.Linear)]
+    groups: list[dict[str, Any]] = []
+    for depth, layer in enumerate(reversed(layers)):
+        rate = 3e-3 * 0.7**depth
+        groups.append({"params": [layer.weight], "lr": rate, "weight_decay": 0.1})
+        groups.append({"params": [layer.bias], "lr": rate, "weight_decay": 0.0})
+    groups[0]["betas"] = (0.8, 0.9)
+    return torch.optim.AdamW(groups, lr=3e-3)
+
+
 OFTEN = CheckpointSettings(keep_last=0, minutes=1e-9)
 """A checkpoint with every report."""
 

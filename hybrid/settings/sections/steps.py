@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from hybrid.settings import torch_classes
-from hybrid.settings.sections.base import LARGE, TRAIN_OR_PLAN, Section
+from hybrid.settings.sections.base import LARGE, MANY, TRAIN_OR_PLAN, Section
 from hybrid.solvers.acting import Acts, Needs
 
 WITH_MOMENTUM = Acts(
@@ -100,14 +100,11 @@ class OptimizerSettings(Section):
         return arguments
 
 
-OWN_SCHEDULE = Acts(
-    f"schedule.name is one of {', '.join(torch_classes.SCHEDULES)}",
-    lambda run: run.schedule.name in torch_classes.SCHEDULES,
-)
 OF_TORCH = Acts(
-    "schedule.name is a class of torch's",
-    lambda run: run.schedule.name not in torch_classes.SCHEDULES,
+    "schedule.name is a class of torch's that steps by itself",
+    lambda run: run.schedule.name not in torch_classes.SCHEDULES and not run.schedule.on_plateau,
 )
+PLATEAU = Acts("schedule.name is plateau", lambda run: run.schedule.on_plateau)
 BY_STEPS = Acts("schedule.name is step", lambda run: run.schedule.name == "step")
 
 
@@ -117,17 +114,42 @@ class ScheduleSettings(Section):
     acts: ClassVar[dict[str, Acts]] = {"schedule.*": TRAIN_OR_PLAN}
 
     name: str = "linear"
-    """cosine, linear, step, constant; one-cycle; or any class of torch.optim.lr_scheduler."""
-    warmup_epochs: Annotated[float, OWN_SCHEDULE] = Field(default=1.0, ge=0, le=LARGE)
-    """Epochs of linear warm-up; of cosine, linear, step and constant alone."""
+    """cosine, linear, step, constant; one-cycle; plateau; any class of torch.optim.lr_scheduler."""
+    warmup_epochs: float | None = Field(default=None, ge=0, le=LARGE)
+    """Epochs of linear warm-up; unset: 1 of cosine, linear, step and constant, 0 of others."""
+    warmup_steps: int | None = Field(default=None, ge=0, le=MANY)
+    """Steps of linear warm-up, in place of epochs."""
     milestones: Annotated[list[float], BY_STEPS] = Field(default=[0.5, 0.75])
     """Shares of the training at which `step` multiplies by gamma."""
     gamma: Annotated[float, BY_STEPS] = Field(default=0.1, gt=0, le=1)
     """Factor of `step`."""
     interval: Annotated[Literal["epoch", "step"] | None, OF_TORCH] = None
     """When a class of torch's steps; unset: each epoch, of OneCycleLR and CyclicLR each step."""
+    metric: Annotated[str, PLATEAU] = "loss"
+    """What plateau follows on the test set: loss, accuracy, or a metric of your own by its name."""
     arguments: dict[str, Any] = Field(default={}, validate_default=True)
     """Arguments of a class of torch's: schedule.arguments.gamma = 0.9."""
+
+    @property
+    def on_plateau(self) -> bool:
+        """Whether the rate falls when a metric no longer improves."""
+        return torch_classes.SHORT.get(self.name, self.name) == torch_classes.SHORT["plateau"]
+
+    def warm_up(self, steps_per_epoch: int) -> int:
+        """Steps of linear warm-up."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        usual = 1.0 if self.name in torch_classes.SCHEDULES else 0.0
+        epochs = usual if self.warmup_epochs is None else self.warmup_epochs
+        return round(epochs * steps_per_epoch)
+
+    @field_validator("warmup_steps")
+    @classmethod
+    def _one_warm_up(cls, steps: int | None, info: ValidationInfo) -> int | None:
+        epochs = info.data.get("warmup_epochs")
+        if steps is not None and epochs is not None:
+            raise ValueError(f"warmup_epochs is {epochs:g}, too: give one of the two")
+        return steps
 
     @field_validator("name")
     @classmethod

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hybrid.settings.sections.base import MANY, TRAIN, TRAIN_OR_PLAN, Section, is_reference
 from hybrid.solvers.acting import REPLICAS, Acts, Needs
@@ -100,6 +101,9 @@ class TrainSettings(Section):
         Literal["float32", "bfloat16", "float16"], TRAIN, ADDS_ALIKE, ALIKE_IN_FLOAT16
     ] = "float32"
     """Number format of the forward and backward passes; 16 bits run under autocast."""
+    frozen: Annotated[dict[str, int], TRAIN] = Field(default={})
+    """Parameters whose names begin so, and the epochs for which they are not trained; 0: all.
+    train.frozen.bert.embeddings = 2, or a list of names that are never trained."""
     ema: Annotated[float, TRAIN_OR_PLAN, ALIKE] = Field(default=0.0, ge=0, lt=1)
     """Average the weights over steps, and test and export the average: give the share of itself
     that it keeps at each step, such as 0.999 (about the last 1,000 steps). 0: no average."""
@@ -119,3 +123,29 @@ class TrainSettings(Section):
     """Compile the blocks with torch.compile."""
     sync_batchnorm: Annotated[bool, TRAIN_OR_PLAN, REPLICAS, EQUAL_SHARES, NORMS] = False
     """BatchNorm over the samples of all replicas; off: each normalizes by its own share."""
+
+    @field_validator("frozen", mode="before")
+    @classmethod
+    def _flat(cls, given: Any) -> Any:
+        """A name or a list of names as a table, and tables within it as dotted names."""
+        names = [given] if isinstance(given, str) else given
+        if isinstance(names, list | tuple):
+            return dict.fromkeys(map(str, names), 0)
+        return dict(_flattened(given)) if isinstance(given, Mapping) else given
+
+    @field_validator("frozen")
+    @classmethod
+    def _epochs_of_frozen(cls, frozen: dict[str, int]) -> dict[str, int]:
+        for name, epochs in frozen.items():
+            if not 0 <= epochs <= 10**6:
+                raise ValueError(f"{name} is frozen for {epochs} epochs: choose 0 (all) to 1000000")
+        return frozen
+
+
+def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The entries of a table and of the tables within it, by dotted names."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

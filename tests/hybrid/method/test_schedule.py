@@ -125,7 +125,8 @@ def test_a_function_of_the_step_gives_finite_rates_that_are_not_negative(rate):
     ("given", "said"),
     [
         ({"name": "cosine", "interval": "step"}, "schedule.interval is 'step'"),
-        ({"name": "one-cycle", "warmup_epochs": 2.0}, "schedule.warmup_epochs is 2.0"),
+        ({"name": "one-cycle", "metric": "accuracy"}, "schedule.metric is 'accuracy'"),
+        ({"name": "plateau", "interval": "step"}, "schedule.interval is 'step'"),
         ({"name": "one-cycle", "gamma": 0.5}, "schedule.gamma is 0.5"),
     ],
 )

@@ -23,7 +23,7 @@ from hybrid.settings.resolve import load, resolve, to_toml
         ("optimizer", {"name": "Adam", "arguments": {"eps": {"a": 1}}}, "eps is a table"),
         ("optimizer", {"arguments": 3}, "optimizer.arguments is 3"),
         ("schedule", {"name": "cosineannealing"}, "did you mean 'CosineAnnealingLR'?"),
-        ("schedule", {"name": "ReduceLROnPlateau"}, "needs a metric"),
+        ("schedule", {"warmup_steps": 3, "warmup_epochs": 1.0}, "give one of the two"),
         ("schedule", {"name": "LambdaLR"}, "give Trainer(schedule=...) one"),
         ("schedule", {"name": "SequentialLR"}, "needs schedulers"),
         ("schedule", {"name": "StepLR"}, "missing a required argument: 'step_size'"),

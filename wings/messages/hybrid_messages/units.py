@@ -16,6 +16,7 @@ from hybrid.solvers.delayed.stash import Flight
 from hybrid.solvers.delayed.unit_passes import Gradients, UnitFlight, Units, unit_slices
 from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.layers.branches import Skippable, nothing_left_out, survival
+from hybrid.solvers.numerics.group_rates import rate_of_tensor, rate_to_tensor
 from hybrid.solvers.state import Tensors
 from hybrid_messages.node import Updates
 
@@ -37,7 +38,7 @@ class Instance(UnitFlight):
         """Put what it needs beside a `UnitFlight` where a checkpoint finds it."""
         self.stash |= {
             "item": torch.tensor(self.item),
-            "rate": torch.tensor(self.rate, dtype=torch.float64),
+            "rate": rate_to_tensor(self.rate),
             "active": torch.tensor(sorted(self.active), dtype=torch.int64),
             "ages": torch.tensor(ages, dtype=torch.int64),
         }
@@ -46,7 +47,7 @@ class Instance(UnitFlight):
 
     def load(self, stash: Tensors) -> list[int]:
         """Take back what `save` put there."""
-        self.item, self.rate = int(stash["item"]), float(stash["rate"])
+        self.item, self.rate = int(stash["item"]), rate_of_tensor(stash["rate"])
         self.active = frozenset(stash["active"].tolist())
         labels, weight = stash.get("labels"), stash.get("weight")
         self.part = self.part._replace(labels=labels, weight=weight)

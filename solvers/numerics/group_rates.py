@@ -1,0 +1,73 @@
+"""The learning rates of several parameter groups at one step, which travel as one number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class GroupRates(float):
+    """Of each parameter group the learning rate and, if the schedule moves it, the momentum.
+
+    As a number it is the first group's rate, and a factor multiplies all rates. An optimizer's
+    group has in "lr_index" which of them is its own.
+    """
+
+    rates: tuple[float, ...]
+    momenta: tuple[float, ...]
+    """Empty: the schedule leaves momenta as they are."""
+
+    def __new__(cls, rates: Iterable[float], momenta: Iterable[float] = ()) -> GroupRates:
+        rates = tuple(rates)
+        made = super().__new__(cls, rates[0])
+        made.rates, made.momenta = rates, tuple(momenta)
+        return made
+
+    def __mul__(self, factor: float) -> GroupRates:
+        return GroupRates((rate * factor for rate in self.rates), self.momenta)
+
+    __rmul__ = __mul__
+
+    def __getnewargs__(self) -> Any:
+        return self.rates, self.momenta
+
+
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    """Give a parameter group its own learning rate and momentum, or its ratio of a plain number."""
+    index: int | None = group.get("lr_index")
+    if isinstance(rate, GroupRates) and index is not None:
+        own = rate.rates[index]
+        if rate.momenta and not group.get("own_momentum"):
+            _set_momentum(group, rate.momenta[index])
+    else:
+        own = float(rate) * group.get("lr_ratio", 1.0)
+    tensor = group.get("lr")  # an optimizer of torch's may have its rate as one
+    group["lr"] = torch.full_like(tensor, own) if isinstance(tensor, Tensor) else own
+
+
+def _set_momentum(group: dict[str, Any], value: float) -> None:
+    if "betas" in group:
+        group["betas"] = (value, *group["betas"][1:])
+    else:
+        group["momentum"] = value
+
+
+def momentum(group: dict[str, Any]) -> float:
+    """What a schedule of torch's moves as the momentum of a group; 0 without one."""
+    return float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
+
+
+def rate_to_tensor(rate: float) -> Tensor:
+    """A rate, or those of groups, as a checkpoint keeps it: (), (1, groups) or (2, groups)."""
+    if not isinstance(rate, GroupRates):
+        return torch.tensor(rate, dtype=torch.float64)
+    rows = [rate.rates, rate.momenta] if rate.momenta else [rate.rates]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def rate_of_tensor(saved: Tensor) -> float:
+    """What `rate_to_tensor` wrote."""
+    return GroupRates(*saved.tolist()) if saved.dim() else float(saved)
