@@ -112,12 +112,14 @@ def _batch_size_and_order(loader: DataLoader[Any], count: int) -> tuple[int, Sam
                 "with the batch size of all replicas together"
             )
     if loader.batch_size is None:  # batch_sampler= was given
-        order = SamplerOrder(batches, loader.dataset, count, batched=True)
-        return order.batch_size, order
-    sampler, order = loader.sampler, SamplerOrder(loader.sampler, loader.dataset, count)
-    if isinstance(sampler, RandomSampler) and type(sampler).__iter__ is RandomSampler.__iter__:
-        all_once = not sampler.replacement and sampler.num_samples == count
-        return loader.batch_size, None if all_once else order
+        cut = SamplerOrder(batches, loader.dataset, count, batched=True)
+        return cut.batch_size, cut
+    permutes = isinstance(loader.sampler, RandomSampler) and (
+        type(loader.sampler).__iter__ is RandomSampler.__iter__
+        and not loader.sampler.replacement
+        and loader.sampler.num_samples == count
+    )
+    order = None if permutes else SamplerOrder(loader.sampler, loader.dataset, count)
     return loader.batch_size, order
 
 
