@@ -116,6 +116,10 @@ class Stream(Items):
         self._at = Place(Line(-1, -1), 0, 0)
         self._parts = deque[Part]()
         self._pairs: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._loaded = False
+        """Whether the stream may go on from a state that it was given."""
+        self._fresh = self._state_text()
+        """Its own state before it is read."""
         self._resumed: dict[str, Any] = {}
         """What a checkpoint says of where to begin."""
         self._sample = self._read_sample()
@@ -227,10 +231,9 @@ class Stream(Items):
         if self._at.line != line or first < oldest:
             self._begin(line, first)
         with own_draws():
-            while self._at.next < first:  # of no use to anybody here
+            while self._at.next < first:  # another replica of this process may want it yet
                 self._read(min(first, self._at.next + SKIPPED))
-                if self._parts[-1].end <= first:
-                    self._parts.pop()
+                self._forget()
             while self._at.next <= last:
                 self._read(last + 1)
 
@@ -248,6 +251,7 @@ class Stream(Items):
             self._read(place.next + saved["count"])
         if digest(self._parts[-1].samples) != saved["digest"]:
             # its state leaves something out, such as a buffer of samples to shuffle
+            self._resumed = {}
             self.close()
             self._at = Place(line, 0, 0)
 
@@ -256,11 +260,12 @@ class Stream(Items):
         seed_draws(place.line.seed, place.line.number, place.turn)
         number = place.line.number + place.turn if self._passes else place.turn
         try:
+            if place.state or (self._loaded and not place.next):
+                self._stateful.load_state_dict(json.loads(place.state or self._fresh))
+                self._loaded = bool(place.state)
             for each in (self.iterable, getattr(self.iterable, "dataset", None)):
                 if each is not None and hasattr(each, "set_epoch"):
                     each.set_epoch(number)
-            if place.state:
-                self._stateful.load_state_dict(json.loads(place.state))
             self._iterator, self._given = iter(self.iterable), 0
         except (Exception, SystemExit) as error:  # whatever a user's code raises
             raise ValueError(
@@ -281,17 +286,20 @@ class Stream(Items):
     def _here(self) -> Place:
         """This place, with the stream's own state if it has one that JSON can hold."""
         at = self._at
-        if at.state or self._stateful is None or self._iterator is None or not self._given:
+        if at.state or self._iterator is None or not self._given:
             return at
-        state = self._stateful.state_dict()
-        try:
-            text = json.dumps(state, allow_nan=False)
-            if len(text) <= MOST_STATE and json.loads(text) == state:
-                return Place(at.line, at.next, at.turn, text)
-        except (TypeError, ValueError):
-            pass
+        return Place(at.line, at.next, at.turn, self._state_text())
+
+    def _state_text(self) -> str:
+        """The stream's own state; empty, then and later, unless JSON can hold it."""
+        if self._stateful is not None:
+            with suppress(TypeError, ValueError):
+                state = self._stateful.state_dict()
+                text = json.dumps(state, allow_nan=False)
+                if len(text) <= MOST_STATE and json.loads(text) == state:
+                    return text
         self._stateful = None
-        return at
+        return ""
 
     def _next(self) -> Any:
         """The next item or batch, of another pass if this one has ended."""
@@ -361,7 +369,7 @@ class Stream(Items):
                     f"the stream {self.name} begins with other samples than before: seed its "
                     "shuffling, or put back what it reads"
                 )
-            self._resumed = saved if saved["state"] else {}
+            self._resumed = saved if saved["state"] and self._stateful else {}
             self.close()
 
 

@@ -167,11 +167,16 @@ class Options:
             )
 
     def take_batch_size(self, data: Data) -> None:
-        """Take over that of a DataLoader, if it is not set; ValueError if it is set otherwise."""
+        """Take over that of a DataLoader, if it is not set; ValueError if it is set otherwise.
+
+        Batches of a stream are cut anew.
+        """
         size, own = data.batch_size, self.train.batch_size
         if size is None or size == own:
             return
         if "batch_size" in self.train.model_fields_set:
+            if data.streamed:
+                return
             raise ValueError(
                 f"train.batch_size is {own}, but the DataLoader has a batch size of {size}: leave "
                 "one of the two out, or give both alike"
