@@ -5,6 +5,7 @@ import random
 import torch
 import trainings
 from samples import layers
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from trainings import trainer_of
 from world import launched
@@ -102,10 +103,10 @@ KINDS = {
 }
 
 
-def trainer(solver=None, blocks=1, settings=(), **more):
+def trainer(solver=None, blocks=1, settings=(), model=None, **more):
     train = {"batch_size": BATCH, "threads": 1, **dict(settings)}
     return trainer_of(
-        layers(), solver, blocks, train=train, **{"sample": torch.zeros(4, 6), **more}
+        model or layers(), solver, blocks, train=train, **{"sample": torch.zeros(4, 6), **more}
     )
 
 
@@ -125,10 +126,12 @@ def trained_on_rank(comm, kind, replicas):
 
 
 def opened_on_rank(comm):
-    """How often a rank of three blocks begins a stream, and how much it reads."""
+    """How often a rank of a chain begins a stream, and how much it reads."""
     stream = Streaming()
     with launched(comm):
-        trainer(blocks=comm.size, settings={"report_every": 2}).fit(Stream(stream, SAMPLES))
+        model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(comm.size)))
+        made = trainer(blocks=comm.size, model=model, settings={"report_every": 2})
+        made.fit(Stream(stream, SAMPLES))
     return stream.opened, stream.given
 
 

@@ -44,8 +44,8 @@ def test_a_loader_trains_as_a_loop_of_ones_own_over_it(blocks):
             optimizer.zero_grad()
             nn.functional.cross_entropy(loop(x), y).backward()
             optimizer.step()
-    cut = {"blocks": blocks, "sample": X[:4], "schedule": "constant"}
-    sgd = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0}
+    cut = {"blocks": blocks, "sample": X[:4], "schedule": {"name": "constant", "warmup_epochs": 0}}
+    sgd = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": False, "weight_decay": 0.0}
     made = trainer_of(model, train={"batch_size": 16}, optimizer=sgd, **cut)
     made.fit(given, DataLoader(TensorDataset(X, Y), 48))
     assert_same(dict(made.blocks.model.state_dict()), dict(loop.state_dict()))
@@ -77,7 +77,8 @@ def test_workers_collate_and_worker_init_fn_of_a_loader_act():
 
 def test_a_worker_init_fn_that_fails_ends_the_run_in_one_line():
     said = refusal(as_data, loader(num_workers=1, worker_init_fn=loaders.fail_in_worker))
-    assert "worker_init_fn fails in worker 0" in said and "no such shard" in said
+    assert "worker_init_fn fails in worker 0" in said
+    assert "no such shard" in said
 
 
 SAMPLERS = {
@@ -100,7 +101,8 @@ def test_an_order_is_a_function_of_seed_and_epoch_alone(name):
     assert torch.equal(data[1].order.of_epoch(5, 2), later)
     assert not torch.equal(first, second)
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-    assert before[:2] == after[:2] and torch.equal(before[2], after[2])
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
     assert (sampler.epoch if name == "in place" else 0) == 0, "the user's own is not touched"
 
 

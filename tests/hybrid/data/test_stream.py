@@ -176,7 +176,7 @@ def test_ranks_of_mpi_train_as_threads_do(world, kind, replicas):
 
 
 def test_a_rank_that_needs_no_samples_looks_at_their_form_alone(world):
-    first, middle, last = world.run(3, "streams:opened_on_rank")
+    first, middle, _, last = world.run(4, "streams:opened_on_rank")
     assert middle == (1, 2)
     assert first[0] == last[0] == 1 + 2, "to look, and for a pass an epoch"
 
