@@ -100,8 +100,8 @@ class Data(ABC):
         """Called with how far behind the newest sample others may be asked for again."""
 
     def fingerprint(self) -> str:
-        """Of the first samples, where ranks might read others; empty: all ranks read the same."""
-        return ""
+        """Of the samples, where ranks might have others; empty: they all have the same."""
+        return "" if self.order is None else str(self.order.of_epoch(0, 0).tolist())
 
     def state(self) -> State:
         """What a checkpoint keeps to go on reading; empty: nothing."""

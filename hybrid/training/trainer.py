@@ -195,7 +195,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
 
 
 def _check_alike(links: RankLinks, sets: list[Data]) -> None:
-    """ValueError on all ranks where a stream has given one of them other samples than the first."""
+    """ValueError on all ranks where the data give one of them other samples than the first."""
     found = [data.fingerprint() for data in sets]
     if not any(found):
         return
@@ -203,7 +203,7 @@ def _check_alike(links: RankLinks, sets: list[Data]) -> None:
     with links.agreement():
         if found != first:
             raise ValueError(
-                f"a stream of data gives rank {links.place.number} other samples than the first "
-                "rank: every rank has to read the same, so seed its shuffling, and leave it to "
+                f"the data give rank {links.place.number} other samples than the first rank, and "
+                "all have to read the same: seed their shuffling or sampler, and leave it to "
                 "replicas to take their shares"
             )

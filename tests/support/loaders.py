@@ -1,7 +1,9 @@
 """DataLoaders, their samplers, and what workers of them are told."""
 
 import torch
-from torch.utils.data import DataLoader, Sampler, get_worker_info
+from samples import BATCH, SAMPLES, Drawing, trained
+from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler, get_worker_info
+from world import launched
 
 TOLD = []
 
@@ -53,3 +55,17 @@ def fail_in_worker(number):
 
 def loader(**more):
     return DataLoader(Rows(), **{"batch_size": 8, **more})
+
+
+def refused_on_rank(comm):
+    """Why a sampler is refused that each rank has with weights of its own."""
+    weights = torch.rand(SAMPLES, generator=torch.Generator().manual_seed(comm.rank))
+    with launched(comm):
+        try:
+            trained(
+                DataLoader(Drawing(), BATCH, sampler=WeightedRandomSampler(weights, SAMPLES)),
+                blocks=comm.size,
+            )
+        except ValueError as error:
+            return str(error)
+    return ""

@@ -181,8 +181,9 @@ def test_a_rank_that_needs_no_samples_looks_at_their_form_alone(world):
     assert first[0] == last[0] == 1 + 2, "to look, and for a pass an epoch"
 
 
-def test_streams_that_differ_between_ranks_are_refused(world):
-    for said in world.run(2, "streams:refused_on_rank"):
+@pytest.mark.parametrize("of", ["streams", "loaders"])
+def test_data_that_differ_between_ranks_are_refused(world, of):
+    for said in world.run(2, f"{of}:refused_on_rank"):
         assert "other samples than the first rank" in said
 
 

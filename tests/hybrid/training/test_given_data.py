@@ -8,9 +8,15 @@ import torch
 from answers import refusal
 from misused import X, Y, fit, layers
 from streams import Streaming
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.utils.data import DataLoader
 from trainings import lines, stopped, trainer_of
-from transformers import BatchEncoding
+from transformers import (
+    BatchEncoding,
+    DataCollatorForLanguageModeling,
+    PreTrainedTokenizerFast,
+)
 
 from hybrid import Callback
 from hybrid.data import Mapped, Stream
@@ -145,6 +151,29 @@ def test_batches_of_a_tokenizer_are_inputs_by_name_and_targets(labels, workers):
             assert inputs.tolist() == [[1, 0], [1, 1]]
     finally:
         data.close()
+
+
+def masks():
+    """A collator that draws which words to hide, of a tokenizer of three words."""
+    words = Tokenizer(WordLevel({"[PAD]": 0, "[MASK]": 1, "a": 2, "b": 3, "c": 4}, unk_token="a"))
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", mask_token="[MASK]")
+    return DataCollatorForLanguageModeling(fast, mlm_probability=0.4)
+
+
+def test_what_a_collator_draws_is_the_same_on_every_rank_and_another_in_the_next_epoch():
+    texts = [{"input_ids": [2, 3, 4, 2, 3][: 2 + i % 4]} for i in range(16)]
+    for make in (lambda: as_data(DataLoader(texts, 4, collate_fn=masks())), stream_of(texts)):
+        first, last = make(), make()
+        labels = [last.targets(FIRST, 0, epoch) for epoch in (0, 1)]
+        inputs = first.batch(FIRST, 0, 0)
+        hidden = last.answers.unpack(labels[0]) if last.answers else labels[0]
+        assert inputs.shape[0] == len(hidden) == 4
+        assert torch.equal(make().targets(FIRST, 0, 1), labels[1])
+        assert not torch.equal(*labels)
+
+
+def stream_of(texts):
+    return lambda: Stream(texts, collate=masks())
 
 
 def test_the_shape_of_a_mini_batch_is_its_own():
