@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Protocol
 
 import torch
@@ -101,7 +102,9 @@ class Data(ABC):
 
     def fingerprint(self) -> str:
         """Of the samples, where ranks might have others; empty: they all have the same."""
-        return "" if self.order is None else str(self.order.of_epoch(0, 0).tolist())
+        if self.order is None:
+            return ""
+        return blake2b(self.order.of_epoch(0, 0).numpy().tobytes(), digest_size=16).hexdigest()
 
     def state(self) -> State:
         """What a checkpoint keeps to go on reading; empty: nothing."""

@@ -1,5 +1,7 @@
 """DataLoaders, their samplers, and what workers of them are told."""
 
+from collections import UserDict
+
 import torch
 from samples import BATCH, SAMPLES, Drawing, trained
 from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler, get_worker_info
@@ -55,6 +57,14 @@ def fail_in_worker(number):
 
 def loader(**more):
     return DataLoader(Rows(), **{"batch_size": 8, **more})
+
+
+def pad(items, kind=UserDict):
+    """As transformers' DataCollatorWithPadding: a mapping of padded rows."""
+    width = max(len(item["input_ids"]) for item in items)
+    ids = [item["input_ids"] + [0] * (width - len(item["input_ids"])) for item in items]
+    labels = torch.tensor([item["label"] for item in items])
+    return kind({"input_ids": torch.tensor(ids), "labels": labels})
 
 
 def refused_on_rank(comm):

@@ -1,11 +1,14 @@
 """Training without a test set, and with what tokenizers and their collators give."""
 
 import json
+from collections import UserDict
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from answers import refusal
+from loaders import pad
 from misused import X, Y, fit, layers
 from streams import Streaming
 from tokenizers import Tokenizer
@@ -123,23 +126,18 @@ def test_a_function_that_gives_nothing_is_refused():
     assert "gave None" in refusal(references.make_data_sets, f"{__name__}:nothing")
 
 
-def pad(items):
-    """As transformers' DataCollatorWithPadding: a BatchEncoding of padded rows."""
-    width = max(len(item["input_ids"]) for item in items)
-    ids = [item["input_ids"] + [0] * (width - len(item["input_ids"])) for item in items]
-    labels = torch.tensor([item["label"] for item in items])
-    return BatchEncoding({"input_ids": torch.tensor(ids), "labels": labels})
-
-
 TEXTS = [{"input_ids": [1] * (1 + i % 4), "label": i % 3} for i in range(16)]
 FIRST, SECOND = torch.arange(4), torch.tensor([0, 4])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("labels", [False, True])
-def test_batches_of_a_tokenizer_are_inputs_by_name_and_targets(labels, workers):
+@pytest.mark.parametrize(
+    ("labels", "workers", "kind"),
+    [(False, 0, BatchEncoding), (True, 0, BatchEncoding), (True, 1, UserDict)],
+)
+def test_batches_of_a_tokenizer_are_inputs_by_name_and_targets(labels, workers, kind):
     # 2 s and more with a worker
-    data = as_data(DataLoader(TEXTS, 4, collate_fn=pad, num_workers=workers), 0, labels)
+    made = DataLoader(TEXTS, 4, collate_fn=partial(pad, kind=kind), num_workers=workers)
+    data = as_data(made, 0, labels)
     try:
         inputs, targets = data.sample(2)
         assert targets.tolist() == [0, 1]
