@@ -80,8 +80,8 @@ def make_data_sets(name: str) -> tuple[Any, Any]:
         train, test = given
     else:
         train, test = given, None
-    if train is None or (several and not len(given)):
-        raise ValueError(f"--data {name} gave {given!r}: let it give (training, test) data")
+    if train is None or isinstance(train, Tensor):
+        raise ValueError(f"--data {name} gave a {type(given).__name__}, not (training, test) data")
     return train, test
 
 

@@ -123,7 +123,9 @@ def test_a_function_may_give_training_data_alone(function, tmp_path, monkeypatch
 
 
 def test_a_function_that_gives_nothing_is_refused():
-    assert "gave None" in refusal(references.make_data_sets, f"{__name__}:nothing")
+    assert "gave a NoneType, not (training, test) data" in refusal(
+        references.make_data_sets, f"{__name__}:nothing"
+    )
 
 
 TEXTS = [{"input_ids": [1] * (1 + i % 4), "label": i % 3} for i in range(16)]
