@@ -2,8 +2,10 @@
 
 from hybrid.data.augment import Augmentation
 from hybrid.data.dataset import Data, Dataset
-from hybrid.data.mapped import Mapped, as_data
+from hybrid.data.loaders import as_data
+from hybrid.data.mapped import Mapped
 from hybrid.data.sources import NAMES, fetch, load, reference
+from hybrid.data.stream import Stream
 
 __all__ = [
     "NAMES",
@@ -11,6 +13,7 @@ __all__ = [
     "Data",
     "Dataset",
     "Mapped",
+    "Stream",
     "as_data",
     "fetch",
     "load",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from hashlib import blake2b
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +14,24 @@ from torch import Tensor
 from hybrid.data.augment import Augmentation
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import LEFT_OUT
+from hybrid.solvers.state import State
+
+
+class Order(Protocol):
+    """The order of the samples in every epoch."""
+
+    def of_epoch(self, seed: int, epoch: int) -> Tensor:
+        """Samples 0 .. N - 1, int64 (M,), some perhaps several times: a pure function."""
+        ...
+
+
+def numbered(samples: Tensor, count: int) -> Tensor:
+    """Numbers (M,) of samples (M,) of `count`: the v-th time, from 0, sample i is i + v count."""
+    times, numbers = Counter[int](), []
+    for sample in samples.tolist():
+        numbers.append(sample + count * times[sample])
+        times[sample] += 1
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 class Data(ABC):
@@ -29,6 +49,12 @@ class Data(ABC):
     """Whether a replica's share of a mini-batch is made at once, of which parts are then taken."""
     augmented: bool = False
     """Whether augmentation makes other samples in every epoch."""
+    streamed: bool = False
+    """Whether samples can be had in their order alone."""
+    batch_size: int | None = None
+    """Samples of a mini-batch, on all replicas, where a DataLoader says it."""
+    order: Order | None = None
+    """The order of every epoch, where a DataLoader's sampler decides it."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -64,6 +90,28 @@ class Data(ABC):
     def only(self, images: bool, labels: bool) -> Data:
         """The data set for a rank that asks for inputs, for targets, for both or for neither."""
         return self
+
+    def test_order(self) -> Tensor:
+        """The numbers of the samples of a test, int64 (N,): all, or those that `order` takes."""
+        if self.order is None:
+            return torch.arange(len(self))
+        return numbered(self.order.of_epoch(0, 0), len(self))
+
+    def keep(self, samples: int) -> None:  # noqa: B027
+        """Called with how far behind the newest sample others may be asked for again."""
+
+    def fingerprint(self) -> str:
+        """Of the samples, where ranks might have others; empty: they all have the same."""
+        if self.order is None:
+            return ""
+        return blake2b(self.order.of_epoch(0, 0).numpy().tobytes(), digest_size=16).hexdigest()
+
+    def state(self) -> State:
+        """What a checkpoint keeps to go on reading; empty: nothing."""
+        return State()
+
+    def load_state(self, state: State) -> None:  # noqa: B027
+        """Go on reading from what `state` gave."""
 
     def close(self) -> None:  # noqa: B027
         """Close what was opened to read samples."""

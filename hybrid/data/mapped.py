@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import islice
 from typing import Any
@@ -12,29 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import (
-    IterableDataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils._pytree import tree_map
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
-from hybrid.data.dataset import Data, check_classes
-from hybrid.data.fetching import Pool
+from hybrid.data.dataset import check_classes
+from hybrid.data.fetching import Pool, Workers
+from hybrid.data.items import Items, collate_numbers
 from hybrid.errors import format_error
-from hybrid.solvers.layers.bundle import Bundle
 
 AHEAD = 2
 """Batches that each worker makes ahead."""
 KEPT = 8
 """Batches that are kept after their first use: another block of this process, or a local step, may
 ask for them again."""
-TARGETS = ("target", "targets", "label", "labels", "y")
-"""The keys that name the target of a dict."""
 
 
-class Mapped(Data):
+class Mapped(Items):
     """Any data set with a length and items: torch's, torchvision's, Hugging Face's.
 
     An item is (input, target), (input, input, ..., target) or a dict. What its transforms draw from
@@ -44,33 +37,33 @@ class Mapped(Data):
     targets, as those of torchvision do, who needs nothing else reads no items.
     """
 
-    joint = True
-
     def __init__(
         self,
         dataset: Any,
         *,
         collate: Callable[[list[Any]], Any] | None = None,
-        workers: int = 0,
+        workers: int | Workers = 0,
         augmented: bool = False,
+        labels_are_inputs: bool = False,
     ) -> None:
         """Wrap a data set for a trainer.
 
         Of a dict the target is called target, label(s) or y, and all others are inputs.
         collate: items -> (inputs, targets) or a dict, batched; None: torch's. workers: processes
         that read ahead; 0: none. augmented: whether transforms draw, so that a sample differs in
-        every epoch.
+        every epoch. labels_are_inputs: whether the target of a dict is also an input of the
+        network, under its own key.
         """
         numbered = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         if isinstance(dataset, IterableDataset) or not numbered:
             raise ValueError(
-                f"a {type(dataset).__name__} is no map-style data set: ranks agree on mini-batches "
-                "by the numbers of samples, so it needs __len__ and __getitem__"
+                f"a {type(dataset).__name__} is no map-style data set, which has __len__ and "
+                "__getitem__: give data.Stream(iterable, samples=...), or a DataLoader to fit"
             )
+        super().__init__(labels_are_inputs)
         self.dataset, self.augmented = dataset, augmented
         self._count = _length(dataset)
-        self._classes = 0
-        self._pool = Pool(dataset, collate or _collate, workers)
+        self._pool = Pool(dataset, collate or collate_numbers, workers)
         self._lock = threading.Lock()
         self._batches: OrderedDict[tuple[Any, ...], Future[Any]] = OrderedDict()
         self._order: list[tuple[Any, ...]] = []
@@ -78,37 +71,20 @@ class Mapped(Data):
         self._targets = None if collate else listed_targets(dataset)
         if self._targets is not None and not self._agrees(self._targets):
             self._targets = None
-        first, second = self.sample(2)
-        self.inputs = None if isinstance(first, Tensor) else Bundle.of(first, 2, "an input")
-        self.answers = None if isinstance(second, Tensor) else Bundle.of(second, 2, "a target")
+        self._learn_structure()
 
     def __len__(self) -> int:
         return self._count
 
-    def batch(self, ids: Tensor, seed: int, epoch: int, augment: bool = True) -> Tensor:
-        inputs: Tensor = self._pair(ids, seed, epoch if augment else 0)[0]
-        if self.inputs is not None:
-            return self.inputs.pack(inputs)
-        image = inputs.dim() == 4 and inputs.is_floating_point()
-        # a copy: a batch may be asked for again, and modules may write to their input
-        return inputs.clone(memory_format=torch.channels_last if image else torch.contiguous_format)
-
-    def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
-        targets: Tensor = (
-            self._pair(ids, seed, epoch)[1]
-            if self._targets is None
-            else self._targets[ids % len(self)]
-        )
-        if self.answers is not None:
-            return self.answers.pack(targets)
-        if self._classes:
-            check_classes(targets, self._classes, ids % len(self))
-        return targets.clone()
+    def _targets_of(self, ids: Tensor, seed: int, epoch: int) -> Tensor:
+        if self._targets is None:
+            return super()._targets_of(ids, seed, epoch)
+        return self._targets[ids % len(self)]
 
     def expect_classes(self, count: int) -> None:
         if count and type(self.dataset) is TensorDataset:
             check_classes(self.dataset.tensors[-1], count)
-        self._classes = count
+        super().expect_classes(count)
 
     def leaves_out(self, target: int) -> bool:
         known = self._targets
@@ -151,42 +127,13 @@ class Mapped(Data):
             most = KEPT + AHEAD * self._pool.workers
             while len(self._batches) > most:
                 self._batches.popitem(last=False)
-        return self._inputs_and_targets(self._pool.result(future), len(ids))
+        return self._split(self._pool.result(future), len(ids))
 
     def _submit(self, key: tuple[Any, ...]) -> Future[Any]:
         if key not in self._batches:
             seed, epoch, *ids = key
             self._batches[key] = self._pool.submit(ids, seed, epoch)
         return self._batches[key]
-
-    def _inputs_and_targets(self, batch: Any, count: int) -> tuple[Any, Any]:
-        if isinstance(batch, Mapping):
-            targets = [key for key in TARGETS if key in batch]
-            if len(targets) != 1:
-                raise ValueError(
-                    f"items have {', '.join(map(str, batch))}, of which "
-                    f"{' and '.join(targets) or 'none'} may be the target: give "
-                    "data.Mapped(dataset, collate=...), which makes (inputs, targets) of items"
-                )
-            inputs = {key: value for key, value in batch.items() if key != targets[0]}
-            one = len(inputs) == 1
-            pair = next(iter(inputs.values())) if one else inputs, batch[targets[0]]
-        elif isinstance(batch, tuple | list) and len(batch) >= 2:
-            *some, last = batch
-            pair = (some[0] if len(some) == 1 else tuple(some), last)
-        else:
-            raise ValueError(
-                f"an item is a {type(batch).__name__}, not (input, target) or a dict: give both, "
-                "or collate="
-            )
-        for leaf in tree_leaves(pair):
-            if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != count:
-                shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__
-                raise ValueError(
-                    f"a batch of {count} samples holds {shape}, not a tensor with a row a sample: "
-                    "convert it in the data set, or give collate="
-                )
-        return pair
 
 
 def listed_targets(dataset: Any) -> Tensor | None:
@@ -221,46 +168,5 @@ def _length(dataset: Any) -> int:
     return count
 
 
-def as_data(given: Any, workers: int = 0) -> Data:
-    """What `fit` was given; ValueError for what is no data set."""
-    if isinstance(given, Data):
-        return given
-    several = isinstance(given, tuple | list) and len(given) > 0
-    if several and all(isinstance(x, np.ndarray) for x in given):
-        raise ValueError(
-            "numpy arrays are no data set: give tensors, as torch.from_numpy makes them"
-        )
-    if several and all(isinstance(x, Tensor) for x in given):
-        if len({len(x) for x in given}) > 1:
-            raise ValueError(
-                f"inputs and targets have {' and '.join(str(len(x)) for x in given)} rows: give as "
-                "many of each"
-            )
-        return Mapped(TensorDataset(*given))
-    return Mapped(given, workers=workers)
-
-
 def _key(ids: Tensor, seed: int, epoch: int) -> tuple[Any, ...]:
     return (seed, epoch, *ids.tolist())
-
-
-def _collate(items: list[Any]) -> Any:
-    """torch's collate, after lists of numbers, as of Hugging Face, have become tensors."""
-
-    def tensors(x: Any) -> Any:
-        if isinstance(x, Mapping):
-            return {key: tensors(value) for key, value in x.items()}
-        if isinstance(x, tuple):
-            return tuple(map(tensors, x))
-        if isinstance(x, list):
-            numbers = not any(isinstance(y, Tensor | np.ndarray | list) for y in x)
-            return torch.tensor(x) if numbers else [tensors(y) for y in x]
-        return x
-
-    def floats(x: Any) -> Any:
-        return x.float() if isinstance(x, Tensor) and x.dtype is torch.float64 else x
-
-    single = any(isinstance(x, Tensor) and x.dtype is torch.float64 for x in tree_leaves(items))
-    batch = default_collate([tensors(item) for item in items])
-    # Python's and numpy's numbers are double by default; tensors are as the user made them
-    return batch if single else tree_map(floats, batch)

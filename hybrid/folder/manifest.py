@@ -84,6 +84,8 @@ class RunPosition(Part):
     """Test loss and metrics by name; not a number for weights that are about to diverge."""
     tested_step: Count | None
     """The step whose weights were tested."""
+    epoch_loss: Annotated[list[float], Field(min_length=2, max_length=2)]
+    """The sum of this epoch's training losses so far, and of how many samples it is."""
     residual: list[float]
     shared: Shared
     rollbacks: list[Rollback]

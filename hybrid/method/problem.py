@@ -37,6 +37,10 @@ class Problem:
     """Mini-batches of an epoch."""
     augmented: bool
     """Whether samples are drawn anew in every epoch."""
+    ordered: bool
+    """Whether the data say in what order samples come."""
+    streamed: bool
+    """Whether they can be had in that order alone."""
 
     @classmethod
     def of(cls, options: Options, blocks: Blocks, train: Data, test: Data | None = None) -> Problem:
@@ -49,10 +53,16 @@ class Problem:
             )
         inputs, _ = train.sample(SAMPLES)
         blocks = blocks.with_bundles(inputs)
-        objectives = Objectives.settle(options, blocks, train, test or train)
+        objectives = Objectives.settle(options, blocks, train, train if test is None else test)
         sample = blocks.pack_inputs(inputs)
         shapes = tuple(blocks.cut_shapes(sample))
         choice = options.sampler.start(train, options.train.seed)
+        steps = choice.batches(options.train.batch_size)
+        if not steps:
+            raise ValueError(
+                f"the batch size is {options.train.batch_size}, more samples than the sampler "
+                f"takes of {len(train)} in an epoch: choose a smaller one"
+            )
         modules = list(blocks.model.modules())
         return cls(
             blocks,
@@ -62,8 +72,10 @@ class Problem:
             blocks.find_random_modules(sample),
             min(map(survival, modules)),
             any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
-            choice.batches(options.train.batch_size),
+            steps,
             train.augmented,
+            train.streamed or train.order is not None,
+            train.streamed,
         )
 
     @property

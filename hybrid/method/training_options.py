@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 import torch
 
+from hybrid.data import Data
 from hybrid.data.mixing import Transform
 from hybrid.data.samplers.base import Sampler
 from hybrid.method.given_scheduler import GivenScheduler
@@ -186,3 +187,25 @@ class Options:
                 f"split.replicas is {self.replicas}, and a mini-batch has {self.train.batch_size} "
                 "samples, of which each needs one: take fewer replicas, or a larger --batch-size"
             )
+
+    def take_batch_size(self, data: Data) -> None:
+        """Take over that of a DataLoader, if it is not set; ValueError if it is set otherwise.
+
+        Batches of a stream are cut anew.
+        """
+        size, own = data.batch_size, self.train.batch_size
+        if size is None or size == own:
+            return
+        if "batch_size" in self.train.model_fields_set:
+            if data.streamed:
+                return
+            raise ValueError(
+                f"train.batch_size is {own}, but the DataLoader has a batch size of {size}: leave "
+                "one of the two out, or give both alike"
+            )
+        replicas = max(1, self.replicas)
+        usual = [settled(self.solver, self.rounds, n // replicas)[1] for n in (own, size)]
+        if self.correction == PassSettings(**usual[0]):
+            self.correction = PassSettings(**usual[1])
+        self.train = self.train.model_copy(update={"batch_size": size})
+        self.train.model_fields_set.discard("batch_size")  # another DataLoader may have another

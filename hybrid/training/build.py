@@ -124,8 +124,8 @@ def name_run_folder(resolved: Config, now: str) -> Path:
     )
 
 
-def load_rank_data(resolved: Config) -> tuple[Data, Data]:
-    """Training and test data; under mpirun a rank keeps what its block needs of them."""
+def load_rank_data(resolved: Config) -> tuple[Data, Data | None]:
+    """Training and test data, if any; under mpirun a rank keeps what its block needs of them."""
     train, test = load_data_sets(resolved.data)
     comm = launch.communicator()
     if comm is not None:
@@ -134,7 +134,8 @@ def load_rank_data(resolved: Config) -> tuple[Data, Data]:
         learns = isinstance(methods.named(resolved, "sampler"), Learning)
         first = any(p.block == 0 for p in mine) or (learns and last)  # who chooses looks at them
         images, labels = "images" in solver.reads or first, "labels" in solver.reads or last
-        train, test = train.only(images, labels), test.only(images, labels)
+        train = train.only(images, labels)
+        test = None if test is None else test.only(images, labels)
     return train, test
 
 
@@ -147,13 +148,14 @@ def _places(comm: Communicator, wanted: SplitSettings) -> list[Place]:
     return [grid.place(comm.rank, side) for side in sides]
 
 
-def load_data_sets(wanted: DataSettings) -> tuple[Data, Data]:
-    """Training and test data, whole."""
+def load_data_sets(wanted: DataSettings) -> tuple[Data, Data | None]:
+    """Training data, and test data unless there are none, whole."""
     reference = data.reference(wanted.name)
     check({"data": wanted}, Known(own_data=bool(reference)))
     if reference:
-        train, test = references.make_data_sets(reference)
-        return data.as_data(train, wanted.workers), data.as_data(test, wanted.workers)
+        given, tested = references.make_data_sets(reference)
+        made = data.as_data(given, wanted.workers)
+        return made, None if tested is None else data.as_data(tested, wanted.workers)
     if wanted.name == OWN_DATA:
         raise ValueError(
             "the run was made by a script, on data of its own: start the script again, or give "
@@ -161,6 +163,13 @@ def load_data_sets(wanted: DataSettings) -> tuple[Data, Data]:
         )
     train, test = data.load(wanted.name, wanted.dir, wanted.limit)
     return train if wanted.augment else replace(train, augmentation=data.Augmentation()), test
+
+
+def take_batch_size(resolved: Config, train: Data) -> None:
+    """Take over the batch size of a DataLoader, if none is set; ValueError if it is another."""
+    options = build_options(resolved)
+    options.take_batch_size(train)
+    resolved.train = options.train
 
 
 def load_images(wanted: DataSettings) -> tuple[Dataset, Dataset]:
@@ -268,7 +277,7 @@ def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None 
 
 def build_trainer(
     resolved: Config,
-    loaded: tuple[Data, Data],
+    loaded: tuple[Data, Data | None],
     out: Path,
     resume: bool,
     division: Division | None = None,

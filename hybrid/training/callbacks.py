@@ -66,8 +66,9 @@ class Callback:
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> bool | None:
         """Called after `epoch` epochs; True asks the run to stop after all callbacks were called.
 
-        `results` has "step", "loss" (of the last report), "learning_rate" (of the last step) and
-        the test metrics, such as "test_accuracy"; None means not measured in this epoch.
+        `results` has "step", "loss" (of the last report), "epoch_loss" (its mean over the epoch),
+        "learning_rate" (of the last step) and the test metrics, such as "test_accuracy"; None means
+        not measured in this epoch.
         """
         return None
 
@@ -188,17 +189,21 @@ class EarlyStopping(Callback):
     """Stops once `patience` epochs have passed since the best: of train.early_stop.
 
     The best has the largest accuracy where there is one, else the smallest loss on the test set.
-    Epochs without a test count, but a run stops only after one with a test.
+    Epochs without a test count, but a run stops only after one with a test. Without a test set the
+    best has the smallest mean training loss.
     """
 
     best: float | None = None
 
-    def __init__(self, patience: int) -> None:
+    def __init__(self, patience: int, tests: bool = True) -> None:
         self.patience = patience
+        self.metric, self.loss = ("test metric", "test_loss")
+        if not tests:
+            self.metric, self.loss = ("training loss", "epoch_loss")
         self.load_state({"best": None, "best_epoch": 0, "epoch": 0})
 
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> bool:
-        accuracy, loss = results.get("test_accuracy"), results.get("test_loss")
+        accuracy, loss = results.get("test_accuracy"), results.get(self.loss)
         if loss is None:
             return False
         value = -loss if accuracy is None else accuracy
@@ -216,7 +221,7 @@ class EarlyStopping(Callback):
         self.reason = ""
         if self.epoch - self.best_epoch >= self.patience:
             best = "" if self.best is None else f" than in epoch {self.best_epoch}"
-            self.reason = f"no better test metric{best} up to epoch {self.epoch}"
+            self.reason = f"no better {self.metric}{best} up to epoch {self.epoch}"
 
     def _better(self, value: float) -> bool:
         return isfinite(value) and (self.best is None or value > self.best)

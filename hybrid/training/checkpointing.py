@@ -34,6 +34,8 @@ class Position:
     """Loss and metrics of the newest evaluation."""
     tested_step: int | None = None
     """The step of that evaluation."""
+    epoch_loss: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """The sum of the training losses of this epoch's samples so far, and how many these are."""
     residual: list[float] = field(default_factory=list)
     """The primal residual of every cut after the last round."""
     rollbacks: list[dict[str, Any]] = field(default_factory=list)
@@ -41,9 +43,20 @@ class Position:
     totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0.0))
     """Of this rank, from the first step on."""
 
+    def add_loss(self, mean: float, samples: int) -> None:
+        """Count the mean training loss of so many samples of this epoch."""
+        total, count = self.epoch_loss
+        self.epoch_loss = [total + mean * samples, count + samples]
+
+    def take_epoch_loss(self) -> float:
+        """The mean training loss of the epoch, which has ended."""
+        total, count = self.epoch_loss
+        self.epoch_loss = [0.0, 0.0]
+        return total / max(1.0, count)
+
     def restore(self, manifest: Mapping[str, Any], cuts: list[str], rank: int | None) -> None:
         """Take over what a manifest has of `rank`; None: a rank of another grid."""
-        for name in ("epoch", "step", "tested", "tested_step", "rollbacks"):
+        for name in ("epoch", "step", "tested", "tested_step", "epoch_loss", "rollbacks"):
             setattr(self, name, manifest[name])
         if manifest["cuts"] == cuts:
             self.residual = manifest["residual"]

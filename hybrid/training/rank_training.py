@@ -19,16 +19,22 @@ from hybrid.method.method import Method
 from hybrid.method.optimizers import peak_rate
 from hybrid.method.plateau import Plateau, check_metric
 from hybrid.method.schedule import make_schedule
+from hybrid.ranks import launch
 from hybrid.rounds.batch_sampler import BatchSampler
+from hybrid.rounds.epoch_windows import CLOSING
 from hybrid.rounds.phase_report import DivergedError, PhaseReport, Scores
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.block import Block
+from hybrid.solvers.exact.filling import stored_batches
 from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
 from hybrid.training.checkpointing import Position, StateFiles, check_same_run
 from hybrid.training.summary import RunOptions
+
+TOGETHER = 4
+"""Mini-batches of an evaluation after which the first block waits for the last one."""
 
 
 class RankTraining:
@@ -68,6 +74,7 @@ class RankTraining:
         if self.plateau is not None:
             check_metric(self.plateau.metric, method.problem.objectives.test.metrics)
         self.windows = method.windows(data, schedule, self.sampler, place)
+        data.keep(self._num_asked_again() * train.batch_size)
         self.position = Position(residual=[0.0] * (links.size - 1))
         self.files = StateFiles(place, method.problem.blocks)
 
@@ -80,11 +87,27 @@ class RankTraining:
         if self.block.freezing is not None:
             with self.links.agreement():
                 self.block.freezing.begin(self.position.epoch)
+        return self.windows.groups(self.position.epoch, self.position.step, self._report_every())
+
+    def _report_every(self) -> int:
         flushed = self.rounds.alternates or self.method.solver.exact
         every = self.options.train.report_every * (1 if flushed else self.links.size)
         lag = getattr(self.options.sampler, "lag", every)
-        every = min(every, max(1, lag - self.method.setup.window + 1))
-        return self.windows.groups(self.position.epoch, self.position.step, every)
+        return min(every, max(1, lag - self.method.setup.window + 1))
+
+    def _num_asked_again(self) -> int:
+        """The last so many mini-batches may be asked for again, or by another block of a process.
+
+        They are of a window, which is swept; under way between blocks; of the stores of gaps, and
+        those that give the weights of an epoch's end its running statistics. Ranks on threads may
+        be as far apart as they report.
+        """
+        method, size = self.method, self.method.setup.batch_size
+        stored = [stored_batches(gaps, size) for gaps in method.gaps]
+        count = 2 * self.links.size + max([1, method.setup.stored_batches, *stored])
+        if launch.communicator() is None:
+            count += method.setup.window + self._report_every()
+        return max(count, CLOSING if method.problem.normed else 0)
 
     def run(self, pairs: Sequence[tuple[Window, Window]]) -> list[PhaseReport]:
         """Run a round for each pair of windows, and count what it did."""
@@ -96,6 +119,7 @@ class RankTraining:
         reports = self.rounds.run(pairs, at.step, at.epoch, closing)
         self.sampler.take_losses(self.rounds.losses)
         at.step += steps
+        at.add_loss(reports[0].loss, reports[0].samples)
         at.residual = reports[-1].residual or [0.0] * (self.links.size - 1)
         at.totals["images"] += steps * self.options.train.batch_size
         at.totals["idle_seconds"] += traffic.total_waiting - waited
@@ -187,7 +211,7 @@ class RankTraining:
                 parts["fill"] = self.rounds.fill
             if self.block.sync is not None and "sync" in same:
                 parts["sync"] = self.block.sync  # after the program, whose weights it may keep
-        return {**parts, "callbacks": self.callbacks}
+        return {**parts, "data": self.windows.data, "callbacks": self.callbacks}
 
     def take_smaller_steps(self) -> None:
         """Settle the step sizes: a roll-back halves local steps, and a further one all steps.
@@ -231,7 +255,8 @@ def measure_network(
     block: Block, links: RankLinks, data: Data, objective: Objective, batch_size: int = 500
 ) -> dict[str, float]:
     """Mean loss and metrics of the whole chain of blocks over `data`, the same on every rank."""
-    place, batches = links.place, torch.arange(len(data)).split(batch_size)
+    place, batches = links.place, data.test_order().split(batch_size)
+    data.keep(2 * TOGETHER * batch_size * place.replicas)
     own = batches[place.replica :: place.replicas]
     scores, measured = Scores(links, objective, objective.accumulated), []
     for ids, out in _outputs(block, links, data, own):
@@ -280,7 +305,7 @@ def _outputs(
                     yield ids, out
                 else:
                     links.to_next(out)
-                if number % 4 == 3:
+                if number % TOGETHER == TOGETHER - 1:
                     # the first block waits for the last one, or its outputs would pile up
                     links.all_gather(None)
         links.flush()

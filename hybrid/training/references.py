@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hybrid.errors import one_line
 from hybrid.settings.config import Config
@@ -70,11 +70,19 @@ def make_network(name: str) -> nn.Module:
 
 
 def make_data_sets(name: str) -> tuple[Any, Any]:
-    """The data sets that --data names: one to train on, one to test on."""
-    sets = _call(name, "--data")
-    if not (isinstance(sets, tuple | list) and len(sets) == 2):
-        raise ValueError(f"--data {name} gave a {type(sets).__name__}, not (training, test) data")
-    return sets[0], sets[1]
+    """The data that --data names: what to train on and, unless it is None, to test on.
+
+    A function gives both, or the first alone; a pair of tensors is inputs and targets.
+    """
+    given = _call(name, "--data")
+    several = isinstance(given, tuple | list)
+    if several and len(given) == 2 and not all(isinstance(x, Tensor) for x in given):
+        train, test = given
+    else:
+        train, test = given, None
+    if train is None or isinstance(train, Tensor):
+        raise ValueError(f"--data {name} gave a {type(given).__name__}, not (training, test) data")
+    return train, test
 
 
 def _call(name: str, flag: str) -> Any:

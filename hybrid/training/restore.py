@@ -35,6 +35,11 @@ def evaluate(
     `loss` is package.module:function, or the name of a loss; `own` is as in `restore`.
     """
     settings, folder, network, test = restore(run, best=best, **own)
+    if test is None:
+        raise ValueError(
+            f"the data of {run} have no test set: give --data package.module:function, which gives "
+            "(training, test) data"
+        )
     train = settings.train
     name = _name(run, "--loss", train.loss, loss, train.loss != OWN_LOSS)
     function = references.load_loss(name)
@@ -70,8 +75,8 @@ def restore(
     data: str | None = None,
     data_dir: str | None = None,
     best: bool = False,
-) -> tuple[Config, Path, nn.Module, Data]:
-    """A run's settings, its checkpoint, the network of that on the CPU, and its test data.
+) -> tuple[Config, Path, nn.Module, Data | None]:
+    """A run's settings, its checkpoint, the network of that on the CPU, and its test data, if any.
 
     `model` and `data` are package.module:function, which make what was the user's own; `data_dir`
     is where the data of this package's sources lie by now. ValueError if one is missing.
@@ -82,13 +87,13 @@ def restore(
     news = {"name": _name(run, "--data", stored, data, known), "limit": 0}
     if data_dir is not None:
         news["dir"] = data_dir
-    _, test = build.load_data_sets(settings.data.model_copy(update=news))
+    train, test = build.load_data_sets(settings.data.model_copy(update=news))
     known = is_reference(settings.model.name) or bool(models.NAME.fullmatch(settings.model.name))
     name = _name(run, "--model", settings.model.name, model, known)
     if is_reference(name):
         network, where = references.make_network(name), f"--model {name}"
     else:
-        network, where = build.build_model(settings, test), f"{run / 'config.toml'}"
+        network, where = build.build_model(settings, train), f"{run / 'config.toml'}"
     return settings, folder, _load_weights(network, folder, manifest, where), test
 
 

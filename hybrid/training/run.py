@@ -43,7 +43,7 @@ class Run:
         options: RunOptions,
         links: RankLinks,
         train: Data,
-        test: Data,
+        test: Data | None,
         stop: StopRequest,
         kernels: str = "torch",
     ) -> None:
@@ -54,7 +54,8 @@ class Run:
         self.method = method.of_replica(links.place)
         self.progress = ProgressPrinter(options.quiet or links.place.number > 0)
         patience = options.train.early_stop
-        early = [EarlyStopping(patience)] if patience else []
+        tests = test is not None
+        early = [EarlyStopping(patience, tests)] if patience else []
         self.callbacks = Callbacks(self.progress, [*options.callbacks, *early], links)
         self.folder = SharedFolder(options.out, links, options.checkpoint)
         self.stopped = ""
@@ -235,6 +236,7 @@ class Run:
         results = {
             "step": at.step,
             "loss": reports[0].loss,
+            "epoch_loss": at.take_epoch_loss(),
             "learning_rate": self.training.learning_rate(reports[0]),
             **{f"test_{name}": v if tested else None for name, v in at.tested.items()},
         }
@@ -261,10 +263,13 @@ class Run:
         return reports
 
     def _evaluate(self) -> None:
-        """Test the network; DivergedError if its loss is not finite."""
+        """Test the network, if there is a test set; DivergedError if its loss is not finite."""
+        if self.test is None:
+            return
         block, at = self.training.block, self.training.position
         objective = self.method.problem.objectives.test
-        size = 500 if isinstance(self.test, Dataset) else self.options.train.batch_size
+        size = self.test.batch_size or self.options.train.batch_size
+        size = 500 if isinstance(self.test, Dataset) else size
         with self.trace.span("evaluate"), block.as_tested():
             tested = measure_network(block, self.links, self.test, objective, size)
         if not isfinite(tested["loss"]):

@@ -15,7 +15,7 @@ from hybrid.method.training_options import Converted, Options, settings_of
 from hybrid.settings import methods
 from hybrid.settings.config import CheckpointSettings, Config, Section
 from hybrid.settings.resolve import to_toml
-from hybrid.solvers import registry
+from hybrid.solvers import acting, registry
 from hybrid.training.callbacks import Callback
 
 OWN_LOSS = "your own"
@@ -54,13 +54,27 @@ class RunOptions(Options):
                     "that derive from hybrid.Callback"
                 )
 
+    def check_tests(self, tested: bool) -> None:
+        """ValueError for what has no effect without a test set."""
+        sections = {"train": self.train, "checkpoint": self.checkpoint}
+        acting.check(sections, acting.Known(tested=tested))
+        unseen = [name for name in self.metrics or () if name != "accuracy"]
+        if unseen and not tested:
+            raise ValueError(
+                f"metrics has {unseen[0]!r}, which is measured on a test set, and there is none: "
+                "give one, or leave it out; 'accuracy' is measured in training, too"
+            )
+
 
 def make_config_text(options: RunOptions, method: Method) -> str:
     """Text of config.toml; objects of the caller's, which no file can hold, are only mentioned."""
     cuts, name = list(method.problem.blocks.cuts), method.solver.name
     if options.config is not None:
         split = options.config.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
-        return to_toml(options.config.model_copy(update={"split": split}))
+        passes = {**options.config.correction, **methods.values(method.correction)}
+        # a DataLoader may have said the batch size
+        settled = {"split": split, "train": options.train, "correction": passes}
+        return to_toml(options.config.model_copy(update=settled))
     notes = ["# a run of the library"]
     if name not in registry.names() or registry.solver_class(name) is not type(method.solver):
         notes.append(f"# the solver is the caller's own: {type(method.solver).__name__}")

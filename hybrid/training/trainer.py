@@ -69,11 +69,14 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             **self.names,
         }
 
-    def fit(self, train: Any, test: Any, epochs: int | None = None) -> dict[str, Any]:
+    def fit(self, train: Any, test: Any = None, epochs: int | None = None) -> dict[str, Any]:
         """Train; give the summary, the same on every rank.
 
-        `train` and `test` are data sets of this package, any map-style data set of (input, target)
-        or dicts, or a pair of tensors.
+        `train` and `test` are DataLoaders, any data sets of (input, target) or dicts, map-style or
+        iterable, those of this package, or pairs of tensors. Of a DataLoader the data set, the
+        sampler, collate_fn, the workers and, unless it is set, the batch size are taken over. An
+        incomplete last mini-batch is left out in training, and never in testing. Without `test`
+        nothing is tested, and train.early_stop goes by the mean training loss of an epoch.
 
         Raises ValueError for settings that cannot work, before training starts, and DivergedError
         (a ValueError) if the loss stops being finite; what code that was given raises becomes a
@@ -89,7 +92,9 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             self.train = self.train.model_copy(update={"epochs": epochs})
         launch.keep_memory()
 
-        def prepare(ranks: int, train: Data, test: Data) -> Program[dict[str, Any]]:
+        def prepare(ranks: int, train: Data, test: Data | None = None) -> Program[dict[str, Any]]:
+            self.take_batch_size(train)
+            self.check_tests(test is not None)
             method = self.settle(train, ranks, test)
             kernels = choose(self.train.kernels, method.device.type == "cuda")
             self._arrangement = method.arrangement
@@ -105,7 +110,8 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             return program
 
         with listening() as request:
-            return self._start(prepare, self.replicas, train, test)
+            sets = [train] if test is None else [train, test]
+            return self._start(prepare, self.replicas, *sets)
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Mean loss and metrics of the network as it is over `data`, the same on every rank."""
@@ -121,7 +127,8 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             def program(links: RankLinks) -> dict[str, float]:
                 module = placed(self.blocks.module(links.rank), device)
                 block = Block(module, links.rank, links.size, {}, device, precision)
-                return measure_network(block, links, test, objective, self.train.batch_size)
+                size = test.batch_size or self.train.batch_size
+                return measure_network(block, links, test, objective, size)
 
             return program
 
@@ -144,7 +151,8 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         data: list[Data] = []
         try:
             with no_exit():
-                data.extend(map(as_data, sets))
+                for each in sets:
+                    data.append(as_data(each))
                 program = prepare(1 if comm is None else comm.size, *data)
                 device = launch.device(self.train.device)
         except ValueError as error:
@@ -154,6 +162,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             with links.agreement():
                 if failed is not None:
                     raise failed
+            _check_alike(links, data)
             return program(links)
 
         grid = Grid(len(self.blocks), replicas)
@@ -183,3 +192,18 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
     def _check_ranks(self, ranks: int) -> None:
         if ranks > 1 or launch.communicator():
             Grid(len(self.blocks), self.replicas).on(ranks)
+
+
+def _check_alike(links: RankLinks, sets: list[Data]) -> None:
+    """ValueError on all ranks where the data give one of them other samples than the first."""
+    found = [data.fingerprint() for data in sets]
+    if not any(found):
+        return
+    first = links.broadcast(found)
+    with links.agreement():
+        if found != first:
+            raise ValueError(
+                f"the data give rank {links.place.number} other samples than the first rank, and "
+                "all have to read the same: seed their shuffling or sampler, and leave it to "
+                "replicas to take their shares"
+            )

@@ -21,12 +21,22 @@ _STREAM = 1000
 after it."""
 
 
+FREE = Needs(
+    "the data leave the order of samples open, as a DataLoader does with shuffle=True, and a "
+    "stream or another sampler of torch's does not",
+    lambda run: not run.ordered or run.sampler.keeps_order,
+    "give a DataLoader with shuffle=True, or set sampler.name=uniform, which keeps that order",
+)
+
+
 @dataclass(frozen=True)
 class Sampler(Settings, ABC):
     """Who chooses the samples of a mini-batch: a frozen dataclass of its settings."""
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[Needs, ...]] = ()
+    keeps_order: ClassVar[bool] = False
+    """Whether it takes the order that the data have, where they have one."""
+    needs: ClassVar[tuple[Needs, ...]] = (FREE,)
     """What must hold in a run with it, see `hybrid.solvers.acting`."""
 
     @abstractmethod

@@ -10,6 +10,7 @@ from hybrid.registries import AUTO, LINKS
 from hybrid.settings.sections.base import (
     LARGE,
     MANY,
+    TESTED,
     TRAIN_OR_BENCH,
     TRAIN_OR_PLAN,
     Section,
@@ -102,7 +103,7 @@ class CheckpointSettings(Section):
     """Write one in mid-epoch, too, when the last one is so old; 0: never."""
     keep_last: int = Field(default=2, ge=0, le=MANY)
     """Checkpoints to keep; 0: all."""
-    best: Annotated[bool, DROPS] = False
+    best: Annotated[bool, DROPS, TESTED] = False
     """Keep the one with the best test metric, too, of those that are written."""
     rollbacks: int = Field(default=3, ge=0, le=MANY)
     """How often a run that diverges goes back to a checkpoint, with smaller steps; 0: never."""

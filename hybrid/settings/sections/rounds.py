@@ -68,6 +68,12 @@ PLAIN_BATCHES = Needs(
     lambda run: run.rounds.window != "all" or run.batch_transform is None,
     "give a number of mini-batches, or leave it out",
 )
+IN_ANY_ORDER = Needs(
+    "the training data can be had in any order, as a stream cannot, whose samples window 'all' "
+    "would all have to keep",
+    lambda run: run.rounds.window != "all" or not run.streamed,
+    "give a number of mini-batches",
+)
 TRAINS_BETWEEN = Needs(
     "it is 0 or at least 2, because with 1 all rounds are serial and the solver trains nothing",
     lambda run: run.solver.alternates or run.rounds.correct_every != 1,
@@ -96,7 +102,9 @@ FILLS = Acts("gaps are filled (rounds.fill)", lambda run: fills(run.solver, run.
 class RoundOptions:
     """The settings of [rounds] as keywords; `RoundSettings` validates them."""
 
-    window: Annotated[int | Literal["all"] | None, INEXACT, HAS_WINDOWS, PLAIN_BATCHES] = None
+    window: Annotated[
+        int | Literal["all"] | None, INEXACT, HAS_WINDOWS, PLAIN_BATCHES, IN_ANY_ORDER
+    ] = None
     """The mini-batches of a round: exact passes train on them, and sweeps go over them. Give a
     number (4), or all (the training set, whose variables are kept); unset: none if gaps are filled,
     else 4."""

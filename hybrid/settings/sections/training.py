@@ -7,7 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from hybrid.settings.sections.base import MANY, TRAIN, TRAIN_OR_PLAN, Section, is_reference
+from hybrid.settings.sections.base import (
+    MANY,
+    TESTED,
+    TRAIN,
+    TRAIN_OR_PLAN,
+    Section,
+    is_reference,
+)
 from hybrid.solvers.acting import REPLICAS, Acts, Needs
 
 OWN_MODEL = Acts(
@@ -109,10 +116,11 @@ class TrainSettings(Section):
     that it keeps at each step, such as 0.999 (about the last 1,000 steps). 0: no average."""
     report_every: Annotated[int, TRAIN_OR_PLAN] = Field(default=16, ge=1, le=MANY)
     """Mini-batches between reports and stops; K times as many if a report drains."""
-    evaluate_every: Annotated[int, TRAIN_OR_PLAN] = Field(default=1, ge=1, le=MANY)
+    evaluate_every: Annotated[int, TRAIN_OR_PLAN, TESTED] = Field(default=1, ge=1, le=MANY)
     """Epochs between measurements of the test accuracy; the last epoch always is one."""
     early_stop: Annotated[int, TRAIN_OR_PLAN, TESTS_BEFORE_END] = Field(default=0, ge=0, le=10**6)
-    """Stop once so many epochs have passed since the one with the best test metric; 0: never."""
+    """Stop once so many epochs have passed since the one with the best test metric, or training
+    loss where there is no test set; 0: never."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads a rank; 0: the cores it may use, shared among the ranks of its host."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

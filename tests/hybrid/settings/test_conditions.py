@@ -115,7 +115,7 @@ def test_every_condition_can_be_asked_of_a_run(solver):
     with patch.object(settle, "acting", SimpleNamespace(check=lambda *given: asked.append(given))):
         train(_asked(next(mode for mode in MODES if mode.solver == solver)))
     ((sections, run),) = asked
-    more = {"own_data": False, "model": ModelSettings()}
+    more = {"own_data": False, "model": ModelSettings(), "tested": True}
     known = SimpleNamespace(**{**vars(run), **more, "ranks": 1})
     for section, settings in sections.items():
         cls = type(settings)

@@ -9,7 +9,7 @@ import torch
 from answers import refusal
 from misused import Exiting, Items, X, Y, after, failing, fit, layers, leaving
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from hybrid import Callback, Trainer, split
 from hybrid.data import Mapped
@@ -30,11 +30,6 @@ def changed(tensor, row, value):
 
 def regression(outputs):
     return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, outputs))
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter([])
 
 
 class Unsized(Items):
@@ -111,13 +106,11 @@ BEFORE = {
         {"train": Unsized()},
         *("len() of Unsized fails", "not known", "test_wrong_uses.py, line"),
     ),
-    "an iterable data set": ({"train": Stream()}, "a Stream is no map-style data set", "__len__"),
-    "a loader": (
-        {"train": DataLoader(TensorDataset(X, Y))},
-        "a DataLoader is no map-style",
-        "__getitem__",
+    "a loader of another batch size": (
+        {"train": DataLoader(TensorDataset(X, Y), 8)},
+        *("train.batch_size is 16", "the DataLoader has a batch size of 8", "leave one"),
     ),
-    "no data": ({"train": None}, "a NoneType is no map-style data set", "__getitem__"),
+    "no data": ({"train": None}, "a NoneType is no data", "__getitem__", "an iterable"),
     "fewer samples than a mini-batch": (
         {"settings": {"batch_size": 100}},
         *("batch size is 100", "64 training samples", "at most 64"),

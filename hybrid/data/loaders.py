@@ -1,0 +1,231 @@
+"""What people have, as training sees it: data sets, iterables, and torch's DataLoaders."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from copy import deepcopy
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from hybrid.data.dataset import Data
+from hybrid.data.fetching import Workers, own_draws, seed_draws
+from hybrid.data.mapped import Mapped
+from hybrid.data.stream import Stream
+from hybrid.errors import format_error
+
+MOST_PASSES = 64
+"""Of a data set: what a sampler without a length gives at most in an epoch."""
+
+
+def as_data(given: Any, workers: int = 0, labels_are_inputs: bool = False) -> Data:
+    """What `fit` was given; ValueError for what is no data.
+
+    `workers` read ahead; `labels_are_inputs` is as in `Mapped`.
+    """
+    if isinstance(given, Data):
+        return given
+    if isinstance(given, DataLoader):
+        return _of_loader(given, workers, labels_are_inputs)
+    several = isinstance(given, tuple | list) and len(given) > 0
+    if several and all(isinstance(x, np.ndarray) for x in given):
+        raise ValueError(
+            "numpy arrays are no data set: give tensors, as torch.from_numpy makes them"
+        )
+    if several and all(isinstance(x, Tensor) for x in given):
+        if len({len(x) for x in given}) > 1:
+            raise ValueError(
+                f"inputs and targets have {' and '.join(str(len(x)) for x in given)} rows: give as "
+                "many of each"
+            )
+        return Mapped(TensorDataset(*given))
+    if not isinstance(given, IterableDataset) and hasattr(given, "__getitem__"):
+        return Mapped(given, workers=workers, labels_are_inputs=labels_are_inputs)
+    if not isinstance(given, Iterable):
+        raise ValueError(
+            f"a {type(given).__name__} is no data: give a data set with __len__ and __getitem__, "
+            "an iterable, a DataLoader, or a pair of tensors"
+        )
+    _refuse_workers(given, workers)
+    return Stream(given, labels_are_inputs=labels_are_inputs)
+
+
+def _refuse_workers(given: Any, workers: int) -> None:
+    if workers:
+        raise ValueError(
+            f"data.workers is {workers}, but a {type(given).__name__} is read in its order: leave "
+            "it out, or wrap the iterable in a DataLoader with num_workers"
+        )
+
+
+def _of_loader(loader: DataLoader[Any], workers: int, labels_are_inputs: bool) -> Data:
+    """A DataLoader's data set, collate function, workers, batch size and order."""
+    if isinstance(loader.dataset, IterableDataset):
+        _refuse_workers(loader, workers)
+        return Stream(loader, labels_are_inputs=labels_are_inputs)
+    if loader.batch_sampler is None:
+        raise ValueError(
+            "the DataLoader has batch_size=None, by which a data set makes mini-batches itself: "
+            "give it a batch_size, or give data.Stream(loader, samples=..., batched=True)"
+        )
+    if workers and loader.num_workers not in (0, workers):
+        raise ValueError(
+            f"data.workers is {workers}, but the DataLoader has num_workers={loader.num_workers}: "
+            "leave one of the two out"
+        )
+    context = getattr(loader, "multiprocessing_context", None)
+    data = Mapped(
+        loader.dataset,
+        collate=None if loader.collate_fn is default_collate else loader.collate_fn,
+        workers=Workers(
+            loader.num_workers or workers,
+            loader.worker_init_fn,
+            loader.timeout,
+            "forkserver" if context is None else context.get_start_method(),
+        ),
+        labels_are_inputs=labels_are_inputs,
+    )
+    data.batch_size, data.order = _batch_size_and_order(loader, len(data))
+    return data
+
+
+def _batch_size_and_order(loader: DataLoader[Any], count: int) -> tuple[int, SamplerOrder | None]:
+    """How many samples its mini-batches have, in what order; None: a permutation an epoch."""
+    batches = loader.batch_sampler
+    for sampler in (loader.sampler, getattr(batches, "sampler", None)):
+        if isinstance(sampler, DistributedSampler):
+            raise ValueError(
+                "the DataLoader has a DistributedSampler, but replicas take their shares of every "
+                "mini-batch by themselves: give DataLoader(dataset, batch_size, shuffle=True), "
+                "with the batch size of all replicas together"
+            )
+    if loader.batch_size is None:  # batch_sampler= was given
+        cut = SamplerOrder(batches, loader.dataset, count, batched=True)
+        return cut.batch_size, cut
+    permutes = isinstance(loader.sampler, RandomSampler) and (
+        type(loader.sampler).__iter__ is RandomSampler.__iter__
+        and not loader.sampler.replacement
+        and loader.sampler.num_samples == count
+    )
+    order = None if permutes else SamplerOrder(loader.sampler, loader.dataset, count)
+    return loader.batch_size, order
+
+
+class SamplerOrder:
+    """The order that a torch sampler gives, as a function of (seed, epoch) alone.
+
+        a copy of the sampler as it was given  ->  set_epoch  ->  its generators, and those of
+        this process, seeded  ->  iterated once  ->  the generators of this process as before
+
+    Every rank and every resumed run have the same order without a message. Samplers draw otherwise
+    than in a loop of one's own, where an epoch goes on from the generators of the one before.
+    """
+
+    def __init__(self, sampler: Any, dataset: Any, count: int, batched: bool = False) -> None:
+        """`sampler` gives numbers below `count`, or lists of them if `batched`."""
+        self.count, self.batched = count, batched
+        self.name = type(sampler).__name__
+        # the data set is shared, for it may be large and a copy would know no more
+        self._shared = {id(dataset): dataset}
+        self._orders: dict[tuple[int, int], Tensor] = {}
+        self._sampler = self._copy(sampler)
+        self._length: int | None = None
+        self.batch_size = 0
+        """Samples of every batch of a batch sampler."""
+        if batched:
+            self.of_epoch(0, 0)
+            self._length = None  # of the seed of a run
+
+    def of_epoch(self, seed: int, epoch: int) -> Tensor:
+        key = (seed, epoch)
+        found = self._orders.get(key)
+        if found is None:
+            with own_draws():
+                found = self._draw(seed, epoch)
+            self._orders = dict([*list(self._orders.items())[-1:], (key, found)])
+        return found
+
+    def _copy(self, sampler: Any) -> Any:
+        try:
+            return deepcopy(sampler, dict(self._shared))
+        except Exception as error:  # whatever a user's code raises
+            raise ValueError(
+                f"the sampler {self.name} cannot be copied, as every epoch has to begin with it as "
+                f"it was given: {format_error(error)}"
+            ) from None
+
+    def _draw(self, seed: int, epoch: int) -> Tensor:
+        sampler = self._copy(self._sampler)
+        try:
+            for each in _within(sampler):
+                if hasattr(each, "set_epoch"):
+                    each.set_epoch(epoch)
+            seed_draws(seed, epoch)
+            for each in _within(sampler):
+                _seed_generators(each, seed, epoch)
+            length = len(sampler) if hasattr(sampler, "__len__") else MOST_PASSES * self.count + 1
+            found = list(islice(sampler, length))
+            samples = [i for batch in found for i in batch] if self.batched else found
+            order = torch.tensor([int(i) for i in samples], dtype=torch.int64)
+        except (Exception, SystemExit) as error:  # whatever a user's code raises
+            raise ValueError(f"the sampler {self.name} fails: {format_error(error)}") from None
+        self._check(order, [len(batch) for batch in found] if self.batched else [], epoch)
+        return order
+
+    def _check(self, order: Tensor, sizes: list[int], epoch: int) -> None:
+        """ValueError for an order that no epoch can have."""
+        name = f"the sampler {self.name}"
+        if len(order) > MOST_PASSES * self.count:
+            raise ValueError(
+                f"{name} gives more than {MOST_PASSES} times the {self.count} samples in an epoch: "
+                "give it a __len__"
+            )
+        outside = order[(order < 0) | (order >= self.count)]
+        if len(order) == 0 or len(outside):
+            what = f"sample {int(outside[0])} of {self.count}" if len(outside) else "no sample"
+            raise ValueError(
+                f"{name} gives {what} in epoch {epoch + 1}: let it give 0 to {self.count - 1}"
+            )
+        if self._length not in (None, len(order)):
+            raise ValueError(
+                f"{name} gives {len(order)} samples in epoch {epoch + 1}, but {self._length} in "
+                "the first: let it give as many in every epoch"
+            )
+        size = self.batch_size or max(sizes, default=0)
+        if any(n != size for n in sizes[:-1]) or any(n > size for n in sizes[-1:]):
+            raise ValueError(
+                f"{name} gives batches of {min(sizes)} to {max(sizes)} samples, and mini-batches "
+                "have one size: let all have the same, or give data.Stream(loader, samples=...), "
+                "which cuts them anew"
+            )
+        self._length, self.batch_size = len(order), size
+
+
+def _within(sampler: Any) -> list[Any]:
+    """A sampler and the one that it takes samples from, which torch calls `sampler`."""
+    inner = getattr(sampler, "sampler", None)
+    return [sampler] if inner is None else [sampler, *_within(inner)]
+
+
+def _seed_generators(sampler: Any, seed: int, epoch: int) -> None:
+    """Seed the generators that a sampler has of its own, whatever it calls them."""
+    number = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+    for name, value in list(getattr(sampler, "__dict__", {}).items()):
+        if isinstance(value, torch.Generator):
+            value.manual_seed(number)
+        elif isinstance(value, random.Random | np.random.RandomState):
+            value.seed(number)
+        elif isinstance(value, np.random.Generator):
+            setattr(sampler, name, np.random.default_rng(number))
