@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -41,6 +41,14 @@ class Links(Protocol):
     def from_previous(self) -> Tensor: ...
     def to_previous(self, tensor: Tensor) -> None: ...
     def from_next(self) -> Tensor: ...
+
+    def to_block(self, block: int, tensor: Tensor) -> None:
+        """Send to any block, beside what goes to neighbors."""
+
+    def from_block(self, block: int) -> Tensor: ...
+
+    def meet(self, blocks: Sequence[int]) -> None:
+        """Prepare such messages between some blocks, each of which calls it."""
 
     def flush(self) -> None:
         """Wait until every tensor sent to neighbors so far has left."""
@@ -207,6 +215,8 @@ class Solver(Settings, ABC):
     name: ClassVar[str]
     program: ClassVar[type[Program]]
     """What a rank runs; `program_of` sets it."""
+    steps_alike: ClassVar[bool] = True
+    """Whether every block takes as many steps as the others, so that they can have one weight."""
     exact: ClassVar[bool] = False
     """Whether its steps are on the exact gradient, so that a correction can add nothing."""
     alternates: ClassVar[bool] = False

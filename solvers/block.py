@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,10 +20,16 @@ from hybrid.solvers.numerics.clipping import Chain, clip_gradients, gradient_nor
 from hybrid.solvers.numerics.draws import Draws, Key
 from hybrid.solvers.numerics.freezing import Freezing
 from hybrid.solvers.numerics.group_rates import set_rate
-from hybrid.solvers.numerics.optimizer_state import Average, clone_optimizer, restrict_to
+from hybrid.solvers.numerics.optimizer_state import (
+    Average,
+    clone_optimizer,
+    has_gradients,
+    parameters_of,
+    restrict_to,
+)
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.objective import Objective
-from hybrid.solvers.peers import Sync
+from hybrid.solvers.peers import Sync, Tied
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, Classified
 
@@ -50,6 +56,8 @@ class Block:
     """Factors of the learning rate by kind of step."""
     sync: Sync | None = None
     """How the block's replicas agree on its weights; None: there is one replica."""
+    ties: Tied | None = None
+    """How blocks agree on weights that several of them have; None: there are none."""
     draws: Draws | None = None
     """Random numbers of the units that draw any; None: no unit does."""
     freezing: Freezing | None = None
@@ -179,29 +187,25 @@ class Block:
         step and the gradient are of those parameters only.
         """
         rate = learning_rate * self.rates.get(kind, self.rates["local"])
+        with self.span("step"):
+            self._drop_frozen()
+            if self.sync is None or self.sync.before_step(kind, rate):
+                if self.ties is not None:
+                    self.ties.sum_gradients()
+                    self._drop_frozen()
+                if clip_norm:
+                    self._clip(self.optimizers[kind], clip_norm, chain, only)
+                self.move(kind, rate, only)
+            for optimizer in self._stepping(kind, only):
+                optimizer.zero_grad(set_to_none=True)
+            if self.sync is not None:
+                self.sync.after_step(kind)
+            if self.average is not None and kind != "auxiliary":
+                (self.average if only is None else restrict_to(only, self.average)).step()
+
+    def _drop_frozen(self) -> None:
         if self.freezing is not None:
             self.freezing.drop_gradients()
-        with self.span("step"):
-            self._step(kind, rate, clip_norm, chain, only)
-
-    def _step(
-        self,
-        kind: str,
-        rate: float,
-        clip_norm: float,
-        chain: Chain | None,
-        only: Sequence[Tensor] | None,
-    ) -> None:
-        if self.sync is None or self.sync.before_step(kind, rate):
-            if clip_norm:
-                self._clip(self.optimizers[kind], clip_norm, chain, only)
-            self.move(kind, rate, only)
-        for optimizer in self._stepping(kind, only):
-            optimizer.zero_grad(set_to_none=True)
-        if self.sync is not None:
-            self.sync.after_step(kind)
-        if self.average is not None and kind != "auxiliary":
-            (self.average if only is None else restrict_to(only, self.average)).step()
 
     def move(self, kind: str, rate: float, only: Sequence[Tensor] | None = None) -> None:
         """Step with the optimizers of this kind, at learning rate `rate` times a group's ratio."""
@@ -212,14 +216,14 @@ class Block:
                 set_rate(group, rate)
             if scaler is None:
                 optimizer.step()
-            elif _has_gradients(optimizer):
+            elif has_gradients(optimizer):
                 scaler.step(optimizer)
-        if scaler is not None and any(map(_has_gradients, optimizers)):
+        if scaler is not None and any(map(has_gradients, optimizers)):
             scaler.update()
 
     def stepping(self, kind: str) -> list[nn.Parameter]:
         """The parameters that steps of `kind` change."""
-        return list(_parameters(self._stepping(kind)))
+        return list(parameters_of(self._stepping(kind)))
 
     def everything(self) -> list[nn.Parameter]:
         """The parameters that any step changes."""
@@ -281,7 +285,8 @@ class Block:
         gradients = self.gradients(only)
         if self.scaler is not None and gradients:
             self.scaler.unscale_(optimizer)
-        norms = gradient_norms(gradients, self.device)
+        counted = gradients if self.ties is None else self.ties.counted(gradients)
+        norms = gradient_norms(counted, self.device)
         if self.scaler is not None:  # a block whose gradient overflowed makes no step
             norms = torch.where(norms.isfinite().all(), norms, 0.0)
         clip_gradients(gradients, clip_norm, total_norm(norms, chain))
@@ -388,11 +393,3 @@ class Block:
 def wide(x: Any) -> Any:
     """A floating-point tensor in float32, anything else as it is."""
     return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
-
-
-def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Parameter]:
-    return (p for o in optimizers for group in o.param_groups for p in group["params"])
-
-
-def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(p.grad is not None for p in _parameters([optimizer]))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hybrid.solvers.state import State
+from hybrid.solvers.state import State, Stateful
 
 
 class Peers(Protocol):
@@ -164,6 +164,18 @@ class Sync(ABC):
 
     def load_state(self, state: State) -> None:  # noqa: B027
         """Take back what `state` gave."""
+
+
+class Tied(Stateful, Protocol):
+    """How blocks keep weights equal that several of them have; see `hybrid.solvers.sync.ties`."""
+
+    def sum_gradients(self) -> None:
+        """Before a step: gradients of what other blocks have, too, become the sums of all."""
+        ...
+
+    def counted(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Those of them that count in the norm of all gradients: each weight's once."""
+        ...
 
 
 class Sharing:

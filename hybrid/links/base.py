@@ -110,6 +110,9 @@ class RankLinks(ABC):
         self.traffic = Traffic()
         self.watch: Callable[[str, float, float], None] | None = None
         """Called after every send and every wait with its name, its start and its end by `now`."""
+        self._sent_beside: dict[int, int] = {}
+        """Messages so far to blocks that need not be neighbors, by block; and from them."""
+        self._received_beside: dict[int, int] = {}
         self.waits_since: float | None = None
         """When, by `now`, its present wait for another rank began; None while it does not wait."""
 
@@ -152,6 +155,36 @@ class RankLinks(ABC):
         with self.waiting("next"):
             return self._receive(self.place.number + 1)
 
+    def to_block(self, block: int, tensor: Tensor) -> None:
+        """Send a tensor to any block, beside what goes to neighbors: it keeps no order with it."""
+        self._sent_beside[block] = self._sent_beside.get(block, 0) + 1
+        self._send_counted("peers", self._beside(block), tensor)
+
+    def from_block(self, block: int) -> Tensor:
+        """Wait for the next tensor that a block has sent so."""
+        self._received_beside[block] = self._received_beside.get(block, 0) + 1
+        with self.waiting("peers"):
+            return self._receive(self._beside(block))
+
+    def meet(self, blocks: Sequence[int]) -> None:  # noqa: B027
+        """Prepare messages between blocks that need not be neighbors; each of them calls it."""
+
+    def _beside(self, block: int) -> int:
+        """The number of a block's rank, beyond those that stand for neighbors and peers."""
+        return self.place.count + self.place.replica * self.size + block
+
+    def drop(self) -> None:
+        """Receive and discard what is under way between peers, and beside neighbors.
+
+        All ranks call it at the same point: some may have begun fewer exchanges than others.
+        """
+        self.peers.drop()
+        everyone = self.everyone(self._sent_beside)
+        for block in range(self.size):
+            sent = everyone[self.place.replica * self.size + block].get(self.rank, 0)
+            for _ in range(self._received_beside.get(block, 0), sent):
+                self.from_block(block)
+
     def all_gather(self, value: T) -> list[T]:
         """The (small, picklable) value of every block of this replica, in order."""
         with self.waiting("everyone"):
@@ -188,7 +221,10 @@ class RankLinks(ABC):
 
     @abstractmethod
     def _send(self, number: int, tensor: Tensor) -> None:
-        """To the rank at the place of that number, in order."""
+        """To the rank at the place of that number, in order.
+
+        A number from the count of ranks on stands for the same ranks, in an order of its own.
+        """
 
     @abstractmethod
     def _receive(self, number: int) -> Tensor:

@@ -63,8 +63,16 @@ class GlooLinks(PostedLinks):
         """
         own = self.place.number
         near = {n for n in (own - 1, own + 1) if self.place.in_chain(n)}
-        byte = torch.zeros(1, dtype=torch.uint8)
-        for number in sorted({*near, *self.place.peers} - {own}, key=lambda n: sorted((own, n))):
+        self._connect_with({*near, *self.place.peers})
+
+    def meet(self, blocks: Sequence[int]) -> None:
+        first = self.place.replica * self.size
+        near = {self.place.number - 1, self.place.number + 1}  # which it is connected with
+        self._connect_with({first + block for block in blocks} - near)
+
+    def _connect_with(self, numbers: set[int]) -> None:
+        own, byte = self.place.number, torch.zeros(1, dtype=torch.uint8)
+        for number in sorted(numbers - {own}, key=lambda n: sorted((own, n))):
             move = dist.send if own < number else dist.recv
             with lost_ranks():
                 move(byte, self._ranks[number], self._group)

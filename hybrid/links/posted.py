@@ -71,6 +71,8 @@ class PostedLinks(RankLinks):
         tag 1       description   dtype, shape, strides of a format, before its first tensor
         tag 2 + i   the bytes of a tensor of format i
 
+    A message beside those of neighbors and peers has twice such a tag plus one, others twice it.
+
     A tensor keeps its own stride order, so channels_last needs no copy. The label of 16 bytes says
     which receive the tensor is for. Receives are posted before anybody asks: of labels always, of a
     neighbor's tensors once two of one format have followed each other, of a peer's where the format
@@ -139,15 +141,19 @@ class PostedLinks(RankLinks):
         """All ranks call it. What nobody has taken by then is received, and dropped."""
         own = self.place.number
         sent = self._all_gather({n: box.sent for n, box in self._outboxes.items()}, True)
+        lanes = [0, self.place.count]
         for number, theirs in enumerate(sent):
-            box = self._inboxes.get(number)
-            for _ in range(theirs.get(own, 0) - (box.received if box is not None else 0)):
-                self._receive(number)
+            for lane in lanes:
+                box = self._inboxes.get(number + lane)
+                received = box.received if box is not None else 0
+                for _ in range(theirs.get(own + lane, 0) - received):
+                    self._receive(number + lane)
         # what waits for a message gets one: not every library takes a receive back
         waiting = {n: [*_posted_bytes(box)] for n, box in self._inboxes.items()}
         for number, receives in enumerate(self._all_gather(waiting, True)):
-            for tag, size in receives.get(own, ()):
-                self._post(number, torch.zeros(size, dtype=torch.uint8), tag)
+            for lane in lanes:
+                for tag, size in receives.get(own + lane, ()):
+                    self._post(number + lane, torch.zeros(size, dtype=torch.uint8), tag)
         for box in self._inboxes.values():
             for queue in (box.labels, *box.posted.values()):
                 while queue:
@@ -196,7 +202,13 @@ class PostedLinks(RankLinks):
         self._post(number, memory_of(tensor), tag)
 
     def _post(self, number: int, memory: Tensor, tag: int) -> None:
-        self._outboxes[number].pending.append((self._isend(memory, number, tag), memory))
+        request = self._isend(memory, *self._route(number, tag))
+        self._outboxes[number].pending.append((request, memory))
+
+    def _route(self, number: int, tag: int) -> tuple[int, int]:
+        """The place and the tag of a message: those to places beyond the grid have odd tags."""
+        lane, place = divmod(number, self.place.count)
+        return place, 2 * tag + lane
 
     def _drop_sent(self) -> None:
         """Free the memory of what has left, and let the library make progress."""
@@ -215,7 +227,7 @@ class PostedLinks(RankLinks):
         index, described = label.tolist()
         if described:
             layout = torch.empty(described, dtype=torch.int64)
-            self._irecv(memory_of(layout), number, _DESCRIPTION).wait()
+            self._irecv(memory_of(layout), *self._route(number, _DESCRIPTION)).wait()
             box.formats.append(tuple(layout.tolist()))
         box.received += 1
         tensor = self._receive_data(number, box, index)
@@ -238,7 +250,8 @@ class PostedLinks(RankLinks):
     def _post_receive(self, number: int, box: Inbox, index: int) -> None:
         tensor = room_for(box.formats[index], self._staging.buffer)
         if tensor.numel():
-            request = self._irecv(memory_of(tensor), number, _FIRST_FORMAT + index)
+            route = self._route(number, _FIRST_FORMAT + index)
+            request = self._irecv(memory_of(tensor), *route)
             box.posted[index].append((request, tensor))
 
     def _expect(self, number: int, like: Tensor) -> None:
@@ -256,7 +269,7 @@ class PostedLinks(RankLinks):
 
     def _post_label(self, number: int, box: Inbox) -> None:
         label = torch.empty(2, dtype=torch.int64)
-        box.labels.append((self._irecv(memory_of(label), number, _LABEL), label))
+        box.labels.append((self._irecv(memory_of(label), *self._route(number, _LABEL)), label))
 
 
 def _posted_bytes(box: Inbox) -> Iterator[tuple[int, int]]:

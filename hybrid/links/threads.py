@@ -77,13 +77,7 @@ class Room:
 
     def __init__(self, grid: Grid) -> None:
         self.places = [grid.place(number) for number in range(grid.ranks)]
-        # neighbors in a chain, and ranks that own the same block
-        self.queues: dict[tuple[int, int], SimpleQueue[Any]] = {
-            (a.number, b): SimpleQueue()
-            for a in self.places
-            for b in {a.number - 1, a.number + 1, *a.peers} - {a.number}
-            if b in a.peers or a.in_chain(b)
-        }
+        self._queues: dict[tuple[int, int, int], SimpleQueue[Any]] = {}
         self.chains = [Meeting(grid.blocks) for _ in range(grid.replicas)]
         self.grid = Meeting(grid.ranks) if grid.replicas > 1 else self.chains[0]
         self.failed = threading.Event()
@@ -91,6 +85,10 @@ class Room:
         self._sums: dict[tuple[int, int], tuple[int, SharedSum]] = {}
         """By block and number, with the number of replicas that have asked."""
         self._lock = threading.Lock()
+
+    def queue(self, sender: int, receiver: int, lane: int) -> SimpleQueue[Any]:
+        """What one rank has sent another; each lane has an order of its own."""
+        return self._queues.setdefault((sender, receiver, lane), SimpleQueue())
 
     def sum(self, place: Place, number: int) -> SharedSum:
         """The sum of that number, from 0, over the replicas of a block, each of which asks once."""
@@ -134,7 +132,11 @@ class ThreadLinks(RankLinks):
         if tensor.is_cuda:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(tensor.device))
-        self._room.queues[self.place.number, number].put((tensor, event))
+        self._put(number, (tensor, event))
+
+    def _put(self, number: int, message: Any) -> None:
+        lane, number = divmod(number, self.place.count)
+        self._room.queue(self.place.number, number, lane).put(message)
 
     def _receive(self, number: int) -> Tensor:
         received: Tensor
@@ -146,7 +148,8 @@ class ThreadLinks(RankLinks):
         return received
 
     def _take(self, number: int) -> Any:
-        queue = self._room.queues[number, self.place.number]
+        lane, number = divmod(number, self.place.count)
+        queue = self._room.queue(number, self.place.number, lane)
         while True:
             try:
                 return queue.get(timeout=0.5)

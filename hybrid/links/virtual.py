@@ -83,7 +83,7 @@ class VirtualLinks(ThreadLinks):
         seconds = self._network.seconds(num_bytes(tensor))
         self._free[way] = max(self.now(), self._free[way]) + seconds
         arrival = self._free[way] + self._network.latency_seconds
-        self._room.queues[self.place.number, number].put((tensor, arrival))
+        self._put(number, (tensor, arrival))
 
     def _receive(self, number: int) -> Tensor:
         tensor: Tensor

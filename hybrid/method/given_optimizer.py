@@ -54,7 +54,11 @@ class GivenOptimizer:
             )
         rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
         check_rates(name, rates)
-        known = {id(p): n for unit in blocks.units for n, p in unit.parameters().items()}
+        used = {name for unit in blocks.units for name in unit.parameters()}
+        known: dict[int, list[str]] = {}  # a weight may have several names, on several blocks
+        for n, p in blocks.model.named_parameters(remove_duplicate=False):
+            if n in used:
+                known.setdefault(id(p), []).append(n)
         kept = ("params", "param_names", "initial_lr")
         groups = [
             {**{k: v for k, v in group.items() if k not in kept}, "lr": _copied(rate)}
@@ -63,7 +67,7 @@ class GivenOptimizer:
         ]
         # a parameter that the forward pass does not use is in no unit, and has no gradient
         names = [
-            [known[id(p)] for p in group["params"] if id(p) in known]
+            [n for p in group["params"] for n in known.get(id(p), ())]
             for group in optimizer.param_groups
         ]
         return cls(optimizer, groups, names)
@@ -78,7 +82,10 @@ class GivenOptimizer:
 
         ValueError if it cannot be made.
         """
-        chosen = [[parameters[n] for n in names if n in parameters] for names in self.names]
+        chosen = [
+            [*dict.fromkeys(parameters[n] for n in names if n in parameters)]
+            for names in self.names
+        ]
         pairs = [*zip(self.groups, chosen, strict=True)]
         groups = [{**group, "params": params} for group, params in pairs if params]
         # an optimizer needs a parameter, and a block may have none

@@ -36,6 +36,7 @@ from hybrid.solvers.numerics.optimizer_state import Average
 from hybrid.solvers.optimizers.mends import Extrapolation
 from hybrid.solvers.optimizers.muon import Muon
 from hybrid.solvers.peers import Sharing
+from hybrid.solvers.sync.ties import AllTies, Ties
 
 FIRST = Place()
 
@@ -166,6 +167,8 @@ class Method:
             objective=problem.objectives.training,
             freezing=freezing,
         )
+        if blocks.ties:
+            block.ties = AllTies(self._ties(links, named, exact, size))
         if place.replicas > 1:
             if train.sync_batchnorm:
                 block.norms = SharedNorms(module, links.peers)
@@ -184,6 +187,22 @@ class Method:
             return make_optimizer(module, self.given, named=named)
         assert not isinstance(wanted, torch.optim.Optimizer)
         return make_optimizer(module, wanted, head, total, named)
+
+    def _ties(
+        self,
+        links: RankLinks,
+        named: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        size: int,
+    ) -> list[Ties]:
+        """What this rank's block has of weights that several blocks have; `named`: all of its."""
+        made = []
+        for blocks, weights in sorted(self.problem.blocks.ties.items()):
+            if links.rank in blocks:
+                late = [self.solver.steps_late(k, links.size, size) for k in blocks]
+                own = [next(named[n] for n in names if n in named) for names in weights]
+                made.append(Ties(links, own, blocks, late, optimizer))
+        return made
 
     def start(self, block: Block, links: RankLinks, trace: Trace | None = None) -> Rounds:
         """One rank's rounds."""

@@ -57,6 +57,7 @@ def settle(problem: Problem, options: Options) -> Method:
     acting.check(sections(method), known(method))
     _check_loss(method)
     _check_messages(method)
+    _check_ties(method)
     _check_memory(method.of_replica(Place(replicas=options.replicas)))
     return method
 
@@ -241,6 +242,33 @@ def _check_messages(method: Method) -> None:
                 f"the filter is {factor}, but activations at the cut before {cut} have "
                 f"shape {shape}: choose a filter that divides their height and width"
             )
+
+
+def _check_ties(method: Method) -> None:
+    """ValueError where copies of one weight on several blocks could not be kept equal."""
+    options, ties = method.options, method.problem.blocks.ties
+    if not ties:
+        return
+    faults = {
+        f"solver.name is {method.solver.name!r}, whose blocks step by themselves": (
+            not method.solver.steps_alike
+        ),
+        f"train.precision is {options.train.precision!r}": options.train.precision == "float16",
+        f"delay.mend is {options.delay.mend!r}, which blocks apply by their delay": (
+            options.delay.mend != "none"
+        ),
+        f"sync.name is {options.sync.name!r}": options.replicas > 1 and not options.sync.exact,
+        "the gaps of passes are filled with steps of their own (rounds.fill_step)": (
+            method.setup.fills and method.setup.own_fill
+        ),
+    }
+    blocks, weights = next(iter(ties.items()))
+    for fault in (fault for fault, holds in faults.items() if holds):
+        raise ValueError(
+            f"blocks {' and '.join(map(str, blocks))} both have the weight {weights[0][0]!r} "
+            f"(also called {weights[0][-1]!r}), and {fault}: untie it (in Hugging Face's "
+            "configurations tie_word_embeddings=False), or change that"
+        )
 
 
 def _check_memory(method: Method) -> None:

@@ -173,6 +173,11 @@ class Blocks:
             each.give_back()
 
     @property
+    def ties(self) -> dict[tuple[int, ...], list[list[str]]]:
+        """Parameters that several blocks have copies of: by these blocks, all names of each."""
+        return next((calls.tied(self.starts) for calls in self._calls), {})
+
+    @property
     def _calls(self) -> list[Calls]:
         """Of a network that is cut between calls, all that is known of it; else nothing."""
         known = {id(u.calls): u.calls for u in self.units if isinstance(u, CallUnit)}

@@ -168,18 +168,36 @@ class Calls:
     def tensors_of(self, start: int, stop: int) -> dict[str, Tensor]:
         """Parameters and persistent buffers by name, each in the first unit that has it."""
         everything = self.model.state_dict()
-        for (a, b, own), stretch in self._stretches.items():
-            if own and a < stop and start < b:  # a forward may have put others in their place
-                everything |= stretch.state_dict()
+        for stretch in self._own_stretches(start, stop):
+            everything |= stretch.state_dict()  # a forward may have put others in their place
         return {n: x for n, x in everything.items() if start <= self._owners[n][0] < stop}
 
     def parameters_of(self, start: int, stop: int) -> dict[str, nn.Parameter]:
-        """The parameters by name, each in all units that use it."""
-        return {
-            name: p
-            for name, p in self.model.named_parameters(remove_duplicate=False)
-            if any(start <= unit < stop for unit in self._owners[name])
-        }
+        """The parameters by name, each in all units that use it; their copies, where it has any."""
+        everything = dict(self.model.named_parameters(remove_duplicate=False))
+        for stretch in self._own_stretches(start, stop):
+            everything |= dict(stretch.named_parameters(remove_duplicate=False))
+        return {n: p for n, p in everything.items() if self._is_used(n, start, stop)}
+
+    def _own_stretches(self, start: int, stop: int) -> list[Stretch]:
+        """Those of blocks that have any of these units."""
+        return [s for (a, b, own), s in self._stretches.items() if own and a < stop and start < b]
+
+    def _is_used(self, name: str, start: int, stop: int) -> bool:
+        return any(start <= unit < stop for unit in self._owners[name])
+
+    def tied(self, starts: Sequence[int]) -> dict[tuple[int, ...], list[list[str]]]:
+        """By the blocks that have them, the names of parameters that several blocks have."""
+        names: dict[int, list[str]] = {}
+        for name, p in self.model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(p), []).append(name)
+        ties: dict[tuple[int, ...], list[list[str]]] = {}
+        for each in names.values():
+            units = {unit for name in each for unit in self._owners[name]}
+            blocks = tuple(sorted({bisect_right(starts, unit) - 1 for unit in units}))
+            if len(blocks) > 1:
+                ties.setdefault(blocks, []).append(each)
+        return ties
 
     def give_back(self) -> None:
         """Let the model have the buffers that forward passes of its blocks have put anew."""
@@ -197,11 +215,26 @@ class Calls:
             foreign = [
                 name
                 for name, full in known.items()
-                if full in self._owners and not any(start <= u < stop for u in self._owners[full])
+                if full in self._owners and not self._is_used(full, start, stop)
             ]
             for name in foreign:
                 among = module._parameters if name in module._parameters else module._buffers
                 vars(module)[name] = among.pop(name)
+        self._copy_tied(network, start)
+
+    def _copy_tied(self, network: Network, start: int) -> None:
+        """Give the copy parameters of its own in place of those that an earlier block has, too."""
+        first: dict[int, int] = {}
+        for name, weight in self.model.named_parameters(remove_duplicate=False):
+            first[id(weight)] = min(first.get(id(weight), self.count), *self._owners[name])
+        copies: dict[int, nn.Parameter] = {}
+        for module in network.copy.modules():
+            for name, p in [*module._parameters.items()]:
+                if p is None or first[id(p)] >= start:
+                    continue
+                if id(p) not in copies:
+                    copies[id(p)] = nn.Parameter(p.detach().clone(), p.requires_grad)
+                module._parameters[name] = copies[id(p)]
 
     def _choose(
         self, training: Recorder, evaluation: Recorder, cuts: Sequence[str]

@@ -200,6 +200,7 @@ class RankTraining:
         parts: dict[str, Stateful] = {
             "rounds": self.rounds,
             "block": self.block,
+            **({} if self.block.ties is None else {"ties": self.block.ties}),
             "sampler": self.sampler,
         }
         if self.plateau is not None:

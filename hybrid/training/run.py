@@ -84,7 +84,7 @@ class Run:
             self.method.problem.blocks.give_back()
             return summary
         except (AgreedError, StoppedError):
-            self.links.peers.drop()  # no other rank will receive it
+            self.links.drop()  # no other rank will receive it
             raise
         finally:
             self.callbacks.close()
@@ -180,7 +180,7 @@ class Run:
         before, step = self.training.position.rollbacks, self.training.position.step
         # or messages of abandoned steps would be taken for new ones
         self.training.rounds.drain()
-        self.links.peers.drop()
+        self.links.drop()
         self.training.check_inputs(error)
         if self.folder.path is None or len(before) >= self.options.checkpoint.rollbacks:
             raise DivergedError(self._remedy(error)) from None

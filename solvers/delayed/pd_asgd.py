@@ -75,6 +75,7 @@ class PDASGD(Delayed):
     """
 
     name: ClassVar[str] = "pd-asgd"
+    steps_alike: ClassVar[bool] = False
 
     needs: ClassVar = (NOT_COMPILED, ONE_REPLICA, NOT_FLOAT16)
     acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +52,16 @@ def clone_optimizer(
             f"another {kind.__name__} cannot be made from the parameter groups of one ({error}): "
             "let its class put all arguments of __init__ into its defaults"
         ) from None
+
+
+def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Parameter]:
+    """All that some optimizers step."""
+    return (p for o in optimizers for group in o.param_groups for p in group["params"])
+
+
+def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether anything that it steps has a gradient."""
+    return any(p.grad is not None for p in parameters_of([optimizer]))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:

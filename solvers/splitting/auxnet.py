@@ -52,6 +52,7 @@ class AuxNet(Solver):
     """
 
     name: ClassVar[str] = "auxnet"
+    steps_alike: ClassVar[bool] = False
     has_auxiliary_weights: ClassVar[bool] = True
     alternates: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"images"})
