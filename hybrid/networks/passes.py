@@ -60,7 +60,7 @@ _here = local()
 class Network:
     """A copy of a network that shares its tensors, and whose calls a `Pass` can watch.
 
-    The network itself is not changed. The copy keeps no keys and values of earlier tokens.
+    The network itself is not changed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -70,9 +70,6 @@ class Network:
         self.owners = {path for path, m in modules.items() if m.state_dict()}
         """The paths of modules with parameters or statistics."""
         for path, module in modules.items():
-            config = getattr(module, "config", None)
-            if config is not None and getattr(config, "use_cache", False):
-                config.use_cache = False
             if path:
                 module.forward = partial(self._forward, path, module.forward)
 

@@ -133,8 +133,11 @@ class Stretch(NumberedDraws):
             except _Reached:
                 return run.leaving()
         if self.end is not None:
-            raise AbsentError(f"the pass ends before {self.end.call[-1][0]} is called")
-        return out
+            raise AbsentError(
+                f"the pass ends before {self.end.call[-1][0]} is called: if it is left out of some "
+                "passes at random (layerdrop), switch that off, or cut elsewhere"
+            )
+        return tree_map(_plain, out)
 
 
 class _Run(Pass):
@@ -189,7 +192,10 @@ class _Run(Pass):
         missing = [key for key in self.end.keys if key not in self.captured]
         if missing:
             raise AbsentError(f"{len(missing)} tensors that cross did not come to be")
+        rows = len(self.leaves[0])
         tensors = [self.captured[key] for key in self.end.keys]
+        # such as a bias of positions, which is the same for all samples
+        tensors = [x if len(x) == rows else x.expand(rows, *x.shape[1:]) for x in tensors]
         tensors += [self.leaves[i] for i in self.end.integers]
         return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
@@ -314,6 +320,11 @@ class _Run(Pass):
     def _now(self, x: Any) -> Any:
         """A tensor, or what has taken its place."""
         return self.present.get(id(x), x) if isinstance(x, Absent) else x
+
+
+def _plain(x: Any) -> Any:
+    """A tensor, a number or a text of an output; None for anything else, such as a cache."""
+    return x if isinstance(x, Tensor | bool | int | float | str) else None
 
 
 def _shapes(value: Any) -> Iterator[Any]:
