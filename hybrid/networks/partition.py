@@ -60,8 +60,21 @@ def split(
         cut = _split_graph(model, blocks, cuts, cost, sample)
     else:
         cut = Blocks(model, chain, *_divide(chain, blocks, cuts, cost))
+    _check_complete(cut)
     check_shared_tensors([cut.module(index) for index in range(len(cut))])
     return cut
+
+
+def _check_complete(cut: Blocks) -> None:
+    """ValueError if some tensor of the model is in no unit: nobody would train or keep it."""
+    known = {name for unit in cut.units for name in unit.tensors()}
+    missing = [name for name in cut.model.state_dict() if name not in known]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} tensors of {type(cut.model).__name__} are in none of its "
+            f"{len(cut.units)} units, {missing[0]!r} first: give them to a module that its forward "
+            "calls"
+        )
 
 
 def _check_arguments(
