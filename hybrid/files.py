@@ -104,9 +104,9 @@ def whole_folder(path: Path, ours: str) -> Iterator[Path]:
             f"{path} has {others[0].name} in it, which would be lost: choose another name, or "
             "remove the folder"
         )
-    partial, old = (
-        path.with_name(f".{path.name}.{secrets.token_hex(4)}.{end}") for end in ("partial", "old")
-    )
+    place = path.absolute()
+    name = f".{place.name}.{secrets.token_hex(4)}"
+    partial, old = (place.with_name(f"{name}.{end}") for end in ("partial", "old"))
     try:
         with naming(path):
             partial.mkdir()
@@ -115,12 +115,12 @@ def whole_folder(path: Path, ours: str) -> Iterator[Path]:
             sync(file)
         sync(partial)
         if path.exists():
-            os.replace(path, old)
-        os.replace(partial, path)
+            os.replace(place, old)
+        os.replace(partial, place)
     finally:
         for left in (partial, old):
             shutil.rmtree(left, ignore_errors=True)
-    sync(path.parent)
+    sync(place.parent)
 
 
 def is_ours(path: Path, ours: str) -> bool:
