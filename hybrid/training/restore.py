@@ -21,7 +21,6 @@ from hybrid.folder.checkpoint import best as best_of
 from hybrid.folder.runfolder import RunFolder
 from hybrid.networks import models, own_units
 from hybrid.networks.partition import split
-from hybrid.networks.passes import Network
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import is_reference
@@ -52,8 +51,10 @@ def evaluate(
     name = _name(run, "--loss", train.loss, loss, train.loss != OWN_LOSS)
     function = references.load_loss(name)
     named = train.model_copy(update={} if function else {"loss": name})
-    whole = split(Network(network).copy, 1)  # which keeps no keys and values of earlier tokens
-    return Trainer(whole, train=named, loss=function).evaluate(test), folder
+    for config in (getattr(module, "config", None) for module in network.modules()):
+        if getattr(config, "use_cache", False):
+            config.use_cache = False  # keys and values of earlier tokens, which no loss takes
+    return Trainer(split(network, 1), train=named, loss=function).evaluate(test), folder
 
 
 def load(
