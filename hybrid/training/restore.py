@@ -51,7 +51,8 @@ def evaluate(
     name = _name(run, "--loss", train.loss, loss, train.loss != OWN_LOSS)
     function = references.load_loss(name)
     named = train.model_copy(update={} if function else {"loss": name})
-    for config in (getattr(module, "config", None) for module in network.modules()):
+    configs: list[Any] = [getattr(module, "config", None) for module in network.modules()]
+    for config in configs:
         if getattr(config, "use_cache", False):
             config.use_cache = False  # keys and values of earlier tokens, which no loss takes
     return Trainer(split(network, 1), train=named, loss=function).evaluate(test), folder
