@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from safetensors.torch import save
 from torch import nn
 
@@ -211,7 +210,8 @@ def _load_weights(network: Model, folder: Path, manifest: dict[str, Any], where:
     tensors = checkpoint.load_model(folder, manifest)
     if any(x.is_meta for x in network.state_dict().values()):
         own_units.lay_zeros(network)
-        own_units.lay_under(network, torch.zeros_like)
+        own = {id(p): tensors[name] for name, p in network.named_parameters() if name in tensors}
+        own_units.lay_under(network, lambda p: own.get(id(p), p.data).to(p.dtype))
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:

@@ -75,6 +75,23 @@ def test_on_threads_weights_come_from_a_checkpoint_and_go_to_one(pretrained, tmp
 
 
 @transformers
+def test_an_evaluation_reads_them_and_a_run_is_loaded_into_a_model_without_weights(
+    pretrained, tmp_path
+):
+    folder, _ = pretrained("tied")
+    trainer = program.trainer("tied", 1, folder, out=tmp_path / "run")
+    items = program.Items("tied")
+    assert trainer.evaluate(items) == program.trainer("tied", 1).evaluate(items)
+    trainer.fit(items)
+    with package.without_weights():
+        empty = program.make("tied")
+    for model in (empty, lambda: program.make("tied")):
+        again = package.load(tmp_path / "run", model)
+        assert again.lm_head.weight is again.transformer.wte.weight
+        assert_same(again.state_dict(), trainer.blocks.model.state_dict())
+
+
+@transformers
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_a_rank_reads_and_holds_the_weights_of_its_own_block(world, pretrained, tmp_path, kind):
     folder, expected = pretrained(kind)
