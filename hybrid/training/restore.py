@@ -22,7 +22,7 @@ from hybrid.networks import models, own_units
 from hybrid.networks.partition import split
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
-from hybrid.settings.sections.base import is_reference
+from hybrid.settings.sections.base import LARGE, is_reference
 from hybrid.training import build, references
 from hybrid.training.summary import OWN_LOSS
 from hybrid.training.trainer import Trainer
@@ -136,9 +136,10 @@ def export(
             "or leave --model and --shard-gb out"
         )
     _, folder, manifest = _open_run(run, best)
-    most = int(1e9 * (5 if shard_gb is None else shard_gb))
-    if most <= 0:
-        raise ValueError(f"--shard-gb is {shard_gb:g}: it must be above 0")
+    size = 5.0 if shard_gb is None else shard_gb
+    if not 1e-9 <= size <= LARGE:
+        raise ValueError(f"--shard-gb is {size:g}: it must be above 0, such as 5")
+    most = int(1e9 * size)
     if file:
         tensors = checkpoint.load_model(folder, manifest)
         content = {k: v.contiguous() for k, v in tensors.items()}

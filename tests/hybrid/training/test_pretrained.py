@@ -92,7 +92,7 @@ def test_an_evaluation_reads_them_and_a_run_is_loaded_into_a_model_without_weigh
 
 
 @transformers
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+@pytest.mark.parametrize("kind", ["bert", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_a_rank_reads_and_holds_the_weights_of_its_own_block(world, pretrained, tmp_path, kind):
     folder, expected = pretrained(kind)
     out = tmp_path / "run"
@@ -155,7 +155,8 @@ def test_another_target_is_refused_and_stays_as_it_is(run, tmp_path):
     assert "has tokenizer.json in it, which would be lost" in export(theirs)
     assert "is a link to" in export(tmp_path / "link")
     assert "is one file of weights, without shards" in export(tmp_path / "m.safetensors", layers)
-    assert "--shard-gb is 0: it must be above 0" in export(tmp_path / "new", shard_gb=0)
+    for size in (0, -1, float("inf"), float("nan")):
+        assert f"--shard-gb is {size:g}: it must be" in export(tmp_path / "new", shard_gb=size)
     assert "is not of the model that model= describes" in export(
         tmp_path / "new", lambda: torch.nn.Linear(2, 2)
     )
