@@ -33,6 +33,8 @@ class Blocks:
     starts: list[int]
     costs: list[Cost] = field(default_factory=list)
     """The cost of each unit for one sample, as it was balanced; empty for explicit cuts."""
+    unread: Any = None
+    """Weights in files that are read when a training begins: `hybrid.networks.own_units.Unread`."""
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -194,7 +194,19 @@ def build_model(resolved: Config, images: Data) -> models.Chain:
 
 
 def build_network(resolved: Config, data: Data) -> nn.Module:
-    """The network of a run, this package's or one's own, its weights a function of the seed."""
+    """The network of a run, this package's or one's own, its weights a function of the seed.
+
+    They are all zeros in one memory where a file has others.
+    """
+    if not resolved.model.weights:
+        return _make_network(resolved, data)
+    with own_units.without_weights():
+        network = _make_network(resolved, data)
+    own_units.lay_zeros(network)
+    return network
+
+
+def _make_network(resolved: Config, data: Data) -> nn.Module:
     if not is_reference(resolved.model.name):
         return build_model(resolved, data)
     check({"model": resolved.model}, Known(model=resolved.model))
@@ -243,6 +255,9 @@ def divide(resolved: Config, train: Data) -> Division | None:
     """How the network is cut, for all ranks; one of them calls it. None: each builds all of it."""
     if launch.communicator() is None or resolved.split.blocks == 1:
         return None
+    if resolved.model.weights:
+        cut = _cut(resolved, train, build_network(resolved, train))
+        return Division(cut.starts, cut.cuts, cut.costs, {})
     return own_units.divide(
         partial(build_network, resolved, train),
         partial(_cut, resolved, train),
@@ -259,7 +274,8 @@ def build_blocks(resolved: Config, train: Data, division: Division | None = None
     made = own_units.build_own(partial(build_network, resolved, train), division, own)
     blocks = _cut(resolved, train, made, division.cuts)
     blocks = replace(blocks, starts=division.starts, costs=division.costs)
-    own_units.share_memory(blocks, own)
+    if blocks.unread is None:
+        own_units.share_memory(blocks, own)
     return blocks
 
 
@@ -271,6 +287,7 @@ def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None 
         cuts=cuts or wanted.cuts or None,
         balance=wanted.balance,
         sample=train.sample(SAMPLES)[0] if own else None,
+        weights=resolved.model.weights or None,
     )
     return _cut_at_projections(blocks, bool(wanted.cuts))
 

@@ -20,7 +20,7 @@ from hybrid.method.optimizers import placed
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.networks.blocks import Blocks
-from hybrid.networks.own_units import let_go
+from hybrid.networks.own_units import let_go, read_weights
 from hybrid.ranks import launch
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
@@ -93,6 +93,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         launch.keep_memory()
 
         def prepare(ranks: int, train: Data, test: Data | None = None) -> Program[dict[str, Any]]:
+            self._read_weights()
             self.take_batch_size(train)
             self.check_tests(test is not None)
             method = self.settle(train, ranks, test)
@@ -102,6 +103,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             def program(links: RankLinks) -> dict[str, Any]:
                 if launch.communicator() is not None:
                     with links.agreement():
+                        read_weights(self.blocks, [links.rank])
                         let_go(self.blocks, links.rank)
                 run = Run(method, self, links, train, test, request, kernels)
                 leave_if_asked(links, request)
@@ -118,6 +120,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
 
         def prepare(ranks: int, test: Data) -> Program[dict[str, float]]:
             self._check_ranks(ranks)
+            self._read_weights()
             self.blocks = self.blocks.with_bundles(test.sample(2)[0])
             options = replace(self, batch_transform=None)
             objective = Objectives.settle(options, self.blocks, test, test).test
@@ -125,6 +128,8 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             precision = getattr(torch, self.train.precision)
 
             def program(links: RankLinks) -> dict[str, float]:
+                with links.agreement():
+                    read_weights(self.blocks, [links.rank])
                 module = placed(self.blocks.module(links.rank), device)
                 block = Block(module, links.rank, links.size, {}, device, precision)
                 size = test.batch_size or self.train.batch_size
@@ -171,6 +176,11 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         finally:
             for each in data:
                 each.close()
+
+    def _read_weights(self) -> None:
+        """Read all weights that are still in files, where one process has all blocks."""
+        if launch.communicator() is None:
+            read_weights(self.blocks, range(len(self.blocks)))
 
     def threads(self, blocks: int) -> int:
         """Intra-operation threads of one rank; one, unless it is said, on a clock of its own."""

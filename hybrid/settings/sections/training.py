@@ -34,6 +34,8 @@ class ModelSettings(Section):
     """resnet20 (6n+2), wrn-16-4, revnet20, resnet18; your own: module:function."""
     survival: Annotated[float, OWN_MODEL] = Field(default=1.0, gt=0, le=1)
     """Probability that a pass in training takes the last residual unit (stochastic depth)."""
+    weights: Annotated[str, TRAIN_OR_PLAN] = ""
+    """Safetensors file, or folder of such, of which each rank reads its own block's weights."""
 
 
 class DataSettings(Section):
