@@ -14,10 +14,18 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 from hybrid.data import Data
 from hybrid.data.mixing import Mix, shapes
 from hybrid.data.samplers.base import Learning
+from hybrid.method.own_loss import (
+    MODEL,
+    ModelLoss,
+    OfInputs,
+    logits_of,
+    right_logits,
+    settle_own_loss,
+)
 from hybrid.networks.blocks import Blocks
 from hybrid.solvers.acting import unknown
 from hybrid.solvers.layers.bundle import Bundle
-from hybrid.solvers.metrics import LEFT_OUT, detached, right_answers, tried_metrics
+from hybrid.solvers.metrics import LEFT_OUT, Metric, detached, right_answers, tried_metrics
 from hybrid.solvers.objective import (
     Loss,
     Objective,
@@ -36,6 +44,7 @@ LOSSES: Mapping[str, Loss] = {
     "l1": nn.functional.l1_loss,
     "huber": nn.functional.huber_loss,
     "bce": nn.functional.binary_cross_entropy_with_logits,
+    MODEL: ModelLoss(),
 }
 TRIED = 2
 """The number of samples to try them on."""
@@ -69,7 +78,14 @@ class Objectives(NamedTuple):
             )
         out = tree_map(_leaf, blocks.compute_outputs(inputs))
         named = "the loss" if options.loss else f"the loss {options.train.loss!r}"
-
+        undivided = ""
+        if isinstance(loss, ModelLoss):
+            named = "the network's own loss"
+            loss, differs = settle_own_loss(blocks, inputs, targets)
+            smoothed, undivided = loss, _unlike(named, differs)
+            check_mean(named, OfInputs(blocks, loss), inputs, targets)
+        else:
+            check_mean(named, loss, out, targets)
         if "loss" in (options.metrics or {}):
             raise ValueError("metrics has 'loss', which the loss is called: give it another name")
 
@@ -77,8 +93,8 @@ class Objectives(NamedTuple):
             loss: Loss, targets: Any, answers: Bundle | None, each: bool = False
         ) -> Objective:
             metrics = options.metrics
-            if metrics is None:  # accuracy, where the output has a logit for each class
-                metrics = {"accuracy": right_answers} if _classes(out, targets) else {}
+            if metrics is None:
+                metrics = _default_metrics(loss, out, targets)
             _check_shapes(options, loss, out, targets)
             metrics = tried_metrics(metrics, out, targets)
             made = Objective(loss, metrics, answers, named, each, tree_structure(out))
@@ -89,16 +105,16 @@ class Objectives(NamedTuple):
 
         packing = train.answers if mix is None else mix.answers
         training = objective(smoothed, targets, packing, isinstance(options.sampler, Learning))
-        check_mean(named, loss, out, targets)
         tested = objective(loss, expected, test.answers)
         classified = loss is nn.functional.cross_entropy
         train.expect_classes(_classes(out, targets) if classified and mix is None else 0)
         test.expect_classes(_classes(out, expected) if classified else 0)
         output = tuple(out.shape[1:]) if isinstance(out, Tensor) else None
-        undivided = _undivided(named, loss, out, targets)
+        if not isinstance(loss, ModelLoss):
+            undivided = _unlike(named, whole_and_parts(loss, *_varied(out, targets)))
+            tested = replace(tested, splits=not undivided)
         training = replace(training, alike=mix is None and _alike(smoothed, train))
-        tested = replace(tested, splits=not undivided, alike=_alike(loss, test))
-        return cls(training, tested, mix, output, undivided)
+        return cls(training, replace(tested, alike=_alike(loss, test)), mix, output, undivided)
 
 
 def _losses(options: Options) -> tuple[Loss, Loss]:
@@ -141,17 +157,25 @@ def _classes(out: Any, targets: Any) -> int:
     return out.shape[1] if classes and out.shape[:1] + out.shape[2:] == targets.shape else 0
 
 
-def _undivided(named: str, loss: Loss, out: Any, targets: Any) -> str:
+def _default_metrics(loss: Loss, out: Any, targets: Any) -> Mapping[str, Metric]:
+    """The accuracy, where the output has a logit for each class."""
+    if isinstance(loss, ModelLoss):
+        return {"accuracy": right_logits} if _classes(logits_of(out), targets) else {}
+    return {"accuracy": right_answers} if _classes(out, targets) else {}
+
+
+def _unlike(named: str, differs: tuple[float, float] | None) -> str:
     """How the loss of several samples differs from that of their parts; empty: it does not."""
-    found = whole_and_parts(loss, *_varied(out, targets))
-    if found is None:
+    if differs is None:
         return ""
-    whole, parts = found
+    whole, parts = differs
     return f"{named} of a few samples is {whole:.4g}, and the mean of theirs one by one {parts:.4g}"
 
 
 def _alike(loss: Loss, data: Data) -> bool:
     """Whether all targets of the data weigh alike, in a loss that could weigh them."""
+    if isinstance(loss, ModelLoss):
+        return loss.counts == "samples" or not data.leaves_out(LEFT_OUT)
     known = weighted(loss)
     if not isinstance(known, OverClasses) or known.class_weights is not None:
         return False
