@@ -59,6 +59,18 @@ def right_answers(out: Tensor, targets: Tensor) -> Tensor | Counted:
     return Counted(right.sum(), counts.sum())
 
 
+def right_logits(output: Any, targets: Tensor) -> Tensor | Counted:
+    """`right_answers` of the logits in an output."""
+    return right_answers(logits_of(output), targets)
+
+
+def logits_of(output: Any) -> Any:
+    """The logits in the output of a network that has a loss of its own; None: there are none."""
+    if isinstance(output, tuple | list):
+        return output[1] if len(output) > 1 else None
+    return output.get("logits") if isinstance(output, Mapping) else None
+
+
 class AllSamples:
     """Accumulates all outputs and targets for a function that gives one number."""
 

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_structure
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+)
 
 from hybrid.data import Data
+from hybrid.data.items import TARGETS
 from hybrid.data.mixing import Mix, shapes
 from hybrid.data.samplers.base import Learning
-from hybrid.method.own_loss import (
-    MODEL,
-    ModelLoss,
-    OfInputs,
-    logits_of,
-    right_logits,
-    settle_own_loss,
-)
 from hybrid.networks.blocks import Blocks
+from hybrid.networks.calls import CallUnit
 from hybrid.solvers.acting import unknown
 from hybrid.solvers.layers.bundle import Bundle
-from hybrid.solvers.metrics import LEFT_OUT, Metric, detached, right_answers, tried_metrics
+from hybrid.solvers.metrics import (
+    FAULTS,
+    LEFT_OUT,
+    Metric,
+    detached,
+    logits_of,
+    right_answers,
+    right_logits,
+    tried_metrics,
+)
 from hybrid.solvers.objective import (
     Loss,
+    ModelLoss,
     Objective,
     OverClasses,
     check_mean,
@@ -38,6 +48,8 @@ from hybrid.solvers.objective import (
 if TYPE_CHECKING:
     from hybrid.method.training_options import Options
 
+MODEL = "model"
+"""The name of a network's own loss in settings."""
 LOSSES: Mapping[str, Loss] = {
     "cross-entropy": nn.functional.cross_entropy,
     "mse": nn.functional.mse_loss,
@@ -198,3 +210,89 @@ def _leaf(x: Any) -> Any:
     if not (isinstance(x, Tensor) and x.is_floating_point()):
         return x
     return x.detach().requires_grad_().clone()  # of which a loss may write to the copy
+
+
+def takes_targets(blocks: Blocks) -> bool:
+    """Whether the sample by which a network was cut holds targets."""
+    first = blocks.units[0]
+    if not isinstance(first, CallUnit) or first.calls is None:
+        return False
+    structure = first.calls.code.inputs.structure
+    names = tree_unflatten(range(structure.num_leaves), structure)
+    return isinstance(names, Mapping) and not names.keys().isdisjoint(TARGETS)
+
+
+@dataclass(frozen=True)
+class OfInputs:
+    """A network's own loss as a function of the network's inputs, in evaluation mode."""
+
+    blocks: Blocks
+    loss: ModelLoss
+
+    def __call__(self, inputs: Any, targets: Any) -> Tensor:
+        return self.loss(self.blocks.compute_outputs(inputs), targets)
+
+    def denominator(self, targets: Any) -> Tensor:
+        return self.loss.denominator(targets)
+
+
+def settle_own_loss(
+    blocks: Blocks, inputs: Any, targets: Any
+) -> tuple[ModelLoss, tuple[float, float] | None]:
+    """The network's loss and what it divides by, found by trial.
+
+    If it is none of the means that a `ModelLoss` can be: the loss of some samples, too, and the
+    mean of theirs one by one. ValueError if the network has no loss.
+    """
+    ModelLoss()(blocks.compute_outputs(inputs), targets)
+    for some, theirs in _variants(inputs, targets):
+        try:
+            if not OfInputs(blocks, ModelLoss())(some, theirs).isfinite():
+                continue
+        except FAULTS:  # it knows no targets that are left out
+            continue
+        differs = whole_and_parts(OfInputs(blocks, ModelLoss()), some, theirs)
+        if differs is None:
+            return ModelLoss(), None
+        for counts in ("labels", "shifted labels") if theirs.dim() > 1 else ("labels",):
+            loss = ModelLoss(counts)
+            if whole_and_parts(OfInputs(blocks, loss), some, theirs) is None:
+                return loss, None
+        return ModelLoss(), differs
+    return ModelLoss(), None
+
+
+def _variants(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
+    """More of such samples, of which unlike numbers of labels and of tokens count."""
+    rows = torch.arange(5) % len(tree_leaves(targets)[0])
+    some, labels = tree_map(lambda x: x[rows], (inputs, targets))
+    masked = some
+    if isinstance(some, Mapping):
+        masked = {k: _shortened(x) if "mask" in k else x for k, x in some.items()}
+    if isinstance(labels, Tensor) and not labels.is_floating_point():
+        fewer = _left_out(labels)
+        same = [isinstance(x, Tensor) and torch.equal(x, labels) for x in tree_leaves(some)]
+        leaves, structure = tree_flatten(masked)
+        changed = [fewer if is_label else x for x, is_label in zip(leaves, same, strict=True)]
+        yield tree_unflatten(changed, structure), fewer
+    yield masked, labels
+    yield some, labels
+
+
+def _left_out(labels: Tensor) -> Tensor:
+    """Labels of 5 samples: all of the first are left as they are, none of the third."""
+    if labels.dim() == 1:
+        return labels.masked_fill(torch.tensor([False, False, True, False, True]), LEFT_OUT)
+    length = labels.shape[1]
+    kept = torch.tensor([length, 1, 0, (length + 1) // 2, max(1, length - 1)])
+    beyond = torch.arange(length) >= kept[:, None]
+    return labels.masked_fill(beyond.view(*beyond.shape, *[1] * (labels.dim() - 2)), LEFT_OUT)
+
+
+def _shortened(mask: Any) -> Any:
+    """A mask (5, L) with unlike numbers of tokens, at least one in each sample."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return mask
+    length = mask.shape[1]
+    kept = (torch.tensor([2, 4, 6, 5, 3]) * length // 6).clamp_min(1)
+    return mask * (torch.arange(length) < kept[:, None])

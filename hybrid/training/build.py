@@ -15,7 +15,7 @@ from hybrid.data.samplers.base import Learning
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Arrangement, Grid, Place
-from hybrid.method.own_loss import MODEL
+from hybrid.method.objectives import MODEL
 from hybrid.method.training_options import Options
 from hybrid.networks import models, own_units
 from hybrid.networks.blocks import SAMPLES, Blocks

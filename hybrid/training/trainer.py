@@ -15,9 +15,8 @@ from hybrid.links import RankLinks
 from hybrid.links.base import Program
 from hybrid.links.grid import Arrangement, Grid
 from hybrid.method.method import Method
-from hybrid.method.objectives import Objectives
+from hybrid.method.objectives import MODEL, Objectives, takes_targets
 from hybrid.method.optimizers import placed
-from hybrid.method.own_loss import MODEL, takes_targets
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.networks.blocks import Blocks

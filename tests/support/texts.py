@@ -13,27 +13,33 @@ from zoo_packages import package
 WORDS, LONGEST = 40, 24
 
 
-def network(kind: str, double: bool = True) -> nn.Module:
-    """A model of two layers without dropout, by the name of its class."""
+def network(kind: str, double: bool = True, dropout: float = 0.0) -> nn.Module:
+    """A model of two layers by the name of its class; a GPT-2 has no dropout."""
     transformers = package("transformers")
     torch.manual_seed(0)
+    none = {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
     if kind.startswith("GPT2"):
+        none |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         config = transformers.GPT2Config(
-            **{"vocab_size": WORDS, "n_positions": LONGEST, "n_embd": 16, "n_layer": 2},
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-            **{"n_head": 2, "bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False},
+            vocab_size=WORDS, n_positions=LONGEST, n_embd=16, n_layer=2, n_head=2, **none
         )
     else:
         config = transformers.BertConfig(
-            **{"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_labels": 3},
-            **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
-            **{"num_attention_heads": 2, "intermediate_size": 32},
+            vocab_size=WORDS,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
             max_position_embeddings=LONGEST,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+            num_labels=3,
         )
-    model: nn.Module = getattr(transformers, kind)(config)
+    model: Any = getattr(transformers, kind)(config)
     if "LMHead" in kind:
         model.loss_function = causal_loss
-    return model.double() if double else model
+    made: nn.Module = model.double() if double else model
+    return made
 
 
 def causal_loss(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) -> Tensor:
@@ -50,8 +56,10 @@ def sentences(kind: str, lengths: Sequence[int]) -> list[dict[str, Any]]:
         words = torch.randint(1, WORDS, (length,), generator=random)
         labels = torch.randint(3, (length,), generator=random)
         labels[torch.rand(length, generator=random) < 0.3] = -100
-        labels = int(words[0]) % 3 if "Sequence" in kind else labels
-        items.append({"input_ids": words, "labels": words if "LM" in kind else labels})
+        target: Any = words if "LM" in kind else labels
+        if "Sequence" in kind:
+            target = int(words[0]) % 3
+        items.append({"input_ids": words, "labels": target})
     return items
 
 
