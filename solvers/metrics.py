@@ -85,11 +85,13 @@ class AllSamples:
         self._met.append((output, targets))
 
     def compute(self) -> Any:
-        out, targets = (
-            tree_map(lambda *parts: torch.cat(parts), *batches)
-            for batches in zip(*self._met, strict=True)
-        )
+        out, targets = (tree_map(_joined, *batches) for batches in zip(*self._met, strict=True))
         return call_user_code(f"the metric {self.name!r}", self.function, out, targets)
+
+
+def _joined(*parts: Tensor) -> Tensor:
+    """Rows of batches together; of one number for each, such as a loss, their mean."""
+    return torch.cat(parts) if parts[0].dim() else torch.stack(parts).mean()
 
 
 def tried_metrics(metrics: Mapping[str, Metric], out: Any, targets: Any) -> dict[str, Metric]:

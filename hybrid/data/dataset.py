@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -53,6 +54,10 @@ class Data(ABC):
     """Whether samples can be had in their order alone."""
     batch_size: int | None = None
     """Samples of a mini-batch, on all replicas, where a DataLoader says it."""
+    others: Sequence[tuple[Any, Any]] = ()
+    """Inputs and targets like those of `sample`, of other lengths that they may have."""
+    varies: bool = False
+    """Whether samples are known to have several lengths."""
     order: Order | None = None
     """The order of every epoch, where a DataLoader's sampler decides it."""
 

@@ -27,6 +27,8 @@ class Items(Data):
     """
 
     joint = True
+    _batches_vary = False
+    """Whether a mini-batch may be of another length than the next, as its collate function pads."""
 
     def __init__(self, labels_are_inputs: bool) -> None:
         self.labels_are_inputs = labels_are_inputs
@@ -34,9 +36,19 @@ class Items(Data):
         """What `expect_classes` was given."""
 
     def _learn_structure(self) -> None:
-        first, second = self.sample(2)
-        self.inputs = None if isinstance(first, Tensor) else Bundle.of(first, 2, "an input")
-        self.answers = None if isinstance(second, Tensor) else Bundle.of(second, 2, "a target")
+        first, second = pair = self.sample(2)
+        inputs = None if isinstance(first, Tensor) else Bundle.of(first, 2, "an input")
+        answers = None if isinstance(second, Tensor) else Bundle.of(second, 2, "a target")
+        if self._batches_vary:
+            others = self._single_samples()
+            self.varies = any(_lengths(other) != _lengths(pair) for other in others)
+            self.others = others if self.varies else _shorter(pair)
+        self.inputs = inputs and inputs.varying(x for x, _ in self.others)
+        self.answers = answers and answers.varying(y for _, y in self.others)
+
+    def _single_samples(self) -> list[tuple[Any, Any]]:
+        """Some samples by themselves, whose lengths are their own."""
+        return []
 
     @abstractmethod
     def _pair(self, ids: Tensor, seed: int, epoch: int) -> tuple[Any, Any]:
@@ -104,6 +116,26 @@ class Items(Data):
         inputs = {key: value for key, value in batch.items() if key != targets[0]}
         one = len(inputs) == 1
         return next(iter(inputs.values())) if one else inputs, batch[targets[0]]
+
+
+def _lengths(pair: tuple[Any, Any]) -> list[Any]:
+    return [x.shape[1:] for x in tree_leaves(pair)]
+
+
+def _shorter(pair: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+    """A sample of texts without their last token; nothing if there are none."""
+    texts = [x for x in tree_leaves(pair[0]) if not x.is_floating_point() and x.dim() > 1]
+    length = texts[0].shape[1] if texts else 0
+    if length < 2:
+        return []
+
+    def shorter(x: Tensor) -> Tensor:
+        for dim, n in enumerate(x.shape):
+            x = x.narrow(dim, 0, length - 1) if dim and n == length else x
+        return x
+
+    inputs, targets = tree_map(shorter, pair)
+    return [(inputs, targets)]
 
 
 def collate_numbers(items: list[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +28,7 @@ from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import (
     FAULTS,
     LEFT_OUT,
+    AllSamples,
     Metric,
     detached,
     logits_of,
@@ -83,7 +84,7 @@ class Objectives(NamedTuple):
         if options.batch_transform is not None:
             mix, inputs, targets = Mix.of(options.batch_transform, train, TRIED)
         given, expected = test.sample(TRIED)
-        if shapes(given) != shapes(inputs):
+        if not _of_lengths(given, inputs, [*train.others, *test.others]):
             raise ValueError(
                 f"training inputs have shape {shapes(inputs)}, those of the test {shapes(given)}: "
                 "give both alike"
@@ -102,7 +103,7 @@ class Objectives(NamedTuple):
             raise ValueError("metrics has 'loss', which the loss is called: give it another name")
 
         def objective(
-            loss: Loss, targets: Any, answers: Bundle | None, each: bool = False
+            loss: Loss, out: Any, targets: Any, answers: Bundle | None, each: bool = False
         ) -> Objective:
             metrics = options.metrics
             if metrics is None:
@@ -116,8 +117,12 @@ class Objectives(NamedTuple):
             return made
 
         packing = train.answers if mix is None else mix.answers
-        training = objective(smoothed, targets, packing, isinstance(options.sampler, Learning))
-        tested = objective(loss, expected, test.answers)
+        learns = isinstance(options.sampler, Learning)
+        training = objective(smoothed, out, targets, packing, learns)
+        tested_out = out
+        if shapes(given) != shapes(inputs):
+            tested_out = tree_map(_leaf, blocks.compute_outputs(given))
+        tested = objective(loss, tested_out, expected, test.answers)
         classified = loss is nn.functional.cross_entropy
         train.expect_classes(_classes(out, targets) if classified and mix is None else 0)
         test.expect_classes(_classes(out, expected) if classified else 0)
@@ -126,7 +131,37 @@ class Objectives(NamedTuple):
             undivided = _unlike(named, whole_and_parts(loss, *_varied(out, targets)))
             tested = replace(tested, splits=not undivided)
         training = replace(training, alike=mix is None and _alike(smoothed, train))
-        return cls(training, replace(tested, alike=_alike(loss, test)), mix, output, undivided)
+        tested = replace(tested, alike=_alike(loss, test))
+        _check_at_once(tested, blocks, test)
+        return cls(training, tested, mix, output, undivided)
+
+
+def _check_at_once(tested: Objective, blocks: Blocks, test: Data) -> None:
+    """ValueError for what needs all outputs of a test in one tensor, if their lengths differ."""
+    names = [k for k, metric in tested.accumulated.items() if isinstance(metric, AllSamples)]
+    if not names or not test.varies:
+        return
+    outputs = [blocks.compute_outputs(x) for x, _ in [test.sample(TRIED), *test.others]]
+    if len({str(tree_map(lambda x: x.shape[1:], out)) for out in outputs}) > 1:
+        raise ValueError(
+            f"{names[0]!r} is one number of all outputs of the test, which have several lengths: "
+            "give one row for each sample, or an object with update, compute and reset; or pad to "
+            "a fixed length (padding='max_length')"
+        )
+
+
+def _of_lengths(given: Any, inputs: Any, others: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether inputs differ from others in shape by lengths alone that are known to vary."""
+    if tree_structure(given) != tree_structure(inputs):
+        return False
+    known = [[x.shape[1:] for x in tree_leaves(each)] for each in (inputs, *(x for x, _ in others))]
+    for i, x in enumerate(tree_leaves(given)):
+        if x.dim() != len(known[0][i]) + 1:
+            return False
+        for n, *lengths in zip(x.shape[1:], *(each[i] for each in known), strict=True):
+            if n != lengths[0] and len({*lengths}) == 1:
+                return False
+    return True
 
 
 def _losses(options: Options) -> tuple[Loss, Loss]:

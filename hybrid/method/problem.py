@@ -41,6 +41,8 @@ class Problem:
     """Whether the data say in what order samples come."""
     streamed: bool
     """Whether they can be had in that order alone."""
+    varies: bool
+    """Whether they have several lengths."""
 
     @classmethod
     def of(cls, options: Options, blocks: Blocks, train: Data, test: Data | None = None) -> Problem:
@@ -52,7 +54,10 @@ class Problem:
                 "that have some, or let theirs require gradients"
             )
         inputs, _ = train.sample(SAMPLES)
+        sets = [train] if test is None else [train, test]
         blocks = blocks.with_bundles(inputs)
+        if not options.solver.alternates:  # which stores samples of one shape
+            blocks = blocks.varying([x for data in sets for x in inputs_of(data)])
         objectives = Objectives.settle(options, blocks, train, train if test is None else test)
         sample = blocks.pack_inputs(inputs)
         shapes = tuple(blocks.cut_shapes(sample))
@@ -76,6 +81,7 @@ class Problem:
             train.augmented,
             train.streamed or train.order is not None,
             train.streamed,
+            any(data.varies for data in sets),
         )
 
     @property
@@ -88,6 +94,11 @@ class Problem:
         """The cuts whose block behind begins with a factorization."""
         leads = {k: leading_projection(self.blocks.module(k)) for k in range(1, len(self.blocks))}
         return frozenset(k for k, module in leads.items() if isinstance(module, Factorization))
+
+
+def inputs_of(data: Data) -> list[Any]:
+    """Inputs of every length that is known of a data set."""
+    return [data.sample(2)[0], *(inputs for inputs, _ in data.others)]
 
 
 def check_size(size: int, data: Data) -> None:

@@ -57,6 +57,7 @@ def settle(problem: Problem, options: Options) -> Method:
     acting.check(sections(method), known(method))
     _check_loss(method)
     _check_messages(method)
+    _check_lengths(method)
     _check_memory(method.of_replica(Place(replicas=options.replicas)))
     return method
 
@@ -240,6 +241,21 @@ def _check_messages(method: Method) -> None:
             raise ValueError(
                 f"the filter is {factor}, but activations at the cut before {cut} have "
                 f"shape {shape}: choose a filter that divides their height and width"
+            )
+
+
+def _check_lengths(method: Method) -> None:
+    """ValueError for samples of several lengths where all need one shape."""
+    solver = method.solver
+    needs = {
+        f"{solver.name} stores variables of one shape for all": solver.alternates,
+        "train.compile compiles for one shape": method.options.train.compile,
+    }
+    for what, needed in needs.items():
+        if needed and method.problem.varies:
+            raise ValueError(
+                f"samples have several lengths, and {what}: pad to a fixed length "
+                "(padding='max_length'; max_length of the collator), or choose otherwise"
             )
 
 

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from answers import refusal
 from texts import LONGEST, collate, network, plain_loop, sentences
 from torch.utils.data import DataLoader
 from trainings import trainer_of
@@ -33,7 +32,7 @@ def made(kind, items, micro_batches=1, replicas=1, make=PADDED, model=None, **mo
         replicas=replicas,
         train={"epochs": 1, "batch_size": BATCH, **more.pop("train", {})},
         optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
-        schedule="constant",
+        schedule={"name": "constant", "warmup_steps": 0},
         **more,
     )
     return model, trainer, DataLoader(items, BATCH, shuffle=True, collate_fn=make)
