@@ -3,41 +3,46 @@
 import pytest
 import torch
 from answers import refusal
-from texts import collate, network, plain_loop, sentences
-from torch.utils.data import DataLoader
-from trainings import assert_same, trainer_of
+from texts import network, plain_loop, sentences
+from texts_program import BATCH, KIND, LENGTHS, PADDED, prepared, trained
+from trainings import assert_same
 from zoo_packages import installed
 
 from hybrid.data.sampling import epoch_order
-from hybrid.solvers import DDG, Backprop
+from hybrid.solvers import DDG, FDG, PDASGD, AugmentedLagrangian, Backprop, FeaturesReplay
 
 pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs transformers")
 
-KIND, BATCH = "BertForTokenClassification", 4
-LENGTHS = [5 + (7 * i) % 20 for i in range(24)]
 
-
-def trained(solver, make=collate, lengths=LENGTHS, **more):
-    items = sentences(KIND, lengths)
-    model = network(KIND, False)
-    trainer = trainer_of(
-        model,
-        solver,
-        cuts=["bert.encoder.layer.1"],
-        sample=make(items[:2]),
-        train={"epochs": 1, "batch_size": BATCH, **more.pop("train", {})},
-        optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
-        schedule={"name": "constant", "warmup_steps": 0},
-        **more,
-    )
-    data = DataLoader(items, BATCH, shuffle=True, collate_fn=make)
-    summary = trainer.fit(data, data)
-    return {name: p.detach() for name, p in model.named_parameters()}, summary
-
-
-def test_backprop_is_the_plain_loop():
+def test_back_propagation_is_the_plain_loop():
     batches = epoch_order(0, 0, len(LENGTHS)).split(BATCH)
-    items = sentences(KIND, LENGTHS)
     assert len({max(LENGTHS[i] for i in ids) for ids in batches}) > 3
+    items = sentences(KIND, LENGTHS)
     expected = plain_loop(network(KIND, False), items, batches)
-    assert_same(trained(Backprop())[0], expected)
+    assert_same(trained(Backprop(), double=False), expected)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [DDG(micro_batches=2), FDG(), FeaturesReplay(), PDASGD(micro_batches=2)],
+    ids=lambda solver: solver.name,
+)
+def test_other_methods_train_as_on_texts_of_one_length(solver):
+    found, expected = trained(solver), trained(solver, make=PADDED)
+    for name, weights in expected.items():
+        torch.testing.assert_close(found[name], weights, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("solver", [Backprop(micro_batches=2), DDG()], ids=lambda s: s.name)
+def test_ranks_of_mpi_have_the_bits_of_threads(solver, world):
+    expected = trained(solver, model=network(KIND, False, 0.1))
+    found = world.run(2, "texts_program:on_ranks", solver, 0.1)
+    assert_same({k: torch.from_numpy(x) for k, x in (found[0] | found[1]).items()}, expected)
+
+
+def test_what_needs_one_length_is_refused():
+    for solver, train in ((AugmentedLagrangian(), {}), (Backprop(), {"compile": True})):
+        trainer, data = prepared(solver, train=train)
+        said = refusal(trainer.fit, data, data)
+        assert said.startswith("samples have several lengths, and ")
+        assert "padding='max_length'" in said
