@@ -289,7 +289,9 @@ def check_mean(named: str, loss: Loss, out: Any, targets: Any) -> None:
     losses = []
     for times in (1, 2, 4):
         try:
-            many, theirs = tree_map(lambda x, n=times: torch.cat([x] * n), (detached(out), targets))
+            many, theirs = tree_map(
+                lambda x, n=times: torch.cat([x] * n) if x.dim() else x, (detached(out), targets)
+            )
             with torch.no_grad():
                 losses.append(float(mean(loss(many, theirs), len(tree_leaves(theirs)[0]))))
         except FAULTS:
@@ -317,7 +319,7 @@ def whole_and_parts(loss: Loss, out: Any, targets: Any) -> tuple[float, float] |
     count, weighted_loss = len(tree_leaves(targets)[0]), weighted(loss)
 
     def of(rows: slice) -> tuple[float, float | int]:
-        some, theirs = tree_map(lambda x: x[rows], (detached(out), targets))
+        some, theirs = rows_of((detached(out), targets), rows)
         samples = len(range(count)[rows])
         weight = (
             samples
@@ -338,6 +340,11 @@ def whole_and_parts(loss: Loss, out: Any, targets: Any) -> tuple[float, float] |
     parts = sum(one * weight for one, weight in each) / total
     size = sum(abs(one) * weight for one, weight in each) / total
     return None if abs(whole - parts) <= 1e-4 * size else (whole, parts)
+
+
+def rows_of(value: Any, rows: slice | Tensor) -> Any:
+    """Some samples of outputs and targets; what has no rows, such as a loss, stays as it is."""
+    return tree_map(lambda x: x[rows] if getattr(x, "shape", ()) else x, value)
 
 
 def denominator(named: str, loss: Weighted, targets: Any) -> Tensor:

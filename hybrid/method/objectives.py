@@ -42,6 +42,7 @@ from hybrid.solvers.objective import (
     Objective,
     OverClasses,
     check_mean,
+    rows_of,
     weighted,
     whole_and_parts,
 )
@@ -75,6 +76,8 @@ class Objectives(NamedTuple):
     """The shape of one sample's output; None: several tensors."""
     undivided: str = ""
     """How the loss of a mini-batch differs from that of its parts; empty: it does not."""
+    left_out: tuple[int, ...] = ()
+    """Targets with which it does, as the loss leaves them out without naming its denominator."""
 
     @classmethod
     def settle(cls, options: Options, blocks: Blocks, train: Data, test: Data) -> Objectives:
@@ -92,6 +95,7 @@ class Objectives(NamedTuple):
         out = tree_map(_leaf, blocks.compute_outputs(inputs))
         named = "the loss" if options.loss else f"the loss {options.train.loss!r}"
         undivided = ""
+        left_out: tuple[int, ...] = ()
         if isinstance(loss, ModelLoss):
             named = "the network's own loss"
             loss, differs = settle_own_loss(blocks, inputs, targets)
@@ -129,11 +133,12 @@ class Objectives(NamedTuple):
         output = tuple(out.shape[1:]) if isinstance(out, Tensor) else None
         if not isinstance(loss, ModelLoss):
             undivided = _unlike(named, whole_and_parts(loss, *_varied(out, targets)))
-            tested = replace(tested, splits=not undivided)
+            left_out = () if undivided else _find_left_out(loss, out, targets)
+            tested = replace(tested, splits=not undivided or test.varies)
         training = replace(training, alike=mix is None and _alike(smoothed, train))
         tested = replace(tested, alike=_alike(loss, test))
         _check_at_once(tested, blocks, test)
-        return cls(training, tested, mix, output, undivided)
+        return cls(training, tested, mix, output, undivided, left_out)
 
 
 def _check_at_once(tested: Objective, blocks: Blocks, test: Data) -> None:
@@ -219,6 +224,20 @@ def _unlike(named: str, differs: tuple[float, float] | None) -> str:
     return f"{named} of a few samples is {whole:.4g}, and the mean of theirs one by one {parts:.4g}"
 
 
+def _find_left_out(loss: Loss, out: Any, targets: Any) -> tuple[int, ...]:
+    """The targets that a loss leaves out of its mean, of those that usually are."""
+    labels = [x for x in tree_leaves(targets) if not x.is_floating_point()]
+    if not labels or weighted(loss) is not None:
+        return ()
+    some, theirs = rows_of((out, targets), torch.arange(5) % len(labels[0]))
+
+    def without(value: int) -> Any:
+        return tree_map(lambda x: x if x.is_floating_point() else _left_out(x, value), theirs)
+
+    values = (LEFT_OUT, -1, 0)
+    return tuple(v for v in values if whole_and_parts(loss, some, without(v)) is not None)
+
+
 def _alike(loss: Loss, data: Data) -> bool:
     """Whether all targets of the data weigh alike, in a loss that could weigh them."""
     if isinstance(loss, ModelLoss):
@@ -233,7 +252,7 @@ def _varied(out: Any, targets: Any) -> tuple[Any, Any]:
     """More of such outputs and targets, with every class among these, where they are classes."""
     classes = _classes(out, targets)
     rows = torch.arange(max(4, min(classes, MOST_CLASSES))) % len(tree_leaves(targets)[0])
-    out, targets = tree_map(lambda x: x[rows.to(x.device)], (out, targets))
+    out, targets = rows_of((out, targets), rows)
     if classes:
         others = torch.arange(targets.numel(), device=targets.device) % classes
         targets = torch.where(targets == LEFT_OUT, targets, others.view_as(targets))
@@ -249,12 +268,17 @@ def _leaf(x: Any) -> Any:
 
 def takes_targets(blocks: Blocks) -> bool:
     """Whether the sample by which a network was cut holds targets."""
+    return not input_names(blocks).isdisjoint(TARGETS)
+
+
+def input_names(blocks: Blocks) -> set[str]:
+    """The names of the inputs of the sample by which a network was cut, if it was a dict."""
     first = blocks.units[0]
     if not isinstance(first, CallUnit) or first.calls is None:
-        return False
+        return set()
     structure = first.calls.code.inputs.structure
     names = tree_unflatten(range(structure.num_leaves), structure)
-    return isinstance(names, Mapping) and not names.keys().isdisjoint(TARGETS)
+    return {*names} if isinstance(names, Mapping) else set()
 
 
 @dataclass(frozen=True)
@@ -300,7 +324,7 @@ def settle_own_loss(
 def _variants(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
     """More of such samples, of which unlike numbers of labels and of tokens count."""
     rows = torch.arange(5) % len(tree_leaves(targets)[0])
-    some, labels = tree_map(lambda x: x[rows], (inputs, targets))
+    some, labels = rows_of((inputs, targets), rows)
     masked = some
     if isinstance(some, Mapping):
         masked = {k: _shortened(x) if "mask" in k else x for k, x in some.items()}
@@ -314,14 +338,14 @@ def _variants(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
     yield some, labels
 
 
-def _left_out(labels: Tensor) -> Tensor:
+def _left_out(labels: Tensor, value: int = LEFT_OUT) -> Tensor:
     """Labels of 5 samples: all of the first are left as they are, none of the third."""
     if labels.dim() == 1:
-        return labels.masked_fill(torch.tensor([False, False, True, False, True]), LEFT_OUT)
+        return labels.masked_fill(torch.tensor([False, False, True, False, True]), value)
     length = labels.shape[1]
     kept = torch.tensor([length, 1, 0, (length + 1) // 2, max(1, length - 1)])
     beyond = torch.arange(length) >= kept[:, None]
-    return labels.masked_fill(beyond.view(*beyond.shape, *[1] * (labels.dim() - 2)), LEFT_OUT)
+    return labels.masked_fill(beyond.view(*beyond.shape, *[1] * (labels.dim() - 2)), value)
 
 
 def _shortened(mask: Any) -> Any:

@@ -214,13 +214,20 @@ def _check_loss(method: Method) -> None:
         "parts in gaps": 1 + len(method.gaps),
     }
     into = [f"{count} {what}" for what, count in parts.items() if count > 1]
-    if method.problem.objectives.undivided and into:
-        raise ValueError(
-            f"{method.problem.objectives.undivided}: {' and '.join(into)} would train on another "
-            "loss than the whole mini-batch. Give a value for each sample (reduction='none'), "
-            "torch's CrossEntropyLoss or NLLLoss with class weights, or a loss with a method "
-            "denominator(targets); or train undivided, with 1 micro-batch and 1 replica"
-        )
+    objectives = method.problem.objectives
+    if not into:
+        return
+    reason = (
+        f"{' and '.join(into)} would train on another loss than the whole mini-batch. Give a value "
+        "for each sample (reduction='none'), torch's CrossEntropyLoss or NLLLoss with class "
+        "weights, or a loss with a method denominator(targets); or train undivided, with 1 "
+        "micro-batch and 1 replica"
+    )
+    if objectives.undivided:
+        raise ValueError(f"{objectives.undivided}: {reason}")
+    method.problem.data.expect_counted(
+        objectives.left_out, f"{{}}, which the loss leaves out: {reason}"
+    )
 
 
 def _check_messages(method: Method) -> None:

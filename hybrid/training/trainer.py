@@ -17,7 +17,7 @@ from hybrid.links.grid import Arrangement, Grid
 from hybrid.method.method import Method
 from hybrid.method.objectives import MODEL, Objectives, takes_targets
 from hybrid.method.optimizers import placed
-from hybrid.method.problem import Problem, inputs_of
+from hybrid.method.problem import Problem, with_bundles
 from hybrid.method.settle import settle
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.own_units import let_go
@@ -120,8 +120,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
 
         def prepare(ranks: int, test: Data) -> Program[dict[str, float]]:
             self._check_ranks(ranks)
-            bundled = self.blocks.with_bundles(test.sample(2)[0])
-            self.blocks = bundled.varying(inputs_of(test))
+            self.blocks = with_bundles(self.blocks, [test])
             options = replace(self, batch_transform=None)
             objective = Objectives.settle(options, self.blocks, test, test).test
             device = launch.device(self.train.device)

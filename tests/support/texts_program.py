@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from trainings import trainer_of
 from world import launched
 
-from hybrid.solvers import Backprop, Solver
+from hybrid.solvers import Solver
 
 KIND, BATCH = "BertForTokenClassification", 4
 LENGTHS = [5 + (7 * i) % 20 for i in range(24)]
