@@ -122,9 +122,8 @@ def _check_names(known: set[str], inputs: Any) -> None:
     shown = ", ".join(sorted(given)) if isinstance(inputs, Mapping) else f"{count} tensors"
     labels = (known - given) & {*TARGETS}
     what = "give data.Mapped(..., labels_are_inputs=True)" if labels else "give both the same"
-    raise ValueError(
-        f"the inputs are {shown}, and those of the sample= of split {', '.join(sorted(known))}: {what}"
-    )
+    names = ", ".join(sorted(known))
+    raise ValueError(f"the inputs are {shown}, and those of the sample= of split {names}: {what}")
 
 
 def check_size(size: int, data: Data) -> None:

@@ -19,7 +19,13 @@ PADDED = partial(collate, length=LONGEST)
 
 
 def prepared(
-    solver: Solver, kind: str = KIND, *, make: Any = collate, lengths: Any = LENGTHS, **more: Any
+    solver: Solver,
+    kind: str = KIND,
+    *,
+    make: Any = collate,
+    lengths: Any = LENGTHS,
+    batch_size: int = BATCH,
+    **more: Any,
 ) -> tuple[Any, DataLoader[Any]]:
     """A trainer of a model cut in the middle, by plain SGD, and a loader of its texts."""
     items = sentences(kind, lengths)
@@ -27,14 +33,14 @@ def prepared(
     trainer = trainer_of(
         model,
         solver,
-        cuts=["transformer.h.1" if "GPT2" in kind else "bert.encoder.layer.1"],
+        cuts=more.pop("cuts", ["transformer.h.1" if "GPT2" in kind else "bert.encoder.layer.1"]),
         sample=make(items[:2]),
-        train={"epochs": 1, "batch_size": BATCH, **more.pop("train", {})},
+        train={"epochs": 1, "batch_size": batch_size, **more.pop("train", {})},
         optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
         schedule={"name": "constant", "warmup_steps": 0},
         **more,
     )
-    return trainer, DataLoader(items, BATCH, shuffle=True, collate_fn=make)
+    return trainer, DataLoader(items, batch_size, shuffle=True, collate_fn=make)
 
 
 def trained(solver: Solver, kind: str = KIND, **more: Any) -> dict[str, Tensor]:
