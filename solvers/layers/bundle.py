@@ -141,7 +141,10 @@ class Bundle:
         """
         shapes = _of_width(self.shapes, self.growth, packed.shape[1])
         if shapes is None:
-            raise ValueError(_unlike(self.where, ((packed.shape[1],),), ((self.size,),)))
+            raise ValueError(
+                f"{self.where} has {packed.shape[1]} numbers in a sample, and {self.size} in the "
+                f"first ones: {_PAD}"
+            )
         parts = packed.split([prod(shape) for shape in shapes], 1)
         leaves = []
         for part, shape, dtype in zip(parts, shapes, self.exact, strict=True):
@@ -194,10 +197,13 @@ def _said(shapes: Shapes) -> str:
     return ", ".join(map(str, shapes))
 
 
+_PAD = "pad all to a fixed length (padding='max_length'; max_length of the collator)"
+
+
 def _unlike(where: str, shapes: Shapes, first: Shapes) -> str:
     return (
-        f"{where} has shape {_said(shapes)} in a sample, and {_said(first)} in the first ones: pad "
-        "all to a fixed length (padding='max_length'; max_length of the collator)"
+        f"{where} has shape {_said(shapes)} in a sample, and {_said(first)} in the first "
+        f"ones: {_PAD}"
     )
 
 

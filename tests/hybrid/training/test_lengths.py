@@ -5,7 +5,7 @@ import torch
 from answers import refusal
 from texts import network, plain_loop, sentences
 from texts_program import BATCH, KIND, LENGTHS, PADDED, prepared, trained
-from trainings import assert_same
+from trainings import OFTEN, assert_same, stopped
 from zoo_packages import installed
 
 from hybrid.data.sampling import epoch_order
@@ -38,6 +38,26 @@ def test_ranks_of_mpi_have_the_bits_of_threads(solver, world):
     expected = trained(solver, model=network(KIND, False, 0.1))
     found = world.run(2, "texts_program:on_ranks", solver, 0.1)
     assert_same({k: torch.from_numpy(x) for k, x in (found[0] | found[1]).items()}, expected)
+
+
+def test_a_resumed_run_goes_on_with_flights_of_other_lengths(tmp_path):
+    def run(folder, resume=False):
+        more = {"out": tmp_path / folder, "checkpoint": OFTEN, "resume": resume}
+        return trained(DDG(), train={"report_every": 2}, **more)
+
+    expected = run("run")
+    stopped(tmp_path / "run", 4)
+    assert_same(run("run", True), expected)
+    assert_same(trained(DDG(), links="virtual"), trained(DDG()))
+
+
+def test_lengths_that_no_sample_tells_are_refused_where_they_come():
+    lengths = [9] * len(LENGTHS)
+    lengths[3] = 12
+    trainer, texts = prepared(AugmentedLagrangian(), lengths=lengths)
+    said = refusal(trainer.fit, texts)
+    assert "an input has 36 numbers in a sample, and 27 in the first ones: pad all to a" in said
+    trained(Backprop(), lengths=lengths)
 
 
 def test_what_needs_one_length_is_refused():
