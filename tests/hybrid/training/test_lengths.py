@@ -9,14 +9,14 @@ from trainings import OFTEN, assert_same, stopped
 from zoo_packages import installed
 
 from hybrid.data.sampling import epoch_order
-from hybrid.solvers import DDG, FDG, PDASGD, AugmentedLagrangian, Backprop, FeaturesReplay
+from hybrid.solvers import DDG, PDASGD, AugmentedLagrangian, Backprop, FeaturesReplay
 
 pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs transformers")
 
 
 def test_back_propagation_is_the_plain_loop():
     batches = epoch_order(0, 0, len(LENGTHS)).split(BATCH)
-    assert len({max(LENGTHS[i] for i in ids) for ids in batches}) > 3
+    assert len({max(LENGTHS[i] for i in ids) for ids in batches}) == len(batches)
     items = sentences(KIND, LENGTHS)
     expected = plain_loop(network(KIND, False), items, batches)
     assert_same(trained(Backprop(), double=False), expected)
@@ -24,7 +24,7 @@ def test_back_propagation_is_the_plain_loop():
 
 @pytest.mark.parametrize(
     "solver",
-    [DDG(micro_batches=2), FDG(), FeaturesReplay(), PDASGD(micro_batches=2)],
+    [FeaturesReplay(), PDASGD(micro_batches=2)],
     ids=lambda solver: solver.name,
 )
 def test_other_methods_train_as_on_texts_of_one_length(solver):
@@ -43,17 +43,17 @@ def test_ranks_of_mpi_have_the_bits_of_threads(solver, world):
 def test_a_resumed_run_goes_on_with_flights_of_other_lengths(tmp_path):
     def run(folder, resume=False):
         more = {"out": tmp_path / folder, "checkpoint": OFTEN, "resume": resume}
-        return trained(DDG(), train={"report_every": 2}, **more)
+        return trained(DDG(), train={"report_every": 1}, **more)
 
     expected = run("run")
-    stopped(tmp_path / "run", 4)
+    stopped(tmp_path / "run", 2)
     assert_same(run("run", True), expected)
-    assert_same(trained(DDG(), links="virtual"), trained(DDG()))
+    assert_same(trained(DDG(), links="virtual"), expected)
 
 
 def test_lengths_that_no_sample_tells_are_refused_where_they_come():
     lengths = [9] * len(LENGTHS)
-    lengths[3] = 12
+    lengths[2] = 12
     trainer, texts = prepared(AugmentedLagrangian(), lengths=lengths)
     said = refusal(trainer.fit, texts)
     assert "an input has 36 numbers in a sample, and 27 in the first ones: pad all to a" in said
