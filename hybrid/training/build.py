@@ -15,6 +15,7 @@ from hybrid.data.samplers.base import Learning
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Arrangement, Grid, Place
+from hybrid.method.objectives import MODEL
 from hybrid.method.training_options import Options
 from hybrid.networks import models, own_units
 from hybrid.networks.blocks import SAMPLES, Blocks
@@ -126,7 +127,7 @@ def name_run_folder(resolved: Config, now: str) -> Path:
 
 def load_rank_data(resolved: Config) -> tuple[Data, Data | None]:
     """Training and test data, if any; under mpirun a rank keeps what its block needs of them."""
-    train, test = load_data_sets(resolved.data)
+    train, test = load_data_sets(resolved.data, resolved.train.loss)
     comm = launch.communicator()
     if comm is not None:
         solver, mine = registry.solver_class(resolved.solver["name"]), _places(comm, resolved.split)
@@ -148,14 +149,17 @@ def _places(comm: Communicator, wanted: SplitSettings) -> list[Place]:
     return [grid.place(comm.rank, side) for side in sides]
 
 
-def load_data_sets(wanted: DataSettings) -> tuple[Data, Data | None]:
-    """Training data, and test data unless there are none, whole."""
+def load_data_sets(wanted: DataSettings, loss: str = "") -> tuple[Data, Data | None]:
+    """Training data, and test data unless there are none, whole.
+
+    By the name of the loss, targets of one's own data are inputs of the network, too.
+    """
     reference = data.reference(wanted.name)
     check({"data": wanted}, Known(own_data=bool(reference)))
     if reference:
         given, tested = references.make_data_sets(reference)
-        made = data.as_data(given, wanted.workers)
-        return made, None if tested is None else data.as_data(tested, wanted.workers)
+        of = partial(data.as_data, workers=wanted.workers, labels_are_inputs=loss == MODEL)
+        return of(given), None if tested is None else of(tested)
     if wanted.name == OWN_DATA:
         raise ValueError(
             "the run was made by a script, on data of its own: start the script again, or give "

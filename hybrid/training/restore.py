@@ -96,7 +96,7 @@ def restore(
     news = {"name": _name(run, "--data", stored, data, known), "limit": 0}
     if data_dir is not None:
         news["dir"] = data_dir
-    train, test = build.load_data_sets(settings.data.model_copy(update=news))
+    train, test = build.load_data_sets(settings.data.model_copy(update=news), settings.train.loss)
     known = is_reference(settings.model.name) or bool(models.NAME.fullmatch(settings.model.name))
     name = _name(run, "--model", settings.model.name, model, known)
     if is_reference(name):

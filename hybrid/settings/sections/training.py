@@ -103,7 +103,8 @@ class TrainSettings(Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of weights, order and augmentation."""
     loss: Annotated[str, TRAIN_OR_PLAN] = "cross-entropy"
-    """cross-entropy, mse, l1, huber, bce (logits of many labels); your own: module:function."""
+    """cross-entropy, mse, l1, huber, bce (logits of many labels), model (that a network computes of
+    labels among its inputs, as Hugging Face's do); your own: module:function."""
     label_smoothing: Annotated[float, TRAIN_OR_PLAN] = Field(default=0.0, ge=0, lt=1)
     """Of cross-entropy in training: the share of a target that all classes get alike."""
     precision: Annotated[
