@@ -162,7 +162,9 @@ def _varied(out: Any, targets: Any) -> tuple[Any, Any]:
     """More of such outputs and targets, with every class among these, where they are classes."""
     classes = _classes(out, targets)
     rows = torch.arange(max(4, min(classes, MOST_CLASSES))) % len(tree_leaves(targets)[0])
-    out, targets = tree_map(lambda x: x[rows.to(x.device)], (out, targets))
+    out, targets = tree_map(
+        lambda x: x[rows.to(x.device)] if isinstance(x, Tensor) and x.dim() else x, (out, targets)
+    )
     if classes:
         others = torch.arange(targets.numel(), device=targets.device) % classes
         targets = torch.where(targets == LEFT_OUT, targets, others.view_as(targets))

@@ -20,14 +20,15 @@ class Bundle:
 
     Each tensor has one row for each sample. Packing and unpacking copy numbers and change none. An
     adjoint of the whole is the adjoints of its tensors side by side. Integers and truth values
-    travel as float32, in which they are exact up to 2^24, and get no gradient.
+    travel as float32, in which they are exact up to 2^24, and get no gradient. Of complex numbers
+    real and imaginary parts lie side by side.
     """
 
     structure: TreeSpec
     shapes: tuple[tuple[int, ...], ...]
     """The shape of one sample, for each tensor."""
-    exact: tuple[torch.dtype | None, ...]
-    """For each tensor its type, if that is not floating-point."""
+    dtypes: tuple[torch.dtype, ...]
+    """Of each tensor."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bundle:
         return self  # it is immutable
@@ -51,10 +52,10 @@ class Bundle:
                     f"{where} has shape {tuple(leaf.shape)} for {samples} samples: a tensor there "
                     "needs one row for each; make it a buffer of the module, or cut elsewhere"
                 )
-        exact = tuple(None if leaf.is_floating_point() else leaf.dtype for leaf in leaves)
-        if isinstance(value, Tensor) and not any(exact):
+        if isinstance(value, Tensor) and value.is_floating_point():
             return None
-        return cls(structure, tuple(tuple(leaf.shape[1:]) for leaf in leaves), exact)
+        shapes = tuple(tuple(_real(leaf).shape[1:]) for leaf in leaves)
+        return cls(structure, shapes, tuple(leaf.dtype for leaf in leaves))
 
     def survives(self, number_format: str) -> bool:
         """Whether integers and truth values are the same after a message in a number format.
@@ -63,7 +64,7 @@ class Bundle:
         """
         if number_format == "float32":
             return True
-        exact = {dtype for dtype in self.exact if dtype is not None}
+        exact = {dtype for dtype in self.dtypes if _is_exact(dtype)}
         return not exact or (exact == {torch.bool} and number_format != "int8")
 
     @property
@@ -73,10 +74,10 @@ class Bundle:
 
     def pack(self, value: Any) -> Tensor:
         """The tensors side by side; ValueError for an integer beyond 2^24."""
-        leaves: list[Tensor] = tree_leaves(value)
+        leaves: list[Tensor] = [*map(_real, tree_leaves(value))]
         kind: torch.dtype | None = None
-        for x, dtype in zip(leaves, self.exact, strict=True):
-            own = x.dtype if dtype is None else torch.float32
+        for x, dtype in zip(leaves, self.dtypes, strict=True):
+            own = torch.float32 if _is_exact(dtype) else x.dtype
             kind = own if kind is None else torch.promote_types(kind, own)
             wide = dtype in (torch.int64, torch.int32)
             if wide and x.numel() and int(x.abs().max()) > EXACT:
@@ -88,15 +89,21 @@ class Bundle:
         return torch.cat([x.reshape(len(x), -1).to(kind) for x in dense], 1)
 
     def unpack(self, packed: Tensor) -> Any:
-        """The value that `pack` was given; floating-point tensors have the packed format."""
+        """The value that `pack` was given.
+
+        Tensors whose format autocast has made narrower have the packed one.
+        """
         parts = packed.split([prod(shape) for shape in self.shapes], 1)
         leaves = []
-        for part, shape, dtype in zip(parts, self.shapes, self.exact, strict=True):
+        for part, shape, dtype in zip(parts, self.shapes, self.dtypes, strict=True):
             x = part.reshape(len(packed), *shape)
-            if dtype is not None:
+            if _is_exact(dtype):
                 x = x.detach().to(dtype)
+            elif dtype.is_complex:
+                x = torch.view_as_complex(x.contiguous())
             else:
                 x = x.contiguous(memory_format=_layout(x))
+                x = x.to(dtype) if torch.promote_types(dtype, x.dtype) == x.dtype else x
             leaves.append(x)
         return tree_unflatten(leaves, self.structure)
 
@@ -111,6 +118,14 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *p: Tensor) -> Tensor:
         return p[0].contiguous(memory_format=_layout(p[0]))
+
+
+def _is_exact(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex
+
+
+def _real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def _layout(x: Tensor) -> torch.memory_format:
