@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.errors import code_line, one_line
-from hybrid.networks.absent import AbsentError
 from hybrid.networks.passes import CallId, Network
 from hybrid.networks.recording import Boundary, Recorder, record
 from hybrid.networks.stretch import SAMPLES, Code, Crossing, Inputs, Stretch
