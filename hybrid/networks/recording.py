@@ -224,8 +224,8 @@ class Recorder(Pass):
                 if when < call.begin:
                     crossing = (
                         f"code in {around.path or 'the forward'!r} reads numbers of a tensor "
-                        f"({line}) before, on which its calls may depend: move that code into a module of "
-                        "its own, or cut outside of it"
+                        f"({line}) before, on which its calls may depend: move that code into a "
+                        "module of its own, or cut outside of it"
                     )
             if isinstance(crossing, str):
                 boundaries[call.id] = crossing
