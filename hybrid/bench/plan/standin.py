@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,7 @@ class StandIn(nn.Module):
 
     def __init__(
         self,
-        parts: Sequence[nn.Module],
+        weights: Iterable[nn.Parameter],
         shape: Shape,
         sizes: Sequence[int],
         costs: Sequence[Cost],
@@ -43,8 +43,7 @@ class StandIn(nn.Module):
         outputs: Bundle | None = None,
     ) -> None:
         super().__init__()
-        own = {id(p): p for part in parts for p in part.parameters()}
-        self.weights = nn.ParameterList(own.values())
+        self.weights = nn.ParameterList({id(p): p for p in weights}.values())
         self.shape, self.sizes = shape, np.array(sizes)
         self.seconds = [np.array(each) for each in zip(*costs, strict=True)]
         """Forward and backward, of a sample, at each of the sizes."""
@@ -99,8 +98,8 @@ def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor
             x, outputs = module(x), None
             if i == len(modules) - 1 and (outputs := Bundle.of(x, len(inputs), "the output")):
                 x = outputs.pack(x)
-            costs, parts = [table[size][i] for size in sizes], list(unit.parts.values())
-            made.append(StandIn(parts, tuple(x.shape[1:]), sizes, costs, x.dtype, outputs))
+            costs, weights = [table[size][i] for size in sizes], unit.parameters().values()
+            made.append(StandIn(weights, tuple(x.shape[1:]), sizes, costs, x.dtype, outputs))
     named = [
         Unit(unit.name, {str(i): module})
         for i, (unit, module) in enumerate(zip(blocks.units, made, strict=True))
