@@ -83,7 +83,7 @@ def test_a_module_that_depends_on_numbers_is_kept_whole_and_a_split_changes_noth
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (OwnFlow, "before 'b': code in 'the forward' reads numbers of a tensor before, on which"),
+        (OwnFlow, "before 'a': code in 'the forward' reads numbers of a tensor before, on which"),
         (OwnCounter, "forward writes to the buffer 'seen': move that code"),
         (View, "2 blocks asked of 1 units"),
     ],
