@@ -32,6 +32,12 @@ def frozen_epochs(wanted: Mapping[str, int], blocks: Blocks, epochs: int) -> dic
         if prefixes:
             count = wanted[max(prefixes, key=len)]
             found[name] = count if count < epochs else 0
+    for name in [*found]:  # and by its other names, where the weight has several
+        tied = [other for other in trained if named[other] is named[name]]
+        found |= dict.fromkeys(tied, found[name])
+    for tied in [names for ties in blocks.ties.values() for names in ties]:
+        counts = [found[name] for name in tied if name in found]
+        found |= dict.fromkeys(tied, counts[0]) if counts else {}
     if found and len(found) == len(trained):
         raise ValueError(
             f"train.frozen is {dict(wanted)}, which leaves no parameter to train in the first "
