@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hybrid.errors import StoppedError as StoppedError
     from hybrid.networks import models as models
     from hybrid.networks.blocks import Blocks as Blocks
+    from hybrid.networks.own_units import without_weights as without_weights
     from hybrid.networks.partition import split as split
     from hybrid.settings.config import CheckpointSettings as CheckpointSettings
     from hybrid.settings.config import LinkSettings as LinkSettings
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hybrid.settings.config import ScheduleSettings as ScheduleSettings
     from hybrid.settings.config import TrainSettings as TrainSettings
     from hybrid.training.callbacks import Callback as Callback
+    from hybrid.training.restore import export as export
     from hybrid.training.restore import load as load
     from hybrid.training.services import MLflowLogger as MLflowLogger
     from hybrid.training.services import WandbLogger as WandbLogger
@@ -33,8 +35,10 @@ _HOMES = {
     "StoppedError": "hybrid.errors",
     "Trainer": "hybrid.training.trainer",
     "WandbLogger": "hybrid.training.services",
+    "export": "hybrid.training.restore",
     "load": "hybrid.training.restore",
     "split": "hybrid.networks.partition",
+    "without_weights": "hybrid.networks.own_units",
     **dict.fromkeys((f"{name}Settings" for name in _SECTIONS), "hybrid.settings.config"),
 }
 _MODULES = {"data": "hybrid.data", "models": "hybrid.networks.models"}

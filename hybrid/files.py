@@ -5,6 +5,7 @@ file of any size that takes no room on the disk. Nothing is written through a li
 """
 
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -89,6 +90,44 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     sync(path.parent)
 
 
+@contextmanager
+def whole_folder(path: Path, ours: str) -> Iterator[Path]:
+    """An empty folder to write into, which takes the place of `path` if that goes well.
+
+    Of a failure nothing is left. ValueError if `path` is anything but a folder in which all names
+    are those of files that match `ours`, a regular expression.
+    """
+    check_folder(path)
+    others = [p for p in sorted(path.iterdir()) if not is_ours(p, ours)] if path.exists() else []
+    if others:
+        raise ValueError(
+            f"{path} has {others[0].name} in it, which would be lost: choose another name, or "
+            "remove the folder"
+        )
+    place = path.absolute()
+    name = f".{place.name}.{secrets.token_hex(4)}"
+    partial, old = (place.with_name(f"{name}.{end}") for end in ("partial", "old"))
+    try:
+        with naming(path):
+            partial.mkdir()
+        yield partial
+        for file in partial.iterdir():
+            sync(file)
+        sync(partial)
+        if path.exists():
+            os.replace(place, old)
+        os.replace(partial, place)
+    finally:
+        for left in (partial, old):
+            shutil.rmtree(left, ignore_errors=True)
+    sync(place.parent)
+
+
+def is_ours(path: Path, ours: str) -> bool:
+    """Whether it is a regular file with such a name."""
+    return bool(re.fullmatch(ours, path.name)) and path.is_file() and not path.is_symlink()
+
+
 def write_durably(path: Path, content: bytes | str) -> None:
     """Write a new file in place of any old one, and wait until the disk has it."""
     path.unlink(missing_ok=True)
@@ -100,9 +139,9 @@ def write_durably(path: Path, content: bytes | str) -> None:
         os.fsync(file.fileno())
 
 
-def sync(folder: Path) -> None:
-    """Wait until the disk has the folder's entries."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Wait until the disk has a folder's entries, or a file's content."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

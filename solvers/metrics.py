@@ -59,6 +59,18 @@ def right_answers(out: Tensor, targets: Tensor) -> Tensor | Counted:
     return Counted(right.sum(), counts.sum())
 
 
+def right_logits(output: Any, targets: Tensor) -> Tensor | Counted:
+    """`right_answers` of the logits in an output."""
+    return right_answers(logits_of(output), targets)
+
+
+def logits_of(output: Any) -> Any:
+    """The logits in the output of a network that has a loss of its own; None: there are none."""
+    if isinstance(output, tuple | list):
+        return output[1] if len(output) > 1 else None
+    return output.get("logits") if isinstance(output, Mapping) else None
+
+
 class AllSamples:
     """Accumulates all outputs and targets for a function that gives one number."""
 
@@ -73,11 +85,13 @@ class AllSamples:
         self._met.append((output, targets))
 
     def compute(self) -> Any:
-        out, targets = (
-            tree_map(lambda *parts: torch.cat(parts), *batches)
-            for batches in zip(*self._met, strict=True)
-        )
+        out, targets = (tree_map(_joined, *batches) for batches in zip(*self._met, strict=True))
         return call_user_code(f"the metric {self.name!r}", self.function, out, targets)
+
+
+def _joined(*parts: Tensor) -> Tensor:
+    """Rows of batches together; of one number for each, such as a loss, their mean."""
+    return torch.cat(parts) if parts[0].dim() else torch.stack(parts).mean()
 
 
 def tried_metrics(metrics: Mapping[str, Metric], out: Any, targets: Any) -> dict[str, Metric]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from inspect import signature
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure,
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import (
     FAULTS,
+    LEFT_OUT,
     Accumulating,
     AllSamples,
     Metric,
@@ -80,6 +81,44 @@ class OverClasses:
             return counts.double().sum()
         weights: Tensor = self.class_weights.to(targets.device)[torch.where(counts, targets, 0)]
         return torch.where(counts, weights.double(), 0.0).sum()
+
+
+@dataclass(frozen=True)
+class ModelLoss:
+    """What an output holds as its `loss`: the mean over samples, or over those that count.
+
+    `counts` says what it is divided by: samples, labels other than -100, or these without the first
+    of each sample, which a causal language model does not predict. It must be finite where its
+    denominator is 0, or have no gradient there, as torch's cross-entropy has none.
+    """
+
+    counts: Literal["samples", "labels", "shifted labels"] = "samples"
+
+    def __call__(self, output: Any, targets: Any) -> Tensor:
+        """The loss; 0 where nothing counts. ValueError for an output without one."""
+        loss = loss_of(output)
+        return torch.where(self.denominator(targets).to(loss.device) > 0, loss, 0.0)
+
+    def denominator(self, targets: Any) -> Tensor:
+        if self.counts == "samples":
+            return torch.tensor(float(len(tree_leaves(targets)[0])), dtype=torch.float64)
+        labels = targets[:, 1:] if self.counts == "shifted labels" else targets
+        counts: Tensor = labels != LEFT_OUT
+        return counts.double().sum()
+
+
+def loss_of(output: Any) -> Tensor:
+    """The loss in a network's output: its `loss`, or the first of several tensors."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(output, tuple | list) and output and loss is None:
+        loss = output[0]
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ValueError(
+            f"the network's output, a {type(output).__name__}, has no loss of its own: give "
+            "targets among its inputs (labels_are_inputs=True, and labels in the sample= of "
+            "split), or give loss="
+        )
+    return loss.reshape(())
 
 
 def _are_classes(targets: Any) -> bool:
@@ -250,7 +289,9 @@ def check_mean(named: str, loss: Loss, out: Any, targets: Any) -> None:
     losses = []
     for times in (1, 2, 4):
         try:
-            many, theirs = tree_map(lambda x, n=times: torch.cat([x] * n), (detached(out), targets))
+            many, theirs = tree_map(
+                lambda x, n=times: torch.cat([x] * n) if x.dim() else x, (detached(out), targets)
+            )
             with torch.no_grad():
                 losses.append(float(mean(loss(many, theirs), len(tree_leaves(theirs)[0]))))
         except FAULTS:
@@ -278,7 +319,7 @@ def whole_and_parts(loss: Loss, out: Any, targets: Any) -> tuple[float, float] |
     count, weighted_loss = len(tree_leaves(targets)[0]), weighted(loss)
 
     def of(rows: slice) -> tuple[float, float | int]:
-        some, theirs = tree_map(lambda x: x[rows], (detached(out), targets))
+        some, theirs = rows_of((detached(out), targets), rows)
         samples = len(range(count)[rows])
         weight = (
             samples
@@ -299,6 +340,11 @@ def whole_and_parts(loss: Loss, out: Any, targets: Any) -> tuple[float, float] |
     parts = sum(one * weight for one, weight in each) / total
     size = sum(abs(one) * weight for one, weight in each) / total
     return None if abs(whole - parts) <= 1e-4 * size else (whole, parts)
+
+
+def rows_of(value: Any, rows: slice | Tensor) -> Any:
+    """Some samples of outputs and targets; what has no rows, such as a loss, stays as it is."""
+    return tree_map(lambda x: x[rows] if getattr(x, "shape", ()) else x, value)
 
 
 def denominator(named: str, loss: Weighted, targets: Any) -> Tensor:

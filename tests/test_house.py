@@ -172,6 +172,7 @@ OTHERWISE = {
     ("hybrid.folder.lock", "_locked_file"): "a regular file of its own, to write",
     ("hybrid.folder.runfolder", "commit"): "this package's own repository",
     ("hybrid.folder.runfolder", "open"): "writes at the end of a file that was just made",
+    ("hybrid.weights", "_opened"): "a regular file of the user's weights, read in parts",
 }
 """Functions that open a file by other means, and why."""
 

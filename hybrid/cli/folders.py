@@ -45,16 +45,30 @@ def evaluate(
 @commands.command(epilog="Example: hybrid export runs/first model.safetensors")
 def export(
     run: RunFolder,
-    file: Annotated[Path, typer.Argument(help="File to write, with the suffix .safetensors.")],
+    target: Annotated[Path, typer.Argument(help="File *.safetensors, or folder, to write.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="MODULE:FUNCTION that makes your network; it is executed, and the folder is what "
+            "its save_pretrained writes (Hugging Face)."
+        ),
+    ] = None,
+    shard_gb: Annotated[
+        float | None, typer.Option(help="Gigabytes of a file in a folder.  [default: 5]")
+    ] = None,
     best: Best = False,
 ) -> None:
-    """Write the whole network of the newest checkpoint of a run as one safetensors file."""
+    """Write the whole network of the newest checkpoint of a run as safetensors: a file, a folder.
+
+    Of a Hugging Face model name the function that made it, and from_pretrained reads the folder.
+    """
     from hybrid.training import restore
 
     def written() -> str:
         _check_classifies(run)
-        restore.export(run, file, best)
-        return f"wrote {file}"
+        made = None if model is None else restore.maker(run, model)
+        restore.export(run, target, made, best=best, shard_gb=shard_gb)
+        return f"wrote {target}"
 
     first_says(written)
 

@@ -19,6 +19,7 @@ _HELP = declared_settings()
 _DEFAULTS = Config().model_dump()
 FLAGS = {
     "model": "model.name",
+    "weights": "model.weights",
     "data": "data.name",
     "data_dir": "data.dir",
     "solver": "solver.name",

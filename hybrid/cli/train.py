@@ -23,6 +23,7 @@ def train(
     context: typer.Context,
     config: options.TomlFile = None,
     model: options.Model = None,
+    weights: Annotated[str | None, options.flag("weights")] = None,
     data: Annotated[str | None, options.flag("data")] = None,
     data_dir: options.DataDir = None,
     solver: options.Method = None,

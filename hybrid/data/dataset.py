@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -53,6 +54,10 @@ class Data(ABC):
     """Whether samples can be had in their order alone."""
     batch_size: int | None = None
     """Samples of a mini-batch, on all replicas, where a DataLoader says it."""
+    others: Sequence[tuple[Any, Any]] = ()
+    """Inputs and targets like those of `sample`, of other lengths that they may have."""
+    varies: bool = False
+    """Whether samples are known to have several lengths."""
     order: Order | None = None
     """The order of every epoch, where a DataLoader's sampler decides it."""
 
@@ -79,6 +84,11 @@ class Data(ABC):
 
         Raises ValueError for any other target; `targets` raises it where they are not known yet.
         """
+
+    def expect_counted(self, values: Sequence[int], reason: str) -> None:
+        """Raise ValueError for targets of these values, `targets` where they are not known yet."""
+        for value in filter(self.leaves_out, values):
+            raise ValueError(reason.format(f"some sample has the target {value}"))
 
     def leaves_out(self, target: int) -> bool:
         """Whether some target may be this one, which the loss leaves out."""

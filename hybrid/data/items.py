@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,16 +27,30 @@ class Items(Data):
     """
 
     joint = True
+    _batches_vary = False
+    """Whether a mini-batch may be of another length than the next, as its collate function pads."""
 
     def __init__(self, labels_are_inputs: bool) -> None:
         self.labels_are_inputs = labels_are_inputs
         self._classes = 0
         """What `expect_classes` was given."""
+        self._counted: Sequence[int] = ()
+        self._reason = ""
 
     def _learn_structure(self) -> None:
-        first, second = self.sample(2)
-        self.inputs = None if isinstance(first, Tensor) else Bundle.of(first, 2, "an input")
-        self.answers = None if isinstance(second, Tensor) else Bundle.of(second, 2, "a target")
+        first, second = pair = self.sample(2)
+        inputs = None if isinstance(first, Tensor) else Bundle.of(first, 2, "an input")
+        answers = None if isinstance(second, Tensor) else Bundle.of(second, 2, "a target")
+        if self._batches_vary:
+            others = self._single_samples()
+            self.varies = any(_lengths(other) != _lengths(pair) for other in others)
+            self.others = others if self.varies else _shorter(pair)
+        self.inputs = inputs and inputs.varying(x for x, _ in self.others)
+        self.answers = answers and answers.varying(y for _, y in self.others)
+
+    def _single_samples(self) -> list[tuple[Any, Any]]:
+        """Some samples by themselves, whose lengths are their own."""
+        return []
 
     @abstractmethod
     def _pair(self, ids: Tensor, seed: int, epoch: int) -> tuple[Any, Any]:
@@ -52,6 +66,9 @@ class Items(Data):
 
     def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
         targets = self._targets_of(ids, seed, epoch)
+        for value in self._counted:
+            if any(bool((x == value).any()) for x in tree_leaves(targets)):
+                raise ValueError(self._reason.format(f"a mini-batch has the target {value}"))
         if self.answers is not None:
             return self.answers.pack(targets)
         if self._classes:
@@ -64,6 +81,9 @@ class Items(Data):
 
     def expect_classes(self, count: int) -> None:
         self._classes = count
+
+    def expect_counted(self, values: Sequence[int], reason: str) -> None:
+        self._counted, self._reason = values, reason
 
     def _split(self, batch: Any, count: int) -> tuple[Any, Any]:
         """Inputs and targets of a batch; ValueError unless each has `count` rows."""
@@ -104,6 +124,26 @@ class Items(Data):
         inputs = {key: value for key, value in batch.items() if key != targets[0]}
         one = len(inputs) == 1
         return next(iter(inputs.values())) if one else inputs, batch[targets[0]]
+
+
+def _lengths(pair: tuple[Any, Any]) -> list[Any]:
+    return [x.shape[1:] for x in tree_leaves(pair)]
+
+
+def _shorter(pair: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+    """A sample of texts without their last token; nothing if there are none."""
+    texts = [x for x in tree_leaves(pair[0]) if not x.is_floating_point() and x.dim() > 1]
+    length = texts[0].shape[1] if texts else 0
+    if length < 2:
+        return []
+
+    def shorter(x: Tensor) -> Tensor:
+        for dim, n in enumerate(x.shape):
+            x = x.narrow(dim, 0, length - 1) if dim and n == length else x
+        return x
+
+    inputs, targets = tree_map(shorter, pair)
+    return [(inputs, targets)]
 
 
 def collate_numbers(items: list[Any]) -> Any:

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -71,6 +72,7 @@ class Mapped(Items):
         self._targets = None if collate else listed_targets(dataset)
         if self._targets is not None and not self._agrees(self._targets):
             self._targets = None
+        self._batches_vary = collate is not None
         self._learn_structure()
 
     def __len__(self) -> int:
@@ -97,6 +99,13 @@ class Mapped(Items):
         rows = torch.arange(count) % len(ids)
         inputs, targets = tree_map(lambda x: x[rows], self._pair(ids, 0, 0))
         return inputs, targets
+
+    def _single_samples(self) -> list[tuple[Any, Any]]:
+        found = []
+        for i in sorted({self._count // 4, self._count // 2, self._count - 1} - {0, 1}):
+            with suppress(ValueError):  # from a collate function that takes several only
+                found.append(self._pair(torch.tensor([i]), 0, 0))
+        return found
 
     def _agrees(self, targets: Tensor) -> bool:
         """Whether a few items have the targets that the data set lists."""

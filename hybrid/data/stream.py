@@ -123,6 +123,7 @@ class Stream(Items):
         self._resumed: dict[str, Any] = {}
         """What a checkpoint says of where to begin."""
         self._sample = self._read_sample()
+        self._batches_vary = self.batched or collate is not None
         self._learn_structure()
         self.close()
 

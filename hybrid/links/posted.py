@@ -23,6 +23,8 @@ Format = tuple[int, ...]
 
 AHEAD = 2
 """Receives that wait for a neighbor's next messages: one moves while the other is used."""
+MOST_AHEAD = 8
+"""Formats of which receives wait at once: lengths may give many, each with memory of its own."""
 _LABEL, _DESCRIPTION, _FIRST_FORMAT = 0, 1, 2
 
 
@@ -241,7 +243,8 @@ class PostedLinks(RankLinks):
         if not posted:  # a tensor without an element is no message
             return self._staging.arrived(room_for(box.formats[index], self._staging.buffer))
         request, tensor = posted.popleft()
-        if index == box.last and self.place.in_chain(number):
+        ahead = sum(map(bool, box.posted.values())) < MOST_AHEAD or bool(posted)
+        if ahead and index == box.last and self.place.in_chain(number):
             while len(posted) < AHEAD:
                 self._post_receive(number, box, index)
         request.wait()

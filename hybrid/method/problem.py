@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from hybrid.data import Data
-from hybrid.method.objectives import Objectives
+from hybrid.data.items import TARGETS
+from hybrid.method.objectives import Objectives, input_names
 from hybrid.method.training_options import Options
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.solvers.base import Shape
@@ -41,6 +44,10 @@ class Problem:
     """Whether the data say in what order samples come."""
     streamed: bool
     """Whether they can be had in that order alone."""
+    varies: bool
+    """Whether they have several lengths."""
+    data: Data
+    """Those that are trained on."""
 
     @classmethod
     def of(cls, options: Options, blocks: Blocks, train: Data, test: Data | None = None) -> Problem:
@@ -52,7 +59,9 @@ class Problem:
                 "that have some, or let theirs require gradients"
             )
         inputs, _ = train.sample(SAMPLES)
-        blocks = blocks.with_bundles(inputs)
+        sets = [train] if test is None else [train, test]
+        # what is stored for a window has one shape
+        blocks = with_bundles(blocks, sets, options.solver.alternates)
         objectives = Objectives.settle(options, blocks, train, train if test is None else test)
         sample = blocks.pack_inputs(inputs)
         shapes = tuple(blocks.cut_shapes(sample))
@@ -76,6 +85,8 @@ class Problem:
             train.augmented,
             train.streamed or train.order is not None,
             train.streamed,
+            any(data.varies for data in sets),
+            train,
         )
 
     @property
@@ -88,6 +99,31 @@ class Problem:
         """The cuts whose block behind begins with a factorization."""
         leads = {k: leading_projection(self.blocks.module(k)) for k in range(1, len(self.blocks))}
         return frozenset(k for k, module in leads.items() if isinstance(module, Factorization))
+
+
+def with_bundles(blocks: Blocks, sets: Sequence[Data], one_shape: bool = False) -> Blocks:
+    """Blocks whose units know how inputs of these data are packed, of all lengths that are known.
+
+    ValueError for other inputs than those that the network was cut with.
+    """
+    inputs = [data.sample(2)[0] for data in sets]
+    _check_names(input_names(blocks), inputs[0])
+    bundled = blocks.with_bundles(inputs[0])
+    if one_shape:
+        return bundled
+    return bundled.varying([*inputs, *(x for data in sets for x, _ in data.others)])
+
+
+def _check_names(known: set[str], inputs: Any) -> None:
+    given = inputs.keys() if isinstance(inputs, Mapping) else known
+    count = len(tree_leaves(inputs))
+    if not known or (given == known and count == len(known)):
+        return
+    shown = ", ".join(sorted(given)) if isinstance(inputs, Mapping) else f"{count} tensors"
+    labels = (known - given) & {*TARGETS}
+    what = "give data.Mapped(..., labels_are_inputs=True)" if labels else "give both the same"
+    names = ", ".join(sorted(known))
+    raise ValueError(f"the inputs are {shown}, and those of the sample= of split {names}: {what}")
 
 
 def check_size(size: int, data: Data) -> None:

@@ -58,6 +58,7 @@ def settle(problem: Problem, options: Options) -> Method:
     _check_loss(method)
     _check_messages(method)
     _check_ties(method)
+    _check_lengths(method)
     _check_memory(method.of_replica(Place(replicas=options.replicas)))
     return method
 
@@ -214,13 +215,20 @@ def _check_loss(method: Method) -> None:
         "parts in gaps": 1 + len(method.gaps),
     }
     into = [f"{count} {what}" for what, count in parts.items() if count > 1]
-    if method.problem.objectives.undivided and into:
-        raise ValueError(
-            f"{method.problem.objectives.undivided}: {' and '.join(into)} would train on another "
-            "loss than the whole mini-batch. Give a value for each sample (reduction='none'), "
-            "torch's CrossEntropyLoss or NLLLoss with class weights, or a loss with a method "
-            "denominator(targets); or train undivided, with 1 micro-batch and 1 replica"
-        )
+    objectives = method.problem.objectives
+    if not into:
+        return
+    reason = (
+        f"{' and '.join(into)} would train on another loss than the whole mini-batch. Give a value "
+        "for each sample (reduction='none'), torch's CrossEntropyLoss or NLLLoss with class "
+        "weights, or a loss with a method denominator(targets); or train undivided, with 1 "
+        "micro-batch and 1 replica"
+    )
+    if objectives.undivided:
+        raise ValueError(f"{objectives.undivided}: {reason}")
+    method.problem.data.expect_counted(
+        objectives.left_out, f"{{}}, which the loss leaves out: {reason}"
+    )
 
 
 def _check_messages(method: Method) -> None:
@@ -269,6 +277,21 @@ def _check_ties(method: Method) -> None:
             f"(also called {weights[0][-1]!r}), and {fault}: untie it (in Hugging Face's "
             "configurations tie_word_embeddings=False), or change that"
         )
+
+
+def _check_lengths(method: Method) -> None:
+    """ValueError for samples of several lengths where all need one shape."""
+    solver = method.solver
+    needs = {
+        f"{solver.name} stores variables of one shape for all": solver.alternates,
+        "train.compile compiles for one shape": method.options.train.compile,
+    }
+    for what, needed in needs.items():
+        if needed and method.problem.varies:
+            raise ValueError(
+                f"samples have several lengths, and {what}: pad to a fixed length "
+                "(padding='max_length'; max_length of the collator), or choose otherwise"
+            )
 
 
 def _check_memory(method: Method) -> None:

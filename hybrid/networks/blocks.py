@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -33,6 +33,8 @@ class Blocks:
     starts: list[int]
     costs: list[Cost] = field(default_factory=list)
     """The cost of each unit for one sample, as it was balanced; empty for explicit cuts."""
+    unread: Any = None
+    """Weights in files that are read when a training begins: `hybrid.networks.own_units.Unread`."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -119,6 +121,23 @@ class Blocks:
                         f"inputs of shape {shapes} do not fit the model: unit {unit.name} says: "
                         f"{(str(error).splitlines() or ['nothing'])[0]}"
                     ) from None
+        return replace(self, units=units)
+
+    def varying(self, others: Sequence[Any]) -> Blocks:
+        """The same blocks after `with_bundles`, for inputs of other lengths, too.
+
+        Those that the model does not take are no matter.
+        """
+        values: list[list[Any]] = [[] for _ in self.units]
+        with self._mode(training=False), torch.no_grad():
+            for inputs in others:
+                value = tree_map(lambda x: x[:2].to(self._device), inputs)
+                with suppress(Exception):  # whatever a forward does with what it does not expect
+                    for i, unit in enumerate(self.units):
+                        values[i].append(value)
+                        value = _run_unit(unit, value, begins=i == 0)
+        pairs = zip(self.units, values, strict=True)
+        units = [replace(u, bundle=u.bundle and u.bundle.varying(each)) for u, each in pairs]
         return replace(self, units=units)
 
     def compute_outputs(self, inputs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,11 +120,23 @@ class Calls:
 
     def units(self) -> list[Unit]:
         """The pieces between all places where it may be cut: a unit is never cut."""
-        names = [self.first, *(each[0] for each in self.names)]
         return [
             CallUnit(name, {"": self.stretch(i, i + 1, False)}, calls=self, start=i, stop=i + 1)
-            for i, name in enumerate(names)
+            for i, name in enumerate(self.unit_names)
         ]
+
+    @property
+    def unit_names(self) -> list[str]:
+        """The innermost module that begins each unit and is not cut itself, such as "layers.3".
+
+        A module that is called again has "@1" behind its name.
+        """
+        seen, names = Counter[str](), []
+        for begin in (self.first, *self.names):
+            name = [path for path in begin if path.rpartition(".")[0] in self._opened][-1]
+            names.append(f"{name}@{seen[name]}" if seen[name] else name)
+            seen[name] += 1
+        return names
 
     @property
     def widths(self) -> list[int]:
@@ -132,7 +145,9 @@ class Calls:
 
     def find_units_named(self, cuts: Sequence[str]) -> list[str]:
         """The units that begin with these modules; ValueError if there is no such place."""
-        known = {name: names[0] for names in self.names for name in names}
+        units = self.unit_names[1:]
+        pairs = zip(units, self.names, strict=True)
+        known = {name: unit for unit, names in pairs for name in (unit, *names)}
         for cut in cuts:
             if cut not in known:
                 near = nearest(cut, known, 0.6)
@@ -240,12 +255,12 @@ class Calls:
         self, training: Recorder, evaluation: Recorder, cuts: Sequence[str]
     ) -> dict[CallId, Boundary]:
         """The boundaries alike in training and evaluation, of modules that are not kept whole."""
-        opened, places = self._find_opened(cuts), dict[CallId, Boundary]()
+        self._opened, places = self._find_opened(cuts), dict[CallId, Boundary]()
         others = evaluation.boundaries()
         for call, one in training.boundaries().items():
             other = others.get(call)
             around = call[-2][0] if len(call) > 1 else ""
-            if other is None or around not in opened or [*one.crossing] != [*other.crossing]:
+            if other is None or around not in self._opened or [*one.crossing] != [*other.crossing]:
                 continue
             pairs = zip(one.crossing.values(), other.crossing.values(), strict=True)
             changed = training.changed_buffers(one.contexts)
@@ -320,14 +335,15 @@ class Calls:
     def _number_calls(self, recorder: Recorder, drawing: set[str]) -> None:
         """The calls of each module that draws: their numbers in the whole pass, and their times."""
         self._numbers: dict[str, list[tuple[int, int]]] = {}
-        self.first = ""
-        """The name of the first unit."""
+        first: list[str] = []
         for number, call in enumerate(recorder.calls.values()):
-            if call.id:
-                self.first = self.first or call.path * (call.path in self.network.owners)
+            inside = not first or call.path.startswith(f"{first[-1]}.")
+            if call.id and inside and call.path in self.network.owners:
+                first.append(call.path)
             if call.path in drawing:
                 self._numbers.setdefault(call.path, []).append((number, call.begin))
-        self.first = self.first or "inputs"
+        self.first = first or ["inputs"]
+        """The modules that begin the first unit, the outermost first."""
 
 
 def _check_inputs(model: nn.Module, inputs: Any) -> None:

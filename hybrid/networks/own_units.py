@@ -4,23 +4,33 @@ A constructor makes large tensors in an order that does not depend on where they
 memory, on torch's meta device, it tells which of them become parameters of which block. Built
 again, a parameter of another block lies in one buffer that all of these share: it is drawn there
 by the same kernel, so the generator advances, and what follows has the bits of the whole network.
+
+Where a file has the weights, none is drawn. The network is made without their memory, cut on zeros
+that share one memory, and a rank reads the tensors of its own block.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils import swap_tensors
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.networks.blocks import Blocks
 from hybrid.solvers.exact.gaps import Cost
 from hybrid.solvers.numerics.draws import DispatchMode
+from hybrid.weights import Weights, find_names
 
 LARGE = 2**16
 """Bytes from which a parameter of another block is not kept; all that is smaller is."""
@@ -109,6 +119,134 @@ def let_go(blocks: Blocks, index: int) -> None:
         # the weights of a mean
         number = torch.tensor(len(p) / p.numel(), dtype=p.dtype, device=p.device)
         p.data = number.expand(p.shape)
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Within it this thread makes modules whose parameters have no memory, and no numbers.
+
+    They lie on torch's meta device, but buffers are computed: what a constructor makes on the meta
+    device is made on the CPU, and loses its memory when it becomes a parameter.
+    """
+    register, thread = nn.Module.register_parameter, get_ident()
+
+    def register_without(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and get_ident() == thread and not (param.is_meta or is_lazy(param)):
+            _lay_under(param, param.detach().to("meta"))
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_without  # type: ignore[method-assign,assignment]
+    try:
+        with _NoDraws(), _OnCPU():
+            yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """The weights of a network that is all zeros until `read_weights`."""
+
+    weights: Weights
+    names: Mapping[str, str]
+    """Names in the network -> in the file."""
+    waiting: set[str]
+    """Those in the network of what has not been read."""
+
+
+def leave_unread(model: nn.Module, weights: str | Path | None) -> Unread | None:
+    """The weights in a file or folder, for a network that gets zeros; None: for one that has its.
+
+    ValueError if they are not the network's, or if something has no numbers that no file has.
+    """
+    if weights is None:
+        empty = next((n for n, x in model.state_dict().items() if x.is_meta), None)
+        if empty is not None:
+            raise ValueError(
+                f"{empty!r} of {type(model).__name__} is on the meta device, without numbers: give "
+                "weights=, the safetensors file or folder that has them"
+            )
+        return None
+    there = Weights(weights)
+    names = find_names(there, model)
+    lay_zeros(model)
+    return Unread(there, names, set(names))
+
+
+def lay_zeros(model: nn.Module) -> None:
+    """Give all parameters one memory, which is all zeros, and persistent buffers that have none.
+
+    ValueError for a buffer that has no numbers, and that no file has.
+    """
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is None or not buffer.is_meta:
+                continue
+            if name in module._non_persistent_buffers_set:
+                raise ValueError(
+                    f"the buffer {name!r} of {type(module).__name__} is on the meta device, and "
+                    "weights do not have it: make the network within hybrid.without_weights(), "
+                    "which computes buffers"
+                )
+            module._buffers[name] = torch.zeros_like(buffer, device="cpu")
+    lay_under(model, _zeros_for(model.parameters()))
+
+
+def lay_under(model: nn.Module, memory: Callable[[Tensor], Tensor]) -> None:
+    """Give every parameter other memory, with what is in it."""
+    for p in [*model.parameters()]:
+        _lay_under(p, memory(p))
+
+
+def read_weights(blocks: Blocks, own: Collection[int]) -> None:
+    """Read those weights of these blocks that have not been read, in the network's number formats.
+
+    What is read has memory of its own.
+    """
+    unread = blocks.unread
+    if unread is None:
+        return
+    targets: dict[str, Tensor] = {}
+    for unit in (u for k in own for u in blocks.units_of(k)):
+        parameters = unit.parameters()
+        once = {id(p): name for name, p in parameters.items() if name in unread.waiting}
+        targets |= {unread.names[name]: parameters[name] for name in once.values()}
+        buffers = ((n, x) for n, x in unit.tensors().items() if n not in parameters)
+        targets |= {unread.names[n]: x for n, x in buffers if n in unread.waiting}
+        unread.waiting.difference_update(parameters, unit.tensors())
+    for name, found in unread.weights.read(targets):
+        target = targets[name]
+        if isinstance(target, nn.Parameter):
+            target.data = torch.empty_like(target.data).copy_(found)
+        else:
+            target.copy_(found)
+
+
+class _OnCPU(TorchFunctionMode):
+    """Makes on the CPU what is to be made on torch's meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device")) == "meta":
+            kwargs["device"] = torch.device("cpu")
+        return func(*args, **kwargs)
+
+
+class _NoDraws(DispatchMode):
+    """Draws nothing in place without memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if _draws_nothing(func, args) else func(*args, **(kwargs or {}))
+
+
+def _lay_under(p: nn.Parameter, memory: Tensor) -> None:
+    """Give a parameter that stays the same object, and tied, other memory, on any device."""
+    if memory.device == p.device:
+        p.data = memory
+        return
+    other = nn.Parameter(memory, p.requires_grad)
+    other.__dict__.update(p.__dict__)
+    swap_tensors(p, other)
 
 
 def _large_parameters(blocks: Blocks, own: Collection[int]) -> list[nn.Parameter]:

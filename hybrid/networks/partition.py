@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from hybrid.errors import no_exit, one_line
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.calls import Calls
 from hybrid.networks.costs import count_costs, measure_costs, merge_units
+from hybrid.networks.own_units import leave_unread
 from hybrid.networks.units import Chain, Unit, check_shared_tensors, is_sequence, units
 from hybrid.solvers.acting import nearest
 from hybrid.solvers.exact.gaps import Cost
@@ -36,6 +38,7 @@ def split(
     cuts: Sequence[str] | None = None,
     balance: str = "operations",
     sample: Any = None,
+    weights: str | Path | None = None,
 ) -> Blocks:
     """Cut a model's units into contiguous blocks.
 
@@ -49,9 +52,14 @@ def split(
     but the first. `sample` is a batch of inputs for the trace and the cost: a tensor, a tuple (by
     position) or a dict (by name); this project's models have a sample of their own.
 
+    `weights` is a safetensors file, or a folder of such files with an index. Then the model's own
+    weights go, or need no memory (`hybrid.without_weights`), and are zeros until a trainer begins:
+    it reads them from there, under mpirun on each rank those of its own block.
+
     Raises ValueError for a split that is not possible, with the number of units.
     """
     _check_arguments(model, blocks, cuts, balance, sample)
+    unread = leave_unread(model, weights)
     cost = partial(_compute_costs, model, balance, sample)
     chain = units(model) if is_sequence(model) else []
     fits = set(cuts or ()) <= {unit.name for unit in chain} and (blocks or 1) <= len(chain)
@@ -60,8 +68,22 @@ def split(
         cut = _split_graph(model, blocks, cuts, cost, sample)
     else:
         cut = Blocks(model, chain, *_divide(chain, blocks, cuts, cost))
+    _check_complete(cut)
     check_shared_tensors([cut.module(index) for index in range(len(cut))])
+    cut.unread = unread
     return cut
+
+
+def _check_complete(cut: Blocks) -> None:
+    """ValueError if some tensor of the model is in no unit: nobody would train or keep it."""
+    known = {name for unit in cut.units for name in unit.tensors()}
+    missing = [name for name in cut.model.state_dict() if name not in known]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} tensors of {type(cut.model).__name__} are in none of its "
+            f"{len(cut.units)} units, {missing[0]!r} first: give them to a module that its forward "
+            "calls"
+        )
 
 
 def _check_arguments(

@@ -102,7 +102,9 @@ class Stretch(NumberedDraws):
         self.numbers = numbers
         """Of the calls, within it, of each module that draws random numbers."""
         around = [each.contexts for each in (start, end) if each is not None]
-        self.contexts = frozenset[CallId]().union(*around)
+        drawing = {call[:n] for call in code.random for n in range(1, len(call) + 1)}
+        self.contexts = frozenset[CallId](drawing).union(*around)
+        """The calls that are watched: the others are made whole, or not at all."""
         self.templates: dict[Any, Any] = {}
         """What calls and operations on absent tensors give, by the shapes that they are given."""
         self.draws_numbers = bool(numbers or code.random)
@@ -208,7 +210,7 @@ class _Run(Pass):
             raise _Reached
         self.begun |= self.start is not None and id == self.start.call
         owns = path in self.network.owners
-        if id in self.stretch.contexts or id in code.random or not (owns or id in code.own):
+        if id in self.stretch.contexts or not (owns or id in code.own):
             return super().call(path, forward, args, kwargs)
         frame = Frame(parent.call(path))
         if not self.begun:

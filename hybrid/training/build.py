@@ -15,6 +15,7 @@ from hybrid.data.samplers.base import Learning
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Arrangement, Grid, Place
+from hybrid.method.objectives import MODEL
 from hybrid.method.training_options import Options
 from hybrid.networks import models, own_units
 from hybrid.networks.blocks import SAMPLES, Blocks
@@ -126,7 +127,7 @@ def name_run_folder(resolved: Config, now: str) -> Path:
 
 def load_rank_data(resolved: Config) -> tuple[Data, Data | None]:
     """Training and test data, if any; under mpirun a rank keeps what its block needs of them."""
-    train, test = load_data_sets(resolved.data)
+    train, test = load_data_sets(resolved.data, resolved.train.loss)
     comm = launch.communicator()
     if comm is not None:
         solver, mine = registry.solver_class(resolved.solver["name"]), _places(comm, resolved.split)
@@ -148,14 +149,17 @@ def _places(comm: Communicator, wanted: SplitSettings) -> list[Place]:
     return [grid.place(comm.rank, side) for side in sides]
 
 
-def load_data_sets(wanted: DataSettings) -> tuple[Data, Data | None]:
-    """Training data, and test data unless there are none, whole."""
+def load_data_sets(wanted: DataSettings, loss: str = "") -> tuple[Data, Data | None]:
+    """Training data, and test data unless there are none, whole.
+
+    By the name of the loss, targets of one's own data are inputs of the network, too.
+    """
     reference = data.reference(wanted.name)
     check({"data": wanted}, Known(own_data=bool(reference)))
     if reference:
         given, tested = references.make_data_sets(reference)
-        made = data.as_data(given, wanted.workers)
-        return made, None if tested is None else data.as_data(tested, wanted.workers)
+        of = partial(data.as_data, workers=wanted.workers, labels_are_inputs=loss == MODEL)
+        return of(given), None if tested is None else of(tested)
     if wanted.name == OWN_DATA:
         raise ValueError(
             "the run was made by a script, on data of its own: start the script again, or give "
@@ -194,7 +198,19 @@ def build_model(resolved: Config, images: Data) -> models.Chain:
 
 
 def build_network(resolved: Config, data: Data) -> nn.Module:
-    """The network of a run, this package's or one's own, its weights a function of the seed."""
+    """The network of a run, this package's or one's own, its weights a function of the seed.
+
+    They are all zeros in one memory where a file has others.
+    """
+    if not resolved.model.weights:
+        return _make_network(resolved, data)
+    with own_units.without_weights():
+        network = _make_network(resolved, data)
+    own_units.lay_zeros(network)
+    return network
+
+
+def _make_network(resolved: Config, data: Data) -> nn.Module:
     if not is_reference(resolved.model.name):
         return build_model(resolved, data)
     check({"model": resolved.model}, Known(model=resolved.model))
@@ -243,6 +259,9 @@ def divide(resolved: Config, train: Data) -> Division | None:
     """How the network is cut, for all ranks; one of them calls it. None: each builds all of it."""
     if launch.communicator() is None or resolved.split.blocks == 1:
         return None
+    if resolved.model.weights:
+        cut = _cut(resolved, train, build_network(resolved, train))
+        return Division(cut.starts, cut.cuts, cut.costs, {})
     return own_units.divide(
         partial(build_network, resolved, train),
         partial(_cut, resolved, train),
@@ -259,7 +278,8 @@ def build_blocks(resolved: Config, train: Data, division: Division | None = None
     made = own_units.build_own(partial(build_network, resolved, train), division, own)
     blocks = _cut(resolved, train, made, division.cuts)
     blocks = replace(blocks, starts=division.starts, costs=division.costs)
-    own_units.share_memory(blocks, own)
+    if blocks.unread is None:
+        own_units.share_memory(blocks, own)
     return blocks
 
 
@@ -271,6 +291,7 @@ def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None 
         cuts=cuts or wanted.cuts or None,
         balance=wanted.balance,
         sample=train.sample(SAMPLES)[0] if own else None,
+        weights=resolved.model.weights or None,
     )
     return _cut_at_projections(blocks, bool(wanted.cuts))
 

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors.torch import save
 from torch import nn
 
+from hybrid import weights
 from hybrid.data import NAMES, Data, reference
-from hybrid.files import write_atomically
+from hybrid.errors import one_line
+from hybrid.files import whole_folder, write_atomically
 from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import best as best_of
 from hybrid.folder.runfolder import RunFolder
-from hybrid.networks import models
+from hybrid.networks import models, own_units
 from hybrid.networks.partition import split
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
-from hybrid.settings.sections.base import is_reference
+from hybrid.settings.sections.base import LARGE, is_reference
 from hybrid.training import build, references
 from hybrid.training.summary import OWN_LOSS
 from hybrid.training.trainer import Trainer
 
 Model = TypeVar("Model", bound=nn.Module)
+EXPORTED = r"(.*config\.json|.*\.safetensors(\.index\.json)?|README\.md)"
+"""The names of the files in a folder that may be an older export."""
+_OTHER_FORMATS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".onnx", ".gguf", ".npz")
 
 
 def evaluate(
@@ -44,6 +50,10 @@ def evaluate(
     name = _name(run, "--loss", train.loss, loss, train.loss != OWN_LOSS)
     function = references.load_loss(name)
     named = train.model_copy(update={} if function else {"loss": name})
+    configs: list[Any] = [getattr(module, "config", None) for module in network.modules()]
+    for config in configs:
+        if getattr(config, "use_cache", False):
+            config.use_cache = False  # keys and values of earlier tokens, which no loss takes
     return Trainer(split(network, 1), train=named, loss=function).evaluate(test), folder
 
 
@@ -64,8 +74,7 @@ def load(
         _, _, network, _ = restore(Path(run), data_dir=data_dir, best=best)
         return network.eval()
     _, folder, manifest = _open_run(Path(run), best)
-    network = model if isinstance(model, nn.Module) else model()
-    return _load_weights(network, folder, manifest, "model=").eval()
+    return _load_weights(_made(model), folder, manifest, "model=").eval()
 
 
 def restore(
@@ -87,30 +96,96 @@ def restore(
     news = {"name": _name(run, "--data", stored, data, known), "limit": 0}
     if data_dir is not None:
         news["dir"] = data_dir
-    train, test = build.load_data_sets(settings.data.model_copy(update=news))
+    train, test = build.load_data_sets(settings.data.model_copy(update=news), settings.train.loss)
     known = is_reference(settings.model.name) or bool(models.NAME.fullmatch(settings.model.name))
     name = _name(run, "--model", settings.model.name, model, known)
     if is_reference(name):
-        network, where = references.make_network(name), f"--model {name}"
+        network, where = _make_network(name, settings), f"--model {name}"
     else:
         network, where = build.build_model(settings, train), f"{run / 'config.toml'}"
     return settings, folder, _load_weights(network, folder, manifest, where), test
 
 
-def export(run: Path, file: Path, best: bool = False) -> None:
-    """Write the composed network as one safetensors state dict, whole or not at all.
+def export(
+    run: str | Path,
+    target: str | Path,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    *,
+    best: bool = False,
+    shard_gb: float | None = None,
+) -> None:
+    """Write the composed network of a run's newest (or best) checkpoint, whole or not at all.
 
-    ValueError for another ending: what reads a file chooses the format by it.
+    A `target` *.safetensors is a file of the state dict. Any other is a folder: model.safetensors,
+    or shards of at most `shard_gb` 10^9 bytes (None: 5) with their index. With `model`, what made
+    the network, or one like it, a class that can save itself, such as transformers', does so in its
+    own way, with its config.json. An older export is replaced.
+
+    ValueError for a name that promises another format, and for a folder with other things.
     """
-    if file.suffix != ".safetensors":
+    run, target = Path(run), Path(target)
+    file = target.suffix == ".safetensors"
+    if not file and (".safetensors" in target.name or target.suffix in _OTHER_FORMATS):
         raise ValueError(
-            f"{file} would be a safetensors file under another name, which torch.load refuses: "
-            f"write {file.with_suffix('.safetensors').name}"
+            f"{target} would be a safetensors file under another name, which torch.load refuses: "
+            f"write {target.with_suffix('.safetensors').name}, or name a folder"
+        )
+    if file and not (model is None and shard_gb is None):
+        raise ValueError(
+            f"{target} is one file of weights, without shards or a configuration: name a folder, "
+            "or leave --model and --shard-gb out"
         )
     _, folder, manifest = _open_run(run, best)
-    tensors = checkpoint.load_model(folder, manifest)
-    content = save({k: v.contiguous() for k, v in tensors.items()}, {"model": manifest["model"]})
-    write_atomically(file, content)
+    size = 5.0 if shard_gb is None else shard_gb
+    if not 1e-9 <= size <= LARGE:
+        raise ValueError(f"--shard-gb is {size:g}: it must be above 0, such as 5")
+    most = int(1e9 * size)
+    if file:
+        tensors = checkpoint.load_model(folder, manifest)
+        content = {k: v.contiguous() for k, v in tensors.items()}
+        write_atomically(target, save(content, {"model": manifest["model"]}))
+        return
+    with whole_folder(target, EXPORTED) as partial:
+        if model is None:
+            weights.write(partial, checkpoint.load_model(folder, manifest), most)
+            return
+        network = _load_weights(_made(model), folder, manifest, "model=")
+        _save_itself(network, partial, most)
+
+
+def _save_itself(network: nn.Module, folder: Path, most: int) -> None:
+    """Write a network as its class does, or else its state dict."""
+    own = getattr(network, "save_pretrained", None)
+    if not callable(own):
+        weights.write(folder, network.state_dict(), most)
+        return
+    try:
+        own(folder, max_shard_size=most)
+    except OSError:
+        raise
+    except Exception as error:  # whatever a class of others raises
+        raise ValueError(
+            f"{type(network).__name__}.save_pretrained failed: {type(error).__name__}: "
+            f"{one_line(error)}"
+        ) from None
+
+
+def _made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    network = model if isinstance(model, nn.Module) else model()
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"model gave a {type(network).__name__}, not a torch.nn.Module")
+    return network
+
+
+def maker(run: Path, name: str) -> Callable[[], nn.Module]:
+    """What makes the network of a run by package.module:function."""
+    return lambda: _make_network(name, _open_run(run, False)[0])
+
+
+def _make_network(name: str, settings: Config) -> nn.Module:
+    """The network of a reference, without memory where a run's weights came from a file."""
+    with own_units.without_weights() if settings.model.weights else nullcontext():
+        return references.make_network(name)
 
 
 def _name(run: Path, flag: str, stored: str, given: str | None, known: bool) -> str:
@@ -132,8 +207,12 @@ def _name(run: Path, flag: str, stored: str, given: str | None, known: bool) -> 
 
 
 def _load_weights(network: Model, folder: Path, manifest: dict[str, Any], where: str) -> Model:
-    """The network, with its weights replaced by those of a checkpoint."""
+    """The network, with its weights, if it has any, replaced by those of a checkpoint."""
     tensors = checkpoint.load_model(folder, manifest)
+    if any(x.is_meta for x in network.state_dict().values()):
+        own_units.lay_zeros(network)
+        own = {id(p): tensors[name] for name, p in network.named_parameters() if name in tensors}
+        own_units.lay_under(network, lambda p: own.get(id(p), p.data).to(p.dtype))
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:

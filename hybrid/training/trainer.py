@@ -15,12 +15,12 @@ from hybrid.links import RankLinks
 from hybrid.links.base import Program
 from hybrid.links.grid import Arrangement, Grid
 from hybrid.method.method import Method
-from hybrid.method.objectives import Objectives
+from hybrid.method.objectives import MODEL, Objectives, takes_targets
 from hybrid.method.optimizers import placed
-from hybrid.method.problem import Problem
+from hybrid.method.problem import Problem, with_bundles
 from hybrid.method.settle import settle
 from hybrid.networks.blocks import Blocks
-from hybrid.networks.own_units import let_go
+from hybrid.networks.own_units import let_go, read_weights
 from hybrid.ranks import launch
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
@@ -76,7 +76,9 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         iterable, those of this package, or pairs of tensors. Of a DataLoader the data set, the
         sampler, collate_fn, the workers and, unless it is set, the batch size are taken over. An
         incomplete last mini-batch is left out in training, and never in testing. Without `test`
-        nothing is tested, and train.early_stop goes by the mean training loss of an epoch.
+        nothing is tested, and train.early_stop goes by the mean training loss of an epoch. If the
+        sample= of `split` had targets (labels, ...), those of a dict go into the network, whose own
+        loss is trained unless there is another.
 
         Raises ValueError for settings that cannot work, before training starts, and DivergedError
         (a ValueError) if the loss stops being finite; what code that was given raises becomes a
@@ -93,6 +95,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         launch.keep_memory()
 
         def prepare(ranks: int, train: Data, test: Data | None = None) -> Program[dict[str, Any]]:
+            self._read_weights()
             self.take_batch_size(train)
             self.check_tests(test is not None)
             method = self.settle(train, ranks, test)
@@ -102,6 +105,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             def program(links: RankLinks) -> dict[str, Any]:
                 if launch.communicator() is not None:
                     with links.agreement():
+                        read_weights(self.blocks, [links.rank])
                         let_go(self.blocks, links.rank)
                 run = Run(method, self, links, train, test, request, kernels)
                 leave_if_asked(links, request)
@@ -118,13 +122,16 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
 
         def prepare(ranks: int, test: Data) -> Program[dict[str, float]]:
             self._check_ranks(ranks)
-            self.blocks = self.blocks.with_bundles(test.sample(2)[0])
+            self._read_weights()
+            self.blocks = with_bundles(self.blocks, [test])
             options = replace(self, batch_transform=None)
             objective = Objectives.settle(options, self.blocks, test, test).test
             device = launch.device(self.train.device)
             precision = getattr(torch, self.train.precision)
 
             def program(links: RankLinks) -> dict[str, float]:
+                with links.agreement():
+                    read_weights(self.blocks, [links.rank])
                 module = placed(self.blocks.module(links.rank), device)
                 block = Block(module, links.rank, links.size, {}, device, precision)
                 size = test.batch_size or self.train.batch_size
@@ -151,8 +158,9 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         data: list[Data] = []
         try:
             with no_exit():
+                labels = self._choose_loss()
                 for each in sets:
-                    data.append(as_data(each))
+                    data.append(as_data(each, labels_are_inputs=labels))
                 program = prepare(1 if comm is None else comm.size, *data)
                 device = launch.device(self.train.device)
         except ValueError as error:
@@ -171,6 +179,18 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         finally:
             for each in data:
                 each.close()
+
+    def _read_weights(self) -> None:
+        """Read all weights that are still in files, where one process has all blocks."""
+        if launch.communicator() is None:
+            read_weights(self.blocks, range(len(self.blocks)))
+
+    def _choose_loss(self) -> bool:
+        """Whether targets are inputs, too; the loss is then the network's own, if none is set."""
+        labels = takes_targets(self.blocks)
+        if labels and self.loss is None and "loss" not in self.train.model_fields_set:
+            self.train = self.train.model_copy(update={"loss": MODEL})
+        return labels
 
     def threads(self, blocks: int) -> int:
         """Intra-operation threads of one rank; one, unless it is said, on a clock of its own."""

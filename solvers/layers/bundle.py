@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd, prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+Shapes = tuple[tuple[int, ...], ...]
 
 EXACT = 1 << 24
 """Integers up to here are float32 numbers."""
@@ -21,13 +26,20 @@ class Bundle:
     Each tensor has one row for each sample. Packing and unpacking copy numbers and change none. An
     adjoint of the whole is the adjoints of its tensors side by side. Integers and truth values
     travel as float32, in which they are exact up to 2^24, and get no gradient.
+
+    One length may vary, such as that of the longest text of a mini-batch. A dimension n is then
+    n + g t, where g is its growth and t the same for all. D tells t, so no message has to.
     """
 
     structure: TreeSpec
-    shapes: tuple[tuple[int, ...], ...]
-    """The shape of one sample, for each tensor."""
+    shapes: Shapes
+    """The shape of one sample, for each tensor; of the first samples (t = 0) if a length varies."""
     exact: tuple[torch.dtype | None, ...]
     """For each tensor its type, if that is not floating-point."""
+    growth: Shapes | None = None
+    """For each tensor the growth of its dimensions; None: no length varies."""
+    where: str = "a tensor"
+    """The place of the value in errors."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bundle:
         return self  # it is immutable
@@ -54,7 +66,35 @@ class Bundle:
         exact = tuple(None if leaf.is_floating_point() else leaf.dtype for leaf in leaves)
         if isinstance(value, Tensor) and not any(exact):
             return None
-        return cls(structure, tuple(tuple(leaf.shape[1:]) for leaf in leaves), exact)
+        return cls(structure, _shapes(leaves), exact, None, where)
+
+    def varying(self, others: Iterable[Any]) -> Bundle:
+        """The bundle of other values, too, in which one length may differ.
+
+        ValueError where several do, or dimensions that are no whole multiple of it.
+        """
+        growth: tuple[int, ...] | None = None
+        first = _flat(self.shapes)
+        for other in others:
+            shapes = _shapes(tree_leaves(other))
+            if [*map(len, shapes)] != [*map(len, self.shapes)]:
+                raise ValueError(_unlike(self.where, shapes, self.shapes))
+            by = [n - m for n, m in zip(_flat(shapes), first, strict=True)]
+            if not any(by):
+                continue
+            step = gcd(*by) * (-1 if sum(by) < 0 else 1)
+            found = tuple(n // step for n in by)
+            if growth not in (None, found) or min(found) < 0:
+                raise ValueError(
+                    f"{self.where} has shapes {_said(self.shapes)} and {_said(shapes)}, in which "
+                    "more than one length varies, or one as no whole multiple of another: pad all "
+                    "but one to a fixed length (padding='max_length'; max_length of the collator)"
+                )
+            growth = found
+        if growth is None:
+            return self
+        each = iter(growth)
+        return replace(self, growth=tuple(tuple(next(each) for _ in s) for s in self.shapes))
 
     def survives(self, number_format: str) -> bool:
         """Whether integers and truth values are the same after a message in a number format.
@@ -72,8 +112,15 @@ class Bundle:
         return sum(map(prod, self.shapes))
 
     def pack(self, value: Any) -> Tensor:
-        """The tensors side by side; ValueError for an integer beyond 2^24."""
+        """The tensors side by side.
+
+        ValueError for an integer beyond 2^24, and for other shapes than those that may be.
+        """
         leaves: list[Tensor] = tree_leaves(value)
+        shapes = _shapes(leaves)
+        width = sum(map(prod, shapes))
+        if shapes != self.shapes and shapes != _of_width(self.shapes, self.growth, width):
+            raise ValueError(_unlike(self.where, shapes, self.shapes))
         kind: torch.dtype | None = None
         for x, dtype in zip(leaves, self.exact, strict=True):
             own = x.dtype if dtype is None else torch.float32
@@ -88,10 +135,19 @@ class Bundle:
         return torch.cat([x.reshape(len(x), -1).to(kind) for x in dense], 1)
 
     def unpack(self, packed: Tensor) -> Any:
-        """The value that `pack` was given; floating-point tensors have the packed format."""
-        parts = packed.split([prod(shape) for shape in self.shapes], 1)
+        """The value that `pack` was given; floating-point tensors have the packed format.
+
+        ValueError for a width that no length has.
+        """
+        shapes = _of_width(self.shapes, self.growth, packed.shape[1])
+        if shapes is None:
+            raise ValueError(
+                f"{self.where} has {packed.shape[1]} numbers in a sample, and {self.size} in the "
+                f"first ones: {_PAD}"
+            )
+        parts = packed.split([prod(shape) for shape in shapes], 1)
         leaves = []
-        for part, shape, dtype in zip(parts, self.shapes, self.exact, strict=True):
+        for part, shape, dtype in zip(parts, shapes, self.exact, strict=True):
             x = part.reshape(len(packed), *shape)
             if dtype is not None:
                 x = x.detach().to(dtype)
@@ -99,6 +155,56 @@ class Bundle:
                 x = x.contiguous(memory_format=_layout(x))
             leaves.append(x)
         return tree_unflatten(leaves, self.structure)
+
+
+@lru_cache(maxsize=1 << 12)
+def _of_width(shapes: Shapes, growth: Shapes | None, width: int) -> Shapes | None:
+    """The shapes of that many numbers together; None if no length has so many."""
+
+    def at(t: int) -> Shapes:
+        return tuple(
+            tuple(n + g * t for n, g in zip(shape, by, strict=True))
+            for shape, by in zip(shapes, growth or shapes, strict=True)
+        )
+
+    def fits(t: int) -> bool:
+        return sum(map(prod, at(t))) >= width
+
+    if sum(map(prod, shapes)) == width:
+        return shapes
+    if growth is None:
+        return None
+    # no dimension is less than 0, so the width grows with t
+    pairs = zip(_flat(shapes), _flat(growth), strict=True)
+    least = -min(n // g for n, g in pairs if g)
+    most = 1
+    while not fits(most) and most < 1 << 40:
+        most *= 2
+    t = bisect_left(range(least, most + 1), True, key=fits) + least
+    return at(t) if sum(map(prod, at(t))) == width else None
+
+
+def _shapes(leaves: Iterable[Tensor]) -> Shapes:
+    """The shapes of one sample."""
+    return tuple(tuple(leaf.shape[1:]) for leaf in leaves)
+
+
+def _flat(shapes: Shapes) -> tuple[int, ...]:
+    return tuple(n for shape in shapes for n in shape)
+
+
+def _said(shapes: Shapes) -> str:
+    return ", ".join(map(str, shapes))
+
+
+_PAD = "pad all to a fixed length (padding='max_length'; max_length of the collator)"
+
+
+def _unlike(where: str, shapes: Shapes, first: Shapes) -> str:
+    return (
+        f"{where} has shape {_said(shapes)} in a sample, and {_said(first)} in the first "
+        f"ones: {_PAD}"
+    )
 
 
 class _Dense(torch.autograd.Function):

@@ -95,11 +95,13 @@ class Head:
                 logits: Tensor = self.module(x)
                 if len(self.output) < 2:
                     logits = logits.mean(1)
-                elif self.output[0] != x.shape[1]:
-                    logits = logits.transpose(1, 2)
+                else:  # of as many tokens as x has, which may vary
+                    first = self.output[0] == self.shape[0]
+                    logits = logits if first else logits.transpose(1, 2)
             else:
                 logits = self.module(x.mean(dim=tuple(range(2, x.dim()))) if x.dim() > 2 else x)
-        logits = logits.reshape(len(x), *self.output)
+        if not self.tokens or len(self.output) < 2:
+            logits = logits.reshape(len(x), *self.output)
         return logits.float() if block.precision is not torch.float32 else logits
 
     def state(self) -> dict[str, Tensor]:

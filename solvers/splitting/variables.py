@@ -93,6 +93,11 @@ class Store:
         buffer = self._buffers.get(name)
         if buffer is None:
             buffer = self._buffers[name] = self._allocate(value)
+        if value.shape[1:] != buffer.shape[1:]:
+            raise ValueError(
+                f"samples have shapes {tuple(value.shape[1:])} and {tuple(buffer.shape[1:])} at a "
+                "cut whose variables are stored: pad to a fixed length (padding='max_length')"
+            )
         buffer[rows] = value.to(buffer.dtype)
 
     def get(self, name: str, rows: Rows) -> Tensor:

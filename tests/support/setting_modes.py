@@ -106,6 +106,7 @@ OTHERS: dict[str, list[Any]] = {
     "optimizer.sharded": [True],
     "delay.cap": [0.1],
     "model.name": ["wrn-10-1"],
+    "model.weights": ["none.safetensors"],
     "model.factorize": ["layer3.0:2"],
     "data.name": ["other"],
     "data.dir": ["/tmp"],

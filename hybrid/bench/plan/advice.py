@@ -45,7 +45,7 @@ def report(
         )
     if R == 1 and not ranks:
         check_replicas(build.build_options(settings))
-    data, _ = build.load_data_sets(settings.data)
+    data, _ = build.load_data_sets(settings.data, settings.train.loss)
     build.take_batch_size(settings, data)
     network = Network.asked(settings.links)
     model = build.build_network(settings, data)

@@ -36,7 +36,7 @@ def show(given: Mapping[str, Any], inputs: str | None = None) -> Description:
     _check(given, inputs)
     settings = load(None, {"split.blocks": 2, **given})
     if "data.name" in given:
-        data, _ = build.load_data_sets(settings.data)
+        data, _ = build.load_data_sets(settings.data, settings.train.loss)
     else:
         batch = parse_inputs(IMAGES if inputs is None else inputs)
         _check_images(settings.model.name, batch, inputs)

@@ -34,6 +34,8 @@ class ModelSettings(Section):
     """resnet20 (6n+2), wrn-16-4, revnet20, resnet18; your own: module:function."""
     survival: Annotated[float, OWN_MODEL] = Field(default=1.0, gt=0, le=1)
     """Probability that a pass in training takes the last residual unit (stochastic depth)."""
+    weights: Annotated[str, TRAIN_OR_PLAN] = ""
+    """Safetensors file, or folder of such, of which each rank reads its own block's weights."""
 
 
 class DataSettings(Section):
@@ -101,7 +103,8 @@ class TrainSettings(Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of weights, order and augmentation."""
     loss: Annotated[str, TRAIN_OR_PLAN] = "cross-entropy"
-    """cross-entropy, mse, l1, huber, bce (logits of many labels); your own: module:function."""
+    """cross-entropy, mse, l1, huber, bce (logits of many labels), model (that a network computes of
+    labels among its inputs, as Hugging Face's do); your own: module:function."""
     label_smoothing: Annotated[float, TRAIN_OR_PLAN] = Field(default=0.0, ge=0, lt=1)
     """Of cross-entropy in training: the share of a target that all classes get alike."""
     precision: Annotated[

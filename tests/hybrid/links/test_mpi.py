@@ -28,6 +28,7 @@ FOUND = {
     "many sends in both directions do not deadlock": ("crossed", [True] * 3),
     "what is still being copied is sent later, in order": ("copied late", [True] * 3),
     "flush leaves no send behind": ("pending", [0] * 3),
+    "few receives wait at once, however many formats there are": ("many lengths", [16] * 3),
     "bytes are counted exactly": (
         "bytes",
         [

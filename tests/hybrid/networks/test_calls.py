@@ -157,14 +157,17 @@ def test_a_statistic_of_two_blocks_is_refused():
     assert "blocks 0 and 1 share the statistic 'between.running_mean'" in said
 
 
-def test_a_tied_weight_is_not_cut_apart():
+def test_a_tied_weight_is_a_copy_on_the_later_block():
     tokens = torch.randint(9, (4, 6))
     model = Tied()
-    said = refusal(split, model, 2, sample=tokens)
-    assert "blocks 0 and 1 share the parameter 'head.weight'" in said
-    whole = split(model, 1, sample=tokens)
-    assert torch.equal(run(whole, tokens), model(tokens))
-    assert names(whole) == sorted(model.state_dict())
+    cut = split(model, 2, sample=tokens)
+    assert cut.ties == {(0, 1): [["embedding.weight", "head.weight"]]}
+    assert torch.equal(run(cut, tokens), model(tokens))
+    assert names(cut) == sorted(model.state_dict())
+    first, last = (dict(cut.module(k).named_parameters()) for k in (0, 1))
+    assert first["0.embedding.weight"] is model.embedding.weight
+    assert last["0.head.weight"] is not model.embedding.weight
+    assert not split(model, 1, sample=tokens).ties
 
 
 def test_draws_do_not_depend_on_the_cuts():

@@ -142,3 +142,36 @@ def test_images_come_out_as_channels_last():
 )
 def test_a_network_is_called_by_position_or_by_name(value, expected):
     assert call_network(lambda *given, **named: (given, named), value) == expected
+
+
+def of_length(length, others=4, rows=2):
+    """Hidden states (L, 3), integers (L,), a mask (1, L, L), twice as many (2 L) and (4,)."""
+    random = torch.Generator().manual_seed(length)
+    shapes = ((length, 3), (length,), (1, length, length), (2 * length,), (others,))
+    tensors = [torch.randn(rows, *shape, generator=random) for shape in shapes]
+    tensors[1] = tensors[1].long()
+    return tuple(tensors)
+
+
+def test_one_length_may_vary_and_the_width_tells_it():
+    bundle = Bundle.of(of_length(5), 2, "here").varying([of_length(9), of_length(7)])
+    for length in range(1, 40):
+        value = of_length(length, rows=3)
+        found = bundle.unpack(bundle.pack(value))
+        for x, y in zip(found, value, strict=True):
+            assert torch.equal(x, y)
+            assert x.dtype == y.dtype
+
+
+def test_shapes_that_one_length_does_not_give_are_refused():
+    fixed = Bundle.of(of_length(5), 2, "here")
+    bundle = fixed.varying([of_length(9)])
+    two = refusal(fixed.varying, [of_length(9), of_length(5, others=6)])
+    assert two.startswith("here has shapes (5, 3), (5,), (1, 5, 5), (10,), (4,) and ")
+    assert "more than one length varies" in two
+    assert "more than one length varies" in refusal(fixed.varying, [of_length(9, others=3)])
+    for each, value in ((fixed, of_length(6)), (bundle, of_length(6, others=5))):
+        said = refusal(each.pack, value)
+        assert said.startswith("here has shape (6, 3), ")
+        assert "padding='max_length'" in said
+    assert "in the first ones" in refusal(bundle.unpack, torch.ones(2, bundle.size + 1))

@@ -1,0 +1,175 @@
+"""Weights as others keep them: one safetensors file, or a folder of shards with an index."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from hybrid.files import read_whole, write_durably
+
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MOST_BYTES = 1 << 28
+"""The largest index that is read."""
+_OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Files of pickles, in which code could be."""
+
+
+class Weights:
+    """The tensors of a file, or of a folder's files, by name. They are read when they are wanted.
+
+    Files may be links, as in a cache of downloads. ValueError for what is no such file or folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.files: dict[str, Path] = {}
+        """Where each tensor is."""
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        index = self._find()
+        listed = _read_index(index) if index.suffix == ".json" else None
+        files = {index} if listed is None else {index.with_name(name) for name in listed.values()}
+        for file in sorted(files):
+            with _opened(file) as tensors:
+                for name in tensors.keys():  # noqa: SIM118
+                    self.files[name] = file
+                    self.shapes[name] = tuple(tensors.get_slice(name).get_shape())
+        missing = [name for name in listed or () if name not in self.files]
+        if missing:
+            raise ValueError(
+                f"weights {index}: {len(missing)} tensors that it lists, {missing[0]!r} first, are "
+                "not in its files: copy the folder anew"
+            )
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """These tensors, one at a time; nothing else of their files is read."""
+        by_file: dict[Path, list[str]] = {}
+        for name in names:
+            by_file.setdefault(self.files[name], []).append(name)
+        for file, some in by_file.items():
+            with _opened(file) as tensors:
+                for name in some:
+                    yield name, tensors.get_tensor(name)
+
+    def _find(self) -> Path:
+        """The file, or the index of several."""
+        if not self.path.is_dir():
+            return self.path
+        for name in (FILE, INDEX):
+            if (self.path / name).is_file():
+                return self.path / name
+        for pattern in ("*.safetensors.index.json", "*.safetensors"):
+            found = sorted(self.path.glob(pattern))
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise ValueError(
+                    f"weights {self.path}: it has {len(found)} files {pattern}: name one of them "
+                    f"({found[0].name}, ...)"
+                )
+        pickled = [name for name in _OTHERS if (self.path / name).exists()]
+        how = f"{pickled[0]}, which is code, and no" if pickled else "no"
+        raise ValueError(
+            f"weights {self.path}: the folder has {how} safetensors file: write one with "
+            "save_pretrained, or safetensors.torch.save_model"
+        )
+
+
+def find_names(weights: Weights, model: nn.Module) -> dict[str, str]:
+    """Names of a module's parameters and persistent buffers -> those of the tensors to load.
+
+    The names of transformers' base models may have the prefix of the base in one of the two alone.
+    Of tied parameters one will do. ValueError, with counts, for a tensor that is missing, for one
+    that the module has not, unless its class says that it is to be ignored, and for other shapes.
+    """
+    prefix = getattr(model, "base_model_prefix", "") or ""
+    state, tied = model.state_dict(), dict[int, list[str]]()
+    for name, x in model.named_parameters(remove_duplicate=False):
+        tied.setdefault(id(x), []).append(name)
+    same = {name: names for names in tied.values() for name in names}
+
+    def known_as(name: str) -> str | None:
+        others = (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}."))
+        return next((each for each in others if each in weights.files), None)
+
+    found = {name: other for name in state if (other := known_as(name)) is not None}
+    missing = [n for n in state if not any(each in found for each in same.get(n, [n]))]
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    is_base = bool(prefix) and not hasattr(model, prefix)
+    of_base = is_base and any(other != name for name, other in found.items())
+    computed = {known_as(name) for name, _ in model.named_buffers()}
+    strange = [
+        name
+        for name in weights.files.keys() - {*found.values()} - computed
+        if not (of_base and not name.startswith(f"{prefix}."))  # a head, which the base has not
+        and not any(re.search(pattern, name) for pattern in ignored)
+    ]
+    kind = type(model).__name__
+    if missing or strange:
+        parts = (
+            [f"lacks {len(missing)} of {len(state)} tensors ({missing[0]!r})"] if missing else []
+        )
+        parts += [f"has {len(strange)} others ({min(strange)!r})"] if strange else []
+        raise ValueError(
+            f"weights {weights.path}: not those of {kind}: it {' and '.join(parts)}; give those of "
+            "this very class, which its from_pretrained and save_pretrained make of others"
+        )
+    for name, other in found.items():
+        if weights.shapes[other] != tuple(state[name].shape):
+            raise ValueError(
+                f"weights {weights.path}: {other!r} has shape {weights.shapes[other]}, and in "
+                f"{kind} {tuple(state[name].shape)}: give the weights of the same configuration"
+            )
+    return found
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], most: int) -> None:
+    """Write tensors into a folder: one file, or shards of at most `most` bytes and their index.
+
+    A tensor that is larger has a shard of its own.
+    """
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, x in tensors.items():
+        if shards[-1] and size + x.nbytes > most:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += x.nbytes
+    places: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = FILE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        content = {name: tensors[name].contiguous() for name in names}
+        write_durably(folder / file, save(content, {"format": "pt"}))
+        places |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        total = {"total_size": sum(x.nbytes for x in tensors.values())}
+        text = json.dumps({"metadata": total, "weight_map": places}, indent=2, sort_keys=True)
+        write_durably(folder / INDEX, text + "\n")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """The file of every tensor; ValueError for anything else."""
+    try:
+        listed = json.loads(read_whole(path, MOST_BYTES, links=True))["weight_map"]
+        plain = all(isinstance(x, str) and Path(x).name == x for x in listed.values())
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        plain = False
+    if not plain or not listed:
+        raise ValueError(f"weights {path}: it is no index of safetensors files: copy it anew")
+    return dict(listed)
+
+
+def _opened(file: Path) -> safe_open:
+    if not file.is_file():
+        what = "it is no regular file" if file.exists() else "there is no such file or folder"
+        raise ValueError(f"weights {file}: {what}")
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"weights {file}: it is no safetensors file ({error})") from None

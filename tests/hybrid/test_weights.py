@@ -1,0 +1,193 @@
+"""Weights in files of others: what is read, written and refused, and modules made without them."""
+
+import json
+from threading import Thread
+
+import pytest
+import torch
+from answers import refusal
+from safetensors.torch import load_file, save_file
+from torch import nn
+from trainings import assert_same
+
+from hybrid import split, without_weights
+from hybrid.networks.own_units import lay_zeros, read_weights
+from hybrid.weights import INDEX, Weights, find_names, write
+
+
+class Base(nn.Module):
+    """It has what transformers' models have: tables, tied weights, and a name of its own."""
+
+    base_model_prefix = "base"
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.again = self.out
+        self.register_buffer("table", torch.arange(4).float() / 3, persistent=False)
+        self.register_buffer("count", torch.tensor(7))
+        nn.init.trunc_normal_(self.embed.weight)
+
+    def forward(self, x):
+        return self.again(self.embed(x + self.table))
+
+
+class Headed(nn.Module):
+    base_model_prefix = "base"
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.head = Base(), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.base(x))
+
+
+def of_base():
+    """The tensors of a file, a tied one by one of its names."""
+    torch.manual_seed(1)
+    state = Base().state_dict()
+    return {n: x.clone() for n, x in state.items() if not n.startswith("again")}
+
+
+def of_headed():
+    return {f"base.{n}": x for n, x in of_base().items()} | {
+        "head.weight": torch.ones(2, 4),
+        "head.bias": torch.ones(2),
+    }
+
+
+def saved(folder, tensors, name="model.safetensors"):
+    save_file(tensors, folder / name)
+    return folder
+
+
+def read(model, path):
+    """The model with the weights that are there."""
+    blocks = split(model, 1, weights=path)
+    read_weights(blocks, [0])
+    return model
+
+
+def test_a_module_without_weights_has_its_tables_and_ties_and_its_file_gives_it_the_rest(tmp_path):
+    saved(tmp_path, of_base())
+    state = torch.get_rng_state()
+    with without_weights(), torch.device("meta"):
+        model = Base()
+    assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn
+    assert all(p.is_meta for p in model.parameters())
+    assert model.again.weight is model.out.weight
+    assert torch.equal(model.table, Base().table)
+    assert torch.equal(model.count, torch.tensor(7))
+    read(model, tmp_path)
+    assert model.again.weight is model.out.weight
+    whole = Base()
+    whole.load_state_dict(of_base(), strict=False)
+    assert_same(model.state_dict(), whole.state_dict())
+    x = torch.randn(3, 4)
+    assert torch.equal(model(x), whole(x))
+
+
+def test_other_threads_make_modules_with_their_weights():
+    made = []
+    with without_weights():
+        other = Thread(target=lambda: made.append(nn.Linear(2, 2)))
+        other.start()
+        other.join()
+    assert not made[0].weight.is_meta
+    assert not nn.Linear(2, 2).weight.is_meta
+
+
+def test_a_block_reads_its_own_tensors_alone(tmp_path):
+    tensors = nn.Sequential(*(nn.Linear(200, 200) for _ in range(4))).state_dict()
+    write(tmp_path, tensors, most=200_000)
+    with without_weights():
+        model = nn.Sequential(*(nn.Linear(200, 200) for _ in range(4)))
+    blocks = split(model, cuts=["2"], weights=tmp_path / INDEX)
+    for file in {blocks.unread.weights.files[name] for name in ("0.weight", "1.weight")}:
+        file.unlink()
+    read_weights(blocks, [1])
+    assert torch.equal(model[3].weight, tensors["3.weight"])
+    assert not model[0].weight.any()
+    assert blocks.unread.waiting == {f"{n}.{kind}" for n in "01" for kind in ("weight", "bias")}
+    model[3].weight.data.zero_()
+    read_weights(blocks, [1])  # a second time nothing is
+    assert not model[3].weight.any()
+
+
+def test_numbers_become_those_of_the_network(tmp_path):
+    half = {n: x.bfloat16() if x.is_floating_point() else x for n, x in of_base().items()}
+    model = read(Base(), saved(tmp_path, half))
+    assert model.embed.weight.dtype == torch.float32
+    assert torch.equal(model.embed.weight, half["embed.weight"].float())
+
+
+def test_a_base_is_found_with_and_without_its_prefix(tmp_path):
+    saved(tmp_path, of_headed())
+    assert torch.equal(read(Base(), tmp_path).embed.weight, of_base()["embed.weight"])
+    (tmp_path / "base").mkdir()
+    saved(tmp_path / "base", of_base())
+    said = refusal(find_names, Weights(tmp_path / "base"), Headed())
+    assert "it lacks 2 of 9 tensors ('head.weight'); give" in said
+
+
+def test_old_names_that_a_class_ignores_are_ignored(tmp_path):
+    saved(tmp_path, of_base() | {"table": torch.zeros(4), "embed.masked": torch.zeros(1)})
+    assert "it has 1 others ('embed.masked')" in refusal(find_names, Weights(tmp_path), Base())
+    model = Base()
+    model._keys_to_ignore_on_load_unexpected = [r"embed\.masked"]
+    assert torch.equal(read(model, tmp_path).table, Base().table)
+
+
+FAULTS = {
+    "a shape": (of_base() | {"out.bias": torch.zeros(3)}, "'out.bias' has shape (3,), and in Base"),
+    "a name": ({**of_base(), "x": torch.ones(1)}, "it has 1 others ('x')"),
+    "too few": ({"count": torch.tensor(1)}, "it lacks 6 of 7 tensors ('embed.weight')"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_weights_of_another_network_are_refused_before_anything_is_read(tmp_path, fault):
+    tensors, said = FAULTS[fault]
+    assert said in refusal(split, Base(), 1, weights=saved(tmp_path, tensors))
+
+
+def test_what_is_no_safetensors_file_or_folder_is_refused(tmp_path):
+    assert "there is no such file or folder" in refusal(Weights, tmp_path / "none")
+    assert "the folder has no safetensors file" in refusal(Weights, tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"code")
+    assert "pytorch_model.bin, which is code" in refusal(Weights, tmp_path)
+    assert "it is no safetensors file" in refusal(Weights, tmp_path / "pytorch_model.bin")
+    saved(tmp_path, of_base(), "a.safetensors")
+    assert Weights(tmp_path).files.keys() == of_base().keys()
+    saved(tmp_path, of_base(), "b.safetensors")
+    assert "it has 2 files *.safetensors: name one" in refusal(Weights, tmp_path)
+    index = tmp_path / INDEX
+    for text in ("[", "[]", '{"weight_map": {}}', '{"weight_map": {"a": "../b.safetensors"}}'):
+        index.write_text(text)
+        assert "it is no index of safetensors files" in refusal(Weights, tmp_path)
+    index.write_text(json.dumps({"weight_map": {"embed.bias": "a.safetensors", "z": "gone"}}))
+    assert "gone: there is no such file" in refusal(Weights, tmp_path)
+    index.write_text(json.dumps({"weight_map": {"z": "a.safetensors"}}))
+    assert "1 tensors that it lists, 'z' first, are not in its files" in refusal(Weights, tmp_path)
+
+
+def test_what_has_no_numbers_is_named():
+    with torch.device("meta"):
+        model = Base()
+    assert "'count' of Base is on the meta device" in refusal(split, model.eval(), 1)
+    said = refusal(lay_zeros, model)
+    assert "the buffer 'table' of Base is on the meta device" in said
+    assert "hybrid.without_weights()" in said
+
+
+def test_shards_have_an_index_and_a_tensor_is_in_one(tmp_path):
+    tensors = {name: torch.full((10,), n) for n, name in enumerate("abcde")}
+    write(tmp_path, tensors, most=160)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert [file.name for file in files] == [
+        f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
+    ]
+    assert_same({n: x for file in files for n, x in load_file(file).items()}, tensors)
+    assert_same(dict(Weights(tmp_path).read("abcde")), tensors)
+    assert json.loads((tmp_path / INDEX).read_text())["metadata"] == {"total_size": 400}
