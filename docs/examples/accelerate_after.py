@@ -4,7 +4,6 @@ mpirun -n 2 python docs/examples/accelerate_after.py
 """
 
 import torch
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification, get_linear_schedule_with_warmup
 
@@ -26,7 +25,7 @@ train = DataLoader(rows, batch_size=32)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 scheduler = get_linear_schedule_with_warmup(optimizer, 4, 24)
 
-blocks = split(model, 2, sample={"input_ids": ids, "attention_mask": mask})
+blocks = split(model, 2, sample=next(iter(train)))
 given = {"optimizer": optimizer, "schedule": (scheduler, "step"), "out": "runs/hybrid"}
-trainer = Trainer(blocks, "backprop", loss=lambda out, y: cross_entropy(out.logits, y), **given)
+trainer = Trainer(blocks, "backprop", **given)
 trainer.fit(train, epochs=3)

@@ -4,7 +4,6 @@ mpirun -n 2 python docs/examples/trainer_after.py
 """
 
 import torch
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification, get_linear_schedule_with_warmup
 
@@ -21,12 +20,12 @@ ids = torch.randint(64, (320, 16))
 rows = [{"input_ids": row, "labels": int(row[0] < 32)} for row in ids]
 train, test = rows[:256], rows[256:]
 
+train, test = DataLoader(train, batch_size=32), DataLoader(test, batch_size=64)
 trainer = Trainer(
-    split(model, 2, sample=ids),
+    split(model, 2, sample=next(iter(train))),
     Backprop(clip_norm=1.0),
-    loss=lambda out, y: cross_entropy(out.logits, y),
     optimizer={"name": "AdamW", "lr": 3e-3, "weight_decay": 0.0},
     schedule=(lambda optimizer: get_linear_schedule_with_warmup(optimizer, 4, 24), "step"),
     out="runs/hybrid",
 )
-trainer.fit(DataLoader(train, batch_size=32), DataLoader(test, batch_size=64), epochs=3)
+trainer.fit(train, test, epochs=3)

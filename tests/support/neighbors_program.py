@@ -1,7 +1,8 @@
 """The examples of a page on neighbors, run here or on ranks."""
 
+import os
 import runpy
-from contextlib import chdir, redirect_stdout
+from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,13 @@ def run(name: str, folder: Path) -> dict[str, Any]:
     """What an example defines, and what it has printed as "printed"."""
     package("transformers")
     folder.mkdir(exist_ok=True)
-    with chdir(folder), redirect_stdout(StringIO()) as printed:
-        names = runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        with redirect_stdout(StringIO()) as printed:
+            names = runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    finally:
+        os.chdir(before)
     return names | {"printed": printed.getvalue()}
 
 
