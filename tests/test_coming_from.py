@@ -57,7 +57,6 @@ def test_a_loop_and_two_blocks_have_the_same_bits(name, tmp_path, monkeypatch):
         torch.set_num_threads(threads)
     made = run(f"{name}_after", tmp_path / "ours")
     ours = made["model"].state_dict()
-    # a module of Fabric's has the names of the one in it
     assert list(theirs) == list(ours)
     assert all(torch.equal(theirs[key], x) for key, x in ours.items())
     assert "epoch 3/3" in made["printed"]
@@ -69,13 +68,12 @@ def test_what_stands_for_a_trainer_and_a_pipeline_trains(name, tmp_path):
     printed = run(f"{name}_after", tmp_path)["printed"]
     losses = [float(loss) for loss in re.findall(r"  loss (\S+)", printed)]
     assert losses[0] > 1.3 * losses[-1]
-    assert ("test loss" in printed) == (name == "trainer")
+    assert ("  test " in printed) == (name == "trainer")
 
 
 def test_the_script_runs_on_two_ranks_of_mpirun(world, tmp_path):
     skip_without("accelerate")
     world.run(2, "neighbors_program:on_ranks", "accelerate_after", tmp_path)
-    made = run("accelerate_after", tmp_path / "threads")
-    on_ranks = hybrid.load(tmp_path / "runs" / "hybrid", made["model"])
-    fresh = run("accelerate_after", tmp_path / "again")["model"].state_dict()
-    assert all(torch.equal(fresh[key], x) for key, x in on_ranks.state_dict().items())
+    model = run("accelerate_after", tmp_path / "threads")["model"]
+    ranks = hybrid.load(tmp_path / "runs" / "hybrid", type(model)(model.config)).state_dict()
+    assert all(torch.equal(x, ranks[key]) for key, x in model.state_dict().items())
