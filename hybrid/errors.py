@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 MOST_CHARACTERS = 1200
@@ -102,6 +103,17 @@ def code_line(error: BaseException, called_back: bool = False) -> str:
         elif module not in _LIBRARIES:
             found = f"{Path(frame.f_code.co_filename).name}, line {line}"
     return found
+
+
+def calling_line() -> str:
+    """File and line of the innermost frame outside libraries that is running now."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if module not in OWN and module not in _LIBRARIES:
+            return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def format_error(error: BaseException) -> str:

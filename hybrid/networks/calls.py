@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.errors import code_line, one_line
-from hybrid.networks.absent import AbsentError
 from hybrid.networks.passes import CallId, Network
-from hybrid.networks.recording import Boundary, Recorder, record
-from hybrid.networks.stretch import SAMPLES, Code, Crossing, Inputs, Stretch
+from hybrid.networks.recording import SAMPLES, Boundary, Recorder, agreed, recorded
+from hybrid.networks.stretch import Code, Crossing, Inputs, Stretch
 from hybrid.networks.units import Unit, full_name, mode
 from hybrid.solvers.acting import nearest
 from hybrid.solvers.layers.bundle import call_network
@@ -71,8 +70,8 @@ class Calls:
         self.fault = ""
         """Why the network cannot be cut somewhere."""
         self._stretches: dict[tuple[int, int, bool], Stretch] = {}
-        training = _recorded(self.network, inputs, SAMPLES, True)
-        evaluation = _recorded(self.network, inputs, SAMPLES + 1, False)
+        training = recorded(self.network, inputs, SAMPLES, True)
+        evaluation = recorded(self.network, inputs, SAMPLES + 1, False)
         self._places = self._choose(training, evaluation, cuts)
         self._training = training
         self.settle(inputs, evaluation)
@@ -92,6 +91,7 @@ class Calls:
                 tuple(place.crossing),
                 tuple(i for i in integers if needed[i] is True or needed[i] >= place.time),
                 place.contexts,
+                place.alike,
             )
             for call, place in places.items()
         ]
@@ -107,7 +107,7 @@ class Calls:
         both = {id for id, call in evaluation.calls.items() if id and call.own}
         self.code = Code(
             Inputs.of(inputs),
-            {id: call.gives for id, call in training.calls.items() if call.own and id in both},
+            {id: call.gives for id, call in training.calls.items() if call.gives and id in both},
             {id: (FIRST + n, frozenset(draws[id])) for n, id in enumerate(cut)},
         )
         self._find_owners(training)
@@ -154,7 +154,7 @@ class Calls:
                 hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
                 raise ValueError(
                     f"there is no cut before {cut!r} in {type(self.model).__name__}: it is no "
-                    f"module with parameters, or other things than tensors would cross; {hint}"
+                    f"module with parameters, or {self.fault or 'nothing can cross'}; {hint}"
                 )
         return [known[cut] for cut in cuts]
 
@@ -165,6 +165,7 @@ class Calls:
             network = self.network
             if own:
                 network = Network(self.model)
+                network.drawing = self.network.drawing
                 self._keep_own(network, start, stop)
             first, last = [None, *self.crossings, None][start : stop + 1 : stop - start]
             times = [0, *self._times, 1 << 62]
@@ -258,25 +259,28 @@ class Calls:
         self._opened, places = self._find_opened(cuts), dict[CallId, Boundary]()
         others = evaluation.boundaries()
         for call, one in training.boundaries().items():
-            other = others.get(call)
-            around = call[-2][0] if len(call) > 1 else ""
-            if other is None or around not in self._opened or [*one.crossing] != [*other.crossing]:
+            if (call[-2][0] if len(call) > 1 else "") not in self._opened:
                 continue
-            pairs = zip(one.crossing.values(), other.crossing.values(), strict=True)
-            changed = training.changed_buffers(one.contexts)
-            if changed:
-                self.fault = (
-                    f"its forward writes to the buffer {changed[0]!r}: move that code into the "
-                    "forward of a module of its own, which has the buffer"
-                )
-            elif all((len(x), len(y)) in ((SAMPLES, SAMPLES + 1), (1, 1)) for x, y in pairs):
-                places[call] = one
+            changed = training.changed_buffers(frozenset(call[:n] for n in range(len(call))))
+            place = (
+                f"the forward writes to the buffer {changed[0]!r}: move that code into the "
+                "forward of a module of its own, which has the buffer"
+                if changed
+                else agreed(one, others.get(call, "it is not called in evaluation"))
+            )
+            if isinstance(place, Boundary):
+                places[call] = place
+            else:
+                self.fault = self.fault or f"no cut before {call[-1][0]!r}: {place}"
+        if not places and not self.fault and training.read:
+            _, line = next(iter(training.read.values()))
+            self.fault = f"its calls depend on numbers ({line}): move that code into a module"
         return places
 
     def _drop_faulty(self, inputs: Any, evaluation: Recorder) -> None:
         """Try the units one after the other, and leave out the places where one cannot begin.
 
-        ValueError if none is left, or if the units together compute something else.
+        None is left if the units together compute something else.
         """
         some = tree_map(lambda x: x[:2], inputs)
         while self._places:
@@ -286,7 +290,7 @@ class Calls:
                     for i, unit in enumerate(units):
                         part = unit.parts[""]
                         value = part(value) if i else call_network(part, value)
-                except AbsentError as error:
+                except Exception as error:  # whatever a forward does without numbers
                     self.fault = (
                         f"its forward needs what only a part of it computes "
                         f"({code_line(error, True)}: {one_line(error)[:160]}); move that "
@@ -299,9 +303,8 @@ class Calls:
             if _differ(value, whole[0]) and not _differ(*whole):
                 self.fault = "its units give other numbers than its own forward"
                 self._places = {}
+                self.settle(inputs, evaluation)
             break
-        if self.fault and not self._places:
-            raise ValueError(f"{type(self.model).__name__} cannot be cut: {self.fault}")
 
     def _find_opened(self, cuts: Sequence[str]) -> set[str]:
         """The paths of modules that are cut inside: those that have a list of several in them."""
@@ -320,6 +323,14 @@ class Calls:
         begun: dict[str, list[int]] = {"": [0]}
         for call in recorder.calls.values():
             begun.setdefault(call.path, []).append(call.begin)
+        self._not_called: dict[str, list[int]] = {}
+        """By the paths of modules that were not called, when the one around them that was began."""
+        for path, _ in self.network.copy.named_modules(remove_duplicate=False):
+            if path not in begun:
+                around = path.rpartition(".")[0]
+                self._not_called[path] = begun.get(around, self._not_called.get(around, []))
+                if around == "":
+                    self._not_called[path] = []
         for name in dict.fromkeys([*parameters, *self.model.state_dict()]):
             path = name.rpartition(".")[0]
             if name in parameters:
@@ -329,6 +340,7 @@ class Calls:
                 when = own or within or [t for t, _ in uses]
             else:
                 when = begun.get(path, [])
+            when = when or self._not_called.get(path, [])
             units = sorted({bisect_right(self._times, t) for t in when})
             self._owners[name] = units or [len(self._times)]
 
@@ -342,6 +354,11 @@ class Calls:
                 first.append(call.path)
             if call.path in drawing:
                 self._numbers.setdefault(call.path, []).append((number, call.begin))
+        for number, (path, when) in enumerate(self._not_called.items(), len(recorder.calls)):
+            rate = getattr(self.network.copy.get_submodule(path), "p", 0)
+            if when and isinstance(rate, float) and rate > 0:  # dropout of an expert, for example
+                self._numbers[path] = [(number, when[0])]
+        self.network.drawing = {*self._numbers}
         self.first = first or ["inputs"]
         """The modules that begin the first unit, the outermost first."""
 
@@ -356,18 +373,6 @@ def _check_inputs(model: nn.Module, inputs: Any) -> None:
             signature.bind(*(inputs if isinstance(inputs, tuple | list) else (inputs,)))
     except TypeError as error:
         raise ValueError(f"{type(model).__name__} does not take these inputs: {error}") from None
-
-
-def _recorded(network: Network, inputs: Any, samples: int, training: bool) -> Recorder:
-    """A recorded pass; ValueError if the network does not take the inputs."""
-    try:
-        return record(network, inputs, samples, training)
-    except Exception as error:  # whatever a user's module raises
-        shapes = ", ".join(str(tuple(x.shape[1:])) for x in tree_leaves(inputs))
-        raise ValueError(
-            f"sample of shape {shapes} does not fit {type(network.copy).__name__}, which says: "
-            f"{(str(error).splitlines() or ['nothing'])[0]}"
-        ) from None
 
 
 def _differ(one: Any, other: Any) -> bool:

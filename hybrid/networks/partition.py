@@ -106,9 +106,16 @@ def _check_arguments(
 
 
 def _divide(
-    chain: Sequence[Unit], blocks: int | None, cuts: Sequence[str] | None, cost: CostOf
+    chain: Sequence[Unit],
+    blocks: int | None,
+    cuts: Sequence[str] | None,
+    cost: CostOf,
+    fault: str = "",
 ) -> tuple[list[int], list[Cost]]:
-    """Where the blocks of a chain start, and its units' costs where these decided."""
+    """Where the blocks of a chain start, and its units' costs where these decided.
+
+    `fault` is why the chain has not more units.
+    """
     names = [unit.name for unit in chain]
     if cuts is not None:
         return [0, *_find_cut_indices(list(cuts), names)], []
@@ -116,7 +123,7 @@ def _divide(
     if not 1 <= blocks <= len(chain):
         raise ValueError(
             f"{blocks} blocks asked of {len(chain)} units ({', '.join(names)}): "
-            f"ask for 1 to {len(chain)} blocks, or take a deeper model"
+            f"ask for 1 to {len(chain)} blocks, or {fault or 'take a deeper model'}"
         )
     if blocks in (1, len(chain)):
         return list(range(blocks)), []
@@ -169,7 +176,8 @@ def _split_graph(
     if cuts is None and blocks is not None and 1 < blocks <= len(chain):
         return _balance_graph(model, chain, graph.widths, blocks, cost)
     named = None if cuts is None else graph.find_units_named(cuts)
-    return Blocks(model, chain, *_divide(chain, blocks, named, cost))
+    change = f"change {type(model).__name__}: {graph.fault}" if graph.fault else ""
+    return Blocks(model, chain, *_divide(chain, blocks, named, cost, change))
 
 
 def _balance_graph(

@@ -11,11 +11,14 @@ from functools import partial
 from threading import local
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from hybrid.networks.absent import METADATA, Absent
+from hybrid.errors import one_line
+from hybrid.networks.absent import METADATA, Absent, writes
 
 CallId = tuple[tuple[str, int], ...]
 """A call of a module within a pass: from the outermost one on, the path of each module that is
@@ -64,11 +67,16 @@ class Network:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        tensors = {id(x): x for x in (*model.parameters(), *model.buffers())}
-        self.copy = deepcopy(model, dict(tensors))
+        for path, module in model.named_modules():
+            if fault := _fault(module):
+                name = path or type(model).__name__
+                raise ValueError(f"{name} cannot be cut into blocks, because it {fault}")
+        self.copy = _copied(model)
         modules = dict(self.copy.named_modules())
         self.owners = {path for path, m in modules.items() if m.state_dict()}
         """The paths of modules with parameters or statistics."""
+        self.drawing: set[str] = set()
+        """The paths of modules that draw random numbers."""
         for path, module in modules.items():
             if path:
                 module.forward = partial(self._forward, path, module.forward)
@@ -76,9 +84,64 @@ class Network:
     def _forward(self, path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         watch: Pass | None = getattr(_here, "watch", None)
         if watch is None or watch.network is not self:
+            if path in self.drawing and torch._C._current_graph_task_id() >= 0:
+                raise ValueError(
+                    f"{path} draws random numbers a second time, in a backward pass "
+                    "(torch.utils.checkpoint), which would be others than before: leave that out, "
+                    "and choose a method that recomputes (correction.recompute)"
+                )
             return forward(*args, **kwargs)
         call = watch.call_inside if _here.inside else watch.call
         return call(path, forward, args, kwargs)
+
+
+def _fault(module: nn.Module) -> str:
+    """Why blocks cannot have calls of a module as they are; "" if they can."""
+    tensors = [*module._parameters.values(), *module._buffers.values()]
+    faults = {
+        "is compiled by torch.jit: give the Python module that this was made of": isinstance(
+            module, torch.jit.ScriptModule
+        ),
+        "is compiled by torch.compile: give the module itself (its _orig_mod), and set "
+        "train.compile": type(module).__name__ == "OptimizedModule",
+        "spreads a module over devices, as blocks and replicas do: give its .module": isinstance(
+            module, nn.DataParallel | nn.parallel.DistributedDataParallel
+        ),
+        "has no parameters before its first pass (a lazy module): pass a batch through the network "
+        "first": any(x is not None and is_lazy(x) for x in tensors),
+        "has a torch.Generator of its own, whose state no checkpoint has: leave it out, and random "
+        "numbers are the same for any number of blocks": any(
+            isinstance(x, torch.Generator) for x in vars(module).values()
+        ),
+        "has a backward hook, which would not see what other blocks compute: give its tensors a "
+        "hook in a forward (Tensor.register_hook)": bool(
+            module._backward_hooks or module._backward_pre_hooks
+        ),
+        "recomputes its passes by itself (gradient_checkpointing), with other random numbers: call "
+        "gradient_checkpointing_disable(), and choose a method that recomputes "
+        "(correction.recompute)": getattr(module, "gradient_checkpointing", False) is True,
+    }
+    return next((fault for fault, holds in faults.items() if holds), "")
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy that shares the tensors; ValueError with the attribute that cannot be copied."""
+    tensors = {id(x): x for x in (*model.parameters(), *model.buffers())}
+    try:
+        return deepcopy(model, dict(tensors))
+    except Exception as error:  # whatever a user's object does with it
+        for path, module in model.named_modules():
+            others = {n: x for n, x in vars(module).items() if x is not module._modules}
+            for name, value in others.items():
+                try:
+                    deepcopy(value, dict(tensors))
+                except Exception:
+                    raise ValueError(
+                        f"{name!r} of {path or type(model).__name__} cannot be copied for each "
+                        f"block ({one_line(error)[:120]}): make it where it is used, or, if it is "
+                        "a weight of torch.nn.utils, take torch.nn.utils.parametrizations"
+                    ) from None
+        raise
 
 
 @contextmanager
@@ -151,6 +214,9 @@ class Pass(TorchFunctionMode):
             return out
         number = frame.operations
         frame.operations += 1
+        if out is None and writes(func):  # x[:, 0] = 0
+            self.produced(args[0], frame.id, number)
+            return out
         return self.produced(out, frame.id, number)
 
     def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import TreeSpec, register_dataclass, tree_flatten, tree_leaves, tree_map
 
+from hybrid.errors import calling_line
 from hybrid.networks.passes import CallId, Frame, Key, Network, Pass, watched
 from hybrid.networks.units import mode
 from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.numerics.draws import RandomOperations
 
+SAMPLES = 2
+"""Those of the pass in which calls are recorded, in training; one more in evaluation."""
 INPUT = -2
 """The operation of a `Key` of one of the network's inputs."""
 
@@ -33,6 +37,8 @@ class Boundary:
     """The paths of the modules whose calls begin there, the outermost first."""
     crossing: dict[Key, Tensor]
     """The tensors that cross it, but for integers, which every block has."""
+    alike: frozenset[Key] = frozenset()
+    """Those of them that are the same for all samples."""
 
 
 @dataclass
@@ -46,8 +52,8 @@ class Call:
     own: bool = True
     """Whether all that it gives depends on parameters or samples: then it need not be made where
     only shapes are needed."""
-    gives: Any = None
-    """What it gives, as tensors on the meta device."""
+    gives: tuple[list[Any], TreeSpec] | None = None
+    """What it gives, as tensors on the meta device, and their structure."""
 
     @property
     def path(self) -> str:
@@ -92,6 +98,9 @@ class Recorder(Pass):
         """The operations in a call's own code that draw random numbers."""
         self._buffers: dict[str, tuple[bool, int]] = {}
         """Whether each buffer has been put anew, and the memory that it had."""
+        self.read: dict[CallId, tuple[int, str]] = {}
+        """When a call's own code reads numbers that depend on samples, for the first time, and the
+        line that does."""
         self.needed: dict[int, float] = {}
         """When an input of integers is needed for the last time, by its place."""
 
@@ -105,6 +114,7 @@ class Recorder(Pass):
         before = dict(self.network.copy.named_buffers())
         with watched(self), self:
             out = call_network(self.network.copy, inputs)
+        _know_dataclasses(out)
         after = dict(self.network.copy.named_buffers())
         self._buffers = {n: (after.get(n) is not b, _memory(b)) for n, b in before.items()}
         for x in tree_leaves(out):
@@ -114,6 +124,7 @@ class Recorder(Pass):
 
     def call(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.time += 1
+        _know_dataclasses((args, kwargs))
         id = (*self.frames[-1].id, (path, self.frames[-1].calls[path]))
         self.calls[id] = Call(id, self.time, self._open[-1])
         self._open.append(self.calls[id])
@@ -123,12 +134,15 @@ class Recorder(Pass):
         self.time += 1
         call = self._open.pop()
         call.end = self.time
+        _know_dataclasses(out)
         tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         computed = bool(tensors) and all(map(self.is_dependent, tensors))
         call.own = frame.own = call.path in self.network.owners or computed
         if call.own:
             with torch._C.DisableTorchFunction():
-                call.gives = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, out)
+                leaves, structure = tree_flatten(out)
+                given = [x.detach().to("meta") if isinstance(x, Tensor) else x for x in leaves]
+                call.gives = given, structure
         return super().ended(frame, out)
 
     def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
@@ -143,6 +157,8 @@ class Recorder(Pass):
             out = func(*args, **kwargs)
         if random.drew:
             self.drawing.setdefault(call.id, set()).add(func)
+        if random.read and any(map(self.is_dependent, tensors)):
+            self.read.setdefault(call.id, (self.time, calling_line()))
         for x, version in zip(tensors, versions, strict=True):
             if x._version != version:
                 self.written.append((self.time, _memory(x), call))
@@ -180,43 +196,68 @@ class Recorder(Pass):
     def _life(self, x: Tensor) -> _Life:
         return self.lives.setdefault(id(x), _Life(x))
 
-    def boundaries(self) -> dict[CallId, Boundary]:
-        """The places before calls where it can be told what crosses, and nothing of it changes."""
+    def boundaries(self) -> dict[CallId, Boundary | str]:
+        """The places before calls where it can be told what crosses, and nothing of it changes.
+
+        A text says why others are none.
+        """
         births = sorted(
             time for x in self.lives.values() for time, key, _ in x.born if key.operation != INPUT
         )
-        boundaries, begun = dict[CallId, Boundary](), -1
+        boundaries, begun = dict[CallId, Boundary | str](), -1
         first: CallId = ()
         used = min((time for uses in self.uses.values() for time, _ in uses), default=inf)
         for call in self.calls.values():
             if call.path not in self.network.owners or not call.id:
                 continue
             if (count := bisect_left(births, call.begin)) == begun:
-                if first in boundaries:  # it begins together with the one before
-                    boundaries[first].names.append(call.path)
+                before = boundaries.get(first)
+                if isinstance(before, Boundary):  # it begins together with the one before
+                    before.names.append(call.path)
                 continue
             begun, first = count, call.id
+            if used >= call.begin:
+                continue  # there is nothing to train before it
             crossing = self._crossing(call)
-            if used < call.begin and crossing:
+            for around in call.ancestors():
+                when, line = self.read.get(around.id, (inf, ""))
+                if when < call.begin:
+                    crossing = (
+                        f"code in {around.path or 'the forward'!r} reads numbers of a tensor "
+                        f"({line}) before, on which its calls may depend: move that code into a "
+                        "module of its own, or cut outside of it"
+                    )
+            if isinstance(crossing, str):
+                boundaries[call.id] = crossing
+            elif crossing:
                 contexts = frozenset(around.id for around in call.ancestors())
                 boundaries[call.id] = Boundary(call.begin, contexts, [call.path], crossing)
         return boundaries
 
-    def _crossing(self, call: Call) -> dict[Key, Tensor] | None:
-        """What is alive when a call begins, in the order of its birth; None where that is no set.
+    def _crossing(self, call: Call) -> dict[Key, Tensor] | str:
+        """What is alive when a call begins, in the order of its birth; else why that is not known.
 
         A tensor that came to be inside a call which has ended, and did not leave it as what the
-        call gives, is not to be had there. Nor is one that is written to later.
+        call gives, is not to be had there. Nor is one that is written to later, or was by way of
+        another tensor that shares its memory.
         """
         crossing: list[tuple[int, Key, Tensor]] = []
-        written = {memory for time, memory, _ in self.written if time >= call.begin}
+        written: dict[int, tuple[int, str]] = {
+            memory: (time, each.path) for time, memory, each in self.written
+        }
         for x in self.lives.values():
             past = [birth for birth in x.born if birth[0] < call.begin]
             if not past or x.last_use < call.begin or isinstance(x.tensor, nn.Parameter):
                 continue
             there = [birth for birth in past if _is_under_way(birth[2], call.begin)]
-            if not there or _memory(x.tensor) in written or not x.tensor.dim():
-                return None
+            if not there:
+                return f"a tensor that is made inside {past[-1][2].path!r} is used behind it"
+            when, where = written.get(_memory(x.tensor), (-1, ""))
+            if when > there[-1][0]:
+                return (
+                    f"code in {where or 'the forward'!r} writes to a tensor of shape "
+                    f"{tuple(x.tensor.shape)} in place that would cross: let it make a new one"
+                )
             crossing.append((there[-1][0], there[-1][1], x.tensor))
         return {key: x for _, key, x in sorted(crossing, key=lambda each: each[:2])}
 
@@ -224,6 +265,15 @@ class Recorder(Pass):
 def _is_under_way(call: Call, time: int) -> bool:
     """Whether what comes to be within a call is to be had at that time."""
     return not any(each.own and each.end <= time for each in (call, *call.ancestors()))
+
+
+def _know_dataclasses(value: Any) -> None:
+    """Let torch know what is in a value's dataclasses, as it does for tuples and dicts."""
+    for x in tree_leaves(value):
+        if is_dataclass(x) and not isinstance(x, type | nn.Module):
+            with suppress(ValueError):  # it has fields that its constructor does not take
+                register_dataclass(type(x))
+                _know_dataclasses([getattr(x, field.name) for field in fields(x)])
 
 
 def _memory(x: Tensor) -> int:
@@ -234,7 +284,7 @@ def record(network: Network, inputs: Any, samples: int, training: bool) -> Recor
     """A pass over so many of the inputs, which are repeated as need be."""
     some = tree_map(lambda x: _repeat_rows(x, samples), inputs)
     recorder = Recorder(network)
-    with mode(network.copy, training), torch.no_grad():
+    with mode(network.copy, training), torch.set_grad_enabled(training):
         recorder.run(some)
     return recorder
 
@@ -243,3 +293,33 @@ def _repeat_rows(x: Tensor, count: int) -> Tensor:
     if len(x) == 0:
         raise ValueError("sample has no rows: give a batch of inputs with at least one")
     return x[torch.arange(count) % len(x)]
+
+
+def recorded(network: Network, inputs: Any, samples: int, training: bool) -> Recorder:
+    """A recorded pass; ValueError if the network does not take the inputs."""
+    try:
+        return record(network, inputs, samples, training)
+    except Exception as error:  # whatever a user's module raises
+        shapes = ", ".join(str(tuple(x.shape[1:])) for x in tree_leaves(inputs))
+        raise ValueError(
+            f"sample of shape {shapes} does not fit {type(network.copy).__name__}, which says: "
+            f"{(str(error).splitlines() or ['nothing'])[0]}"
+        ) from None
+
+
+def agreed(one: Boundary | str, other: Boundary | str) -> Boundary | str:
+    """A place in training, as it is in evaluation; why it is none, where they differ."""
+    if isinstance(one, str) or isinstance(other, str):
+        return one if isinstance(one, str) else other
+    if [*one.crossing] != [*other.crossing]:
+        return "other tensors would cross in training than in evaluation"
+    alike = set()
+    for (key, x), y in zip(one.crossing.items(), other.crossing.values(), strict=True):
+        if x.shape == y.shape:
+            alike.add(key)
+        elif (len(x), len(y)) != (SAMPLES, SAMPLES + 1):
+            return (
+                f"for {SAMPLES} samples a tensor of shape {tuple(x.shape)} would cross, which has "
+                "no row for each: reshape it behind the cut"
+            )
+    return replace(one, alike=frozenset(alike))

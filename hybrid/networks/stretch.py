@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +21,10 @@ from hybrid.networks.absent import (
     writes,
 )
 from hybrid.networks.passes import CallId, Frame, Key, Network, Pass, watched
-from hybrid.networks.recording import INPUT
+from hybrid.networks.recording import INPUT, SAMPLES
 from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.numerics.draws import NumberedDraws
 
-SAMPLES = 2
-"""Those of the pass in which calls were recorded."""
 MOST_DRAWS = 1 << 12
 """Random operations in the code of one call."""
 
@@ -62,6 +60,20 @@ class Crossing:
     """The places of the inputs that are integers and needed behind it."""
     contexts: frozenset[CallId]
     """The calls that are under way there."""
+    alike: frozenset[Key] = frozenset()
+    """The tensors that are the same for all samples, which cross as a row for each."""
+
+    def rows(self, tensors: Mapping[Key, Tensor], count: int) -> list[Tensor]:
+        """What crosses, a row for each of so many samples."""
+        return [
+            x.expand(count, *x.shape) if key in self.alike else x
+            for key, x in ((key, tensors[key]) for key in self.keys)
+        ]
+
+    def tensors(self, rows: Sequence[Tensor]) -> dict[Key, Tensor]:
+        """What has crossed, as it was."""
+        pairs = zip(self.keys, rows, strict=False)
+        return {key: x[0] if key in self.alike else x for key, x in pairs}
 
 
 @dataclass(frozen=True)
@@ -69,9 +81,9 @@ class Code:
     """What is known of a network's pass, whatever stretch of it is run."""
 
     inputs: Inputs
-    own: Mapping[CallId, Any]
+    own: Mapping[CallId, tuple[list[Any], TreeSpec]]
     """Calls of which only shapes are needed where another block makes them, and what they give for
-    `SAMPLES` samples, on the meta device."""
+    `SAMPLES` samples, on the meta device, with its structure."""
     random: Mapping[CallId, tuple[int, frozenset[Any]]]
     """The operations that draw random numbers in the code of calls that may be cut, and a number
     of each such call."""
@@ -113,11 +125,6 @@ class Stretch(NumberedDraws):
         self._buffers = whole._buffers
         self._non_persistent_buffers_set = whole._non_persistent_buffers_set
 
-    def train(self, mode: bool = True) -> Stretch:
-        self.network.copy.train(mode)
-        self.training = mode
-        return self
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The network's outputs, or what crosses the end, for its inputs or what crosses the start.
 
@@ -125,6 +132,7 @@ class Stretch(NumberedDraws):
         needed behind the cut come last. Raises AbsentError, a ValueError, where the network's own
         code needs what it cannot have.
         """
+        self.network.copy.training = self.training  # it is none of this module's modules
         run = _Run(self, args, kwargs)
         with watched(run), run:
             try:
@@ -150,8 +158,8 @@ class _Run(Pass):
         self.stretch, self.start, self.end = stretch, stretch.start, stretch.end
         self.captured: dict[Key, Tensor] = {}
         """What leaves the stretch, as far as it has come to be."""
-        self.present: dict[int, Tensor] = {}
-        """What has taken the place of an absent tensor that was written to, by its identity."""
+        self.present: dict[int, tuple[Absent, Tensor]] = {}
+        """An absent tensor that was written to, by its identity, and what has taken its place."""
         self.begun = self.start is None
         self._skipping = False
         self._draws = Counter[CallId]()
@@ -171,7 +179,7 @@ class _Run(Pass):
     def _enter(self, start: Crossing, value: Any) -> None:
         """Take what crosses the start; the inputs that do not are absent."""
         tensors = [value] if isinstance(value, Tensor) else [*value]
-        self.entering = dict(zip(start.keys, tensors, strict=False))
+        self.entering = start.tensors(tensors)
         there = dict(zip(start.integers, tensors[len(start.keys) :], strict=True))
         self.device, spec = tensors[0].device, self.stretch.code.inputs
         self.leaves = [
@@ -195,9 +203,7 @@ class _Run(Pass):
         if missing:
             raise AbsentError(f"{len(missing)} tensors that cross did not come to be")
         rows = len(self.leaves[0])
-        tensors = [self.captured[key] for key in self.end.keys]
-        # such as a bias of positions, which is the same for all samples
-        tensors = [x if len(x) == rows else x.expand(rows, *x.shape[1:]) for x in tensors]
+        tensors = self.end.rows(self.captured, rows)
         tensors += [self.leaves[i] for i in self.end.integers]
         return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
@@ -261,7 +267,8 @@ class _Run(Pass):
             except AbsentError:  # it depends on numbers: it gives what it gave before
                 if frame.id not in self.stretch.code.own:
                     raise
-                out = tree_map(self._resized, self.stretch.code.own[frame.id])
+                leaves, structure = self.stretch.code.own[frame.id]
+                out = tree_unflatten([*map(self._resized, leaves)], structure)
             finally:
                 self._skipping = False
                 for state, before, buffers in states:  # what it has put there has no numbers
@@ -271,11 +278,11 @@ class _Run(Pass):
         return self.stretch.templates[known]
 
     def _resized(self, x: Any) -> Any:
-        """A tensor of a recorded pass with as many rows as this one has."""
-        if not isinstance(x, Tensor) or x.shape[:1] != (SAMPLES,):
+        """A tensor of a recorded pass with as many rows as this one has, without numbers."""
+        if not isinstance(x, Tensor):
             return x
-        rows = len(next(iter(self.entering.values())))
-        return torch.empty(rows, *x.shape[1:], dtype=x.dtype, device="meta")
+        shape = (len(self.leaves[0]), *x.shape[1:]) if x.shape[:1] == (SAMPLES,) else x.shape
+        return Absent(torch.empty(shape, dtype=x.dtype, device="meta"), self.device)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -299,6 +306,11 @@ class _Run(Pass):
         number, functions = code.random.get(frame.id, (0, frozenset[Any]()))
         random = func in functions
         if random:
+            if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+                raise AbsentError(
+                    "the forward draws random numbers inside torch.utils.checkpoint, which would "
+                    "be others in the backward pass: leave that out"
+                )
             number = number * MOST_DRAWS + self._draws[frame.id]
             self._draws[frame.id] += 1
         foreign = Absent if self.begun else (Absent, nn.Parameter)
@@ -313,15 +325,22 @@ class _Run(Pass):
 
     def tensor(self, x: Tensor, key: Key) -> Tensor:
         if not self.begun and key in self.entering:
-            self.present[id(x)] = self.entering[key]
-            x = self.entering[key]
+            entering = self.entering[key]
+            if x.shape != entering.shape:
+                raise AbsentError(
+                    f"a tensor of shape {tuple(entering.shape)} has crossed for one of shape "
+                    f"{tuple(x.shape)}: the forward does other things in some passes than in others"
+                )
+            if isinstance(x, Absent):
+                self.present[id(x)] = x, entering
+            x = entering
         if self.end is not None and key in self.end.keys:
             self.captured[key] = x
         return super().tensor(x, key)
 
     def _now(self, x: Any) -> Any:
         """A tensor, or what has taken its place."""
-        return self.present.get(id(x), x) if isinstance(x, Absent) else x
+        return self.present.get(id(x), (x, x))[1] if isinstance(x, Absent) else x
 
 
 def _plain(x: Any) -> Any:

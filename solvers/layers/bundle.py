@@ -25,7 +25,8 @@ class Bundle:
 
     Each tensor has one row for each sample. Packing and unpacking copy numbers and change none. An
     adjoint of the whole is the adjoints of its tensors side by side. Integers and truth values
-    travel as float32, in which they are exact up to 2^24, and get no gradient.
+    travel as float32, in which they are exact up to 2^24, and get no gradient. Of complex numbers
+    real and imaginary parts lie side by side.
 
     One length may vary, such as that of the longest text of a mini-batch. A dimension n is then
     n + g t, where g is its growth and t the same for all. D tells t, so no message has to.
@@ -34,8 +35,8 @@ class Bundle:
     structure: TreeSpec
     shapes: Shapes
     """The shape of one sample, for each tensor; of the first samples (t = 0) if a length varies."""
-    exact: tuple[torch.dtype | None, ...]
-    """For each tensor its type, if that is not floating-point."""
+    dtypes: tuple[torch.dtype, ...]
+    """Of each tensor."""
     growth: Shapes | None = None
     """For each tensor the growth of its dimensions; None: no length varies."""
     where: str = "a tensor"
@@ -63,10 +64,10 @@ class Bundle:
                     f"{where} has shape {tuple(leaf.shape)} for {samples} samples: a tensor there "
                     "needs one row for each; make it a buffer of the module, or cut elsewhere"
                 )
-        exact = tuple(None if leaf.is_floating_point() else leaf.dtype for leaf in leaves)
-        if isinstance(value, Tensor) and not any(exact):
+        if isinstance(value, Tensor) and value.is_floating_point():
             return None
-        return cls(structure, _shapes(leaves), exact, None, where)
+        dtypes = tuple(leaf.dtype for leaf in leaves)
+        return cls(structure, _shapes(map(_real, leaves)), dtypes, None, where)
 
     def varying(self, others: Iterable[Any]) -> Bundle:
         """The bundle of other values, too, in which one length may differ.
@@ -76,7 +77,7 @@ class Bundle:
         growth: tuple[int, ...] | None = None
         first = _flat(self.shapes)
         for other in others:
-            shapes = _shapes(tree_leaves(other))
+            shapes = _shapes(map(_real, tree_leaves(other)))
             if [*map(len, shapes)] != [*map(len, self.shapes)]:
                 raise ValueError(_unlike(self.where, shapes, self.shapes))
             by = [n - m for n, m in zip(_flat(shapes), first, strict=True)]
@@ -103,7 +104,7 @@ class Bundle:
         """
         if number_format == "float32":
             return True
-        exact = {dtype for dtype in self.exact if dtype is not None}
+        exact = {dtype for dtype in self.dtypes if _is_exact(dtype)}
         return not exact or (exact == {torch.bool} and number_format != "int8")
 
     @property
@@ -116,14 +117,14 @@ class Bundle:
 
         ValueError for an integer beyond 2^24, and for other shapes than those that may be.
         """
-        leaves: list[Tensor] = tree_leaves(value)
+        leaves: list[Tensor] = [*map(_real, tree_leaves(value))]
         shapes = _shapes(leaves)
         width = sum(map(prod, shapes))
         if shapes != self.shapes and shapes != _of_width(self.shapes, self.growth, width):
             raise ValueError(_unlike(self.where, shapes, self.shapes))
         kind: torch.dtype | None = None
-        for x, dtype in zip(leaves, self.exact, strict=True):
-            own = x.dtype if dtype is None else torch.float32
+        for x, dtype in zip(leaves, self.dtypes, strict=True):
+            own = torch.float32 if _is_exact(dtype) else x.dtype
             kind = own if kind is None else torch.promote_types(kind, own)
             wide = dtype in (torch.int64, torch.int32)
             if wide and x.numel() and int(x.abs().max()) > EXACT:
@@ -135,9 +136,10 @@ class Bundle:
         return torch.cat([x.reshape(len(x), -1).to(kind) for x in dense], 1)
 
     def unpack(self, packed: Tensor) -> Any:
-        """The value that `pack` was given; floating-point tensors have the packed format.
+        """The value that `pack` was given.
 
-        ValueError for a width that no length has.
+        Tensors whose format autocast has made narrower have the packed one. ValueError for a width
+        that no length has.
         """
         shapes = _of_width(self.shapes, self.growth, packed.shape[1])
         if shapes is None:
@@ -147,12 +149,15 @@ class Bundle:
             )
         parts = packed.split([prod(shape) for shape in shapes], 1)
         leaves = []
-        for part, shape, dtype in zip(parts, shapes, self.exact, strict=True):
+        for part, shape, dtype in zip(parts, shapes, self.dtypes, strict=True):
             x = part.reshape(len(packed), *shape)
-            if dtype is not None:
+            if _is_exact(dtype):
                 x = x.detach().to(dtype)
+            elif dtype.is_complex:
+                x = torch.view_as_complex(x.contiguous())
             else:
                 x = x.contiguous(memory_format=_layout(x))
+                x = x.to(dtype) if torch.promote_types(dtype, x.dtype) == x.dtype else x
             leaves.append(x)
         return tree_unflatten(leaves, self.structure)
 
@@ -217,6 +222,14 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *p: Tensor) -> Tensor:
         return p[0].contiguous(memory_format=_layout(p[0]))
+
+
+def _is_exact(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex
+
+
+def _real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def _layout(x: Tensor) -> torch.memory_format:

@@ -28,14 +28,16 @@ class DispatchMode(TorchDispatchMode):
         return False
 
 
+_READ = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 Key = tuple[int, ...]
 """What a pass draws for: its step, its micro-batch, and what else distinguishes passes."""
 
 
 class RandomOperations(DispatchMode):
-    """Notices whether anything draws random numbers."""
+    """Notices whether anything draws random numbers, or gives numbers of a tensor to its code."""
 
     drew = False
+    read = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -43,6 +45,7 @@ class RandomOperations(DispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.drew |= not _drops_nothing(func, args, kwargs)
+        self.read |= not _READ.isdisjoint(func.tags)
         return func(*args, **kwargs)
 
 

@@ -119,8 +119,8 @@ def _forms(unit: Unit, x: Tensor) -> tuple[Form, ...]:
     flat = isinstance(value, dict) and len(value) == len(shapes)
     names = [*value] if flat else [""] * len(shapes)
     return tuple(
-        Form(str(name), own if kind is None else str(kind).removeprefix("torch."), shape)
-        for name, kind, shape in zip(names, unit.bundle.exact, shapes, strict=True)
+        Form(str(name), str(dtype).removeprefix("torch."), shape)
+        for name, dtype, shape in zip(names, unit.bundle.dtypes, shapes, strict=True)
     )
 
 

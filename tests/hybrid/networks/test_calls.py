@@ -89,7 +89,7 @@ LINE = getsourcelines(OwnFlow.forward)[1] + 1
     [
         (
             OwnFlow,
-            rf"needs what only a part .* \(odd_modules.py, line {LINE}: .*a module of its own",
+            rf"before 'b': code in 'the forward' reads numbers .*line {LINE}. before, on",
         ),
         (OwnCounter, "forward writes to the buffer 'seen': move that code"),
         (View, "2 blocks asked of 1 units"),

@@ -183,10 +183,6 @@ def test_what_cannot_work_is_refused_before_anything_is_written(use, tmp_path):
 
 SPLITS = {
     "control flow": (partial(split, misused.Choosing(), 2, sample=X), "Choosing", "misused.py"),
-    "a shared module": (
-        partial(split, misused.Sharing(), cuts=["b"], sample=X),
-        *("blocks 0 and 1 share the parameter", "give each its own"),
-    ),
     "an unknown cut": (partial(split, layers(), cuts=["5"]), "no unit '5' among the 5 units"),
     "more blocks than units": (
         partial(split, layers(), 9, sample=X),
