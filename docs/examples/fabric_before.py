@@ -1,0 +1,38 @@
+"""A GPT-2 learns to continue sequences in a loop with Lightning Fabric, on data made here.
+
+python docs/examples/fabric_before.py
+"""
+
+import torch
+from lightning_fabric import Fabric
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import GPT2Config, GPT2LMHeadModel
+
+torch.manual_seed(0)
+sizes = {"n_embd": 32, "n_layer": 4, "n_head": 2, "n_positions": 16}
+no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+tokens = {"vocab_size": 64, "bos_token_id": None, "eos_token_id": None}
+model = GPT2LMHeadModel(GPT2Config(**tokens, **sizes, **no_dropout))
+
+ids = (torch.randint(64, (256, 1)) + 3 * torch.arange(16)) % 64
+train = DataLoader(TensorDataset(ids, ids), batch_size=32)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+
+def next_token_loss(output, labels):
+    return cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+fabric = Fabric(accelerator="cpu", devices=1)
+fabric.launch()
+model, optimizer = fabric.setup(model, optimizer)
+train = fabric.setup_dataloaders(train)
+for epoch in range(3):
+    for inputs, labels in train:
+        loss = next_token_loss(model(inputs), labels)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    fabric.print(f"epoch {epoch + 1}: loss {loss.item():.4f}")
+fabric.save("runs/fabric.ckpt", {"model": model})

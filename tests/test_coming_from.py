@@ -1,0 +1,79 @@
+"""Loops of neighbors and the same in blocks: what the page shows is what runs, and gives."""
+
+import difflib
+import re
+
+import pytest
+import torch
+from neighbors_program import EXAMPLES, run
+from zoo_packages import installed
+
+import hybrid
+
+PAGE = (EXAMPLES.parent / "coming-from.md").read_text()
+NEEDS = {
+    "accelerate": "accelerate",
+    "fabric": "lightning_fabric",
+    "trainer": "transformers",
+    "pipelining": "transformers",
+}
+NEW_LINES = {"accelerate": 5, "fabric": 5}
+"""At most so many are written anew, where the page promises it."""
+
+
+def skip_without(name):
+    for package in {"transformers", NEEDS[name]}:
+        if not installed(package):
+            pytest.skip(f"{package} is not installed")
+
+
+def code(name):
+    """An example without its docstring."""
+    return (EXAMPLES / f"{name}.py").read_text().split('"""\n', 2)[1].strip()
+
+
+def changes(name):
+    pair = (code(f"{name}_{side}").splitlines() for side in ("before", "after"))
+    return "\n".join([*difflib.unified_diff(*pair, lineterm="", n=1)][2:])
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_the_page_shows_what_changes(name):
+    shown = re.search(rf"{name}_after\.py.*?\n```diff\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    assert shown[1].strip() == re.sub(r"^@@.*\n", "", changes(name), flags=re.MULTILINE).strip()
+    new = [line for line in changes(name).splitlines() if re.match(r"\+.", line)]
+    assert len(new) <= NEW_LINES.get(name, 100)
+
+
+@pytest.mark.parametrize("name", ["accelerate", "fabric"])
+def test_a_loop_and_two_blocks_have_the_same_bits(name, tmp_path, monkeypatch):
+    skip_without(name)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        theirs = run(f"{name}_before", tmp_path / "theirs")["model"].state_dict()
+    finally:
+        torch.set_num_threads(threads)
+    made = run(f"{name}_after", tmp_path / "ours")
+    assert "epoch 3/3" in made["printed"]
+    ours = made["model"].state_dict()
+    assert list(theirs) == list(ours)
+    assert all(torch.equal(theirs[key], x) for key, x in ours.items())
+
+
+@pytest.mark.parametrize("name", ["trainer", "pipelining"])
+def test_what_stands_for_a_trainer_and_a_pipeline_trains(name, tmp_path):
+    skip_without(name)
+    printed = run(f"{name}_after", tmp_path)["printed"]
+    losses = [float(loss) for loss in re.findall(r"  loss (\S+)", printed)]
+    assert losses[0] > 1.3 * losses[-1]
+    assert ("  test " in printed) == (name == "trainer")
+
+
+def test_the_script_runs_on_two_ranks_of_mpirun(world, tmp_path):
+    skip_without("accelerate")
+    world.run(2, "neighbors_program:on_ranks", "accelerate_after", tmp_path)
+    model = run("accelerate_after", tmp_path / "threads")["model"]
+    ranks = hybrid.load(tmp_path / "runs" / "hybrid", type(model)(model.config)).state_dict()
+    assert all(torch.equal(x, ranks[key]) for key, x in model.state_dict().items())
