@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections import UserDict
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from neighbors_program import EXAMPLES, run
 from zoo_packages import installed
 
 import hybrid
+from hybrid import split
 
 PAGE = (EXAMPLES.parent / "coming-from.md").read_text()
 NEEDS = {
@@ -77,3 +79,11 @@ def test_the_script_runs_on_two_ranks_of_mpirun(world, tmp_path):
     model = run("accelerate_after", tmp_path / "threads")["model"]
     ranks = hybrid.load(tmp_path / "runs" / "hybrid", type(model)(model.config)).state_dict()
     assert all(torch.equal(x, ranks[key]) for key, x in model.state_dict().items())
+
+
+def test_a_sample_may_be_the_batch_of_a_tokenizer():
+    batch, model = (
+        torch.zeros(2, 4),
+        torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2))),
+    )
+    assert len(split(model, 2, sample=UserDict(input=batch))) == 2

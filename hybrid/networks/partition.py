@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import inf
@@ -58,6 +58,7 @@ def split(
 
     Raises ValueError for a split that is not possible, with the number of units.
     """
+    sample = dict(sample) if isinstance(sample, Mapping) else sample  # such as a tokenizer's batch
     _check_arguments(model, blocks, cuts, balance, sample)
     unread = leave_unread(model, weights)
     cost = partial(_compute_costs, model, balance, sample)
