@@ -108,7 +108,7 @@ def _fault(module: nn.Module) -> str:
             module, nn.DataParallel | nn.parallel.DistributedDataParallel
         ),
         "has no parameters before its first pass (a lazy module): pass a batch through the network "
-        "first": any(is_lazy(x) for x in tensors),  # type: ignore[no-untyped-call]
+        "first": any(x is not None and is_lazy(x) for x in tensors),
         "has a torch.Generator of its own, whose state no checkpoint has: leave it out, and random "
         "numbers are the same for any number of blocks": any(
             isinstance(x, torch.Generator) for x in vars(module).values()
