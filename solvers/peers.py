@@ -169,6 +169,10 @@ class Sync(ABC):
 class Tied(Stateful, Protocol):
     """How blocks keep weights equal that several of them have; see `hybrid.solvers.sync.ties`."""
 
+    def begin(self) -> None:
+        """Before the first step, on all blocks at once: agree on where each of them is."""
+        ...
+
     def sum_gradients(self) -> None:
         """Before a step: gradients of what other blocks have, too, become the sums of all."""
         ...

@@ -199,11 +199,13 @@ def main():
     for name, sides in found.items():
         for side, results in sides.items():
             rates = [rate for each in results for rate in each.get("tokens_per_second", ())]
-            peaks = [max(p) for p in zip(*(e["peak_mb"] for e in results if "peak_mb" in e))]
+            all_peaks = [each["peak_mb"] for each in results if "peak_mb" in each]
             if rates:
                 middle = statistics.median(rates)
                 spread = f"{min(rates):.0f} to {max(rates):.0f}"
-                print(f"{name:5} {side:11} {middle:8.0f} tokens/s ({spread}), peak {peaks} MB")
+                print(
+                    f"{name:5} {side:11} {middle:8.0f} tokens/s ({spread}), peak {[max(p) for p in zip(*all_peaks, strict=True)]} MB"
+                )
     (HERE / "pipelining.json").write_text(json.dumps(found, indent=1))
 
 

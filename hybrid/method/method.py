@@ -30,7 +30,7 @@ from hybrid.solvers.exact.filling import BubbleFill, stored_batches
 from hybrid.solvers.exact.gaps import Gaps
 from hybrid.solvers.layers.projection import leading_projection
 from hybrid.solvers.norms import SharedNorms
-from hybrid.solvers.numerics.draws import Draws
+from hybrid.solvers.numerics.draws import Draws, NumberedDraws
 from hybrid.solvers.numerics.freezing import Freezing
 from hybrid.solvers.numerics.optimizer_state import Average
 from hybrid.solvers.optimizers.mends import Extrapolation
@@ -153,6 +153,13 @@ class Method:
             weights = [p for group in exact.param_groups for p in group["params"]]
             optimizers["ema"] = Average(weights, train.ema)
         if train.compile:
+            for part in module.children():
+                if isinstance(part, NumberedDraws):
+                    raise ValueError(
+                        f"train.compile is true, but {type(problem.blocks.model).__name__} runs by "
+                        "its own forward, of which blocks watch the calls: leave it out, or give a "
+                        "torch.nn.Sequential"
+                    )
             module.compile(dynamic=False)
         last, drawing = index == len(blocks) - 1, problem.drawing[index]
         block = Block(

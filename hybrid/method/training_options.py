@@ -155,9 +155,10 @@ class Options:
     schedule: Converted[ScheduleSettings | Rate | GivenScheduler] = Converted(
         settings_of(ScheduleSettings, _schedule_object)
     )
-    """Settings or a name; the learning rate as a function of the step; a scheduler of torch's on
-    that optimizer, or a function of `optimizer` that makes one, either with when it steps:
-    (scheduler, "step") or (scheduler, "epoch"), and ReduceLROnPlateau with the tested metric."""
+    """Settings or a name, constant for an optimizer of your own unless it is set; the learning rate
+    as a function of the step; a scheduler of torch's on that optimizer, or a function of
+    `optimizer` that makes one, either with when it steps: (scheduler, "step") or (scheduler,
+    "epoch"), and ReduceLROnPlateau with the tested metric."""
     delay: Converted[DelaySettings] = Converted(settings_of(DelaySettings))
     """Settings, or the mend alone: what a step does about the delay of its gradient."""
     links: Converted[LinkSettings] = Converted(settings_of(LinkSettings))
@@ -171,6 +172,10 @@ class Options:
     `Transform`."""
 
     def __post_init__(self) -> None:
+        own = not isinstance(self.optimizer, OptimizerSettings)
+        if own and self.schedule == ScheduleSettings():
+            # its rates are what its user set, unless a schedule is asked for
+            self.schedule = ScheduleSettings(name="constant", warmup_steps=0)
         share = self.train.batch_size // max(1, self.replicas)
         self.rounds, wanted = settled(self.solver, self.rounds, share)
         if self.correction is None:

@@ -39,9 +39,9 @@ Cut = Callable[..., Blocks]
 
 
 class Allocation(NamedTuple):
-    """A large tensor that a constructor makes, and that becomes a block's parameter."""
+    """A large tensor that a constructor makes, and that becomes a parameter of some blocks."""
 
-    block: int
+    blocks: frozenset[int]
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -77,7 +77,7 @@ def build_own(make: Callable[[], nn.Module], division: Division, own: Collection
 
     Other blocks' large parameters share memory, in which anything may stand.
     """
-    foreign = {i: a for i, a in division.allocations.items() if a.block not in own}
+    foreign = {i: a for i, a in division.allocations.items() if a.blocks.isdisjoint(own)}
     if not foreign:
         return make()
     restore, allocations = _remember_generators(), _Allocations(foreign)
@@ -330,12 +330,13 @@ def _divide_without_weights(
         blocks = cut(network, cuts)
     except Exception:  # whatever a user's code does without its weights; with them it says so
         return None
-    allocations = {
-        numbers[name]: Allocation(index, tuple(p.shape), p.dtype)
-        for index in range(len(blocks))
-        for unit in blocks.units_of(index)
-        for name, p in unit.parameters().items()
-    }
+    allocations: dict[int, Allocation] = {}
+    for index in range(len(blocks)):
+        for unit in blocks.units_of(index):
+            for name, p in unit.parameters().items():
+                before = allocations.get(numbers[name])
+                among = before.blocks if before else frozenset[int]()
+                allocations[numbers[name]] = Allocation(among | {index}, tuple(p.shape), p.dtype)
     allocations.pop(-1, None)
     return Division(blocks.starts, blocks.cuts, blocks.costs, allocations)
 

@@ -104,6 +104,8 @@ class Run:
                 self._write_checkpoint()  # one to go back to, whatever happens
             while not self._is_done:
                 try:
+                    if (ties := self.training.block.ties) is not None:
+                        ties.begin()  # of every training, which a roll-back makes anew
                     self._train_epoch()
                 except DivergedError as error:
                     self._roll_back(error)

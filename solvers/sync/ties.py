@@ -49,8 +49,7 @@ class Ties:
 
     def sum_gradients(self) -> None:
         """Put g_j in the place of this block's own gradient, before its j-th step."""
-        if not self._begun:
-            self._begin()
+        self.begin()
         own, rank, j = torch.cat([*map(_gradient, self.parameters)]), self.links.rank, self.steps
         self._gradients[rank][j] = own
         for block in self._others:
@@ -87,8 +86,14 @@ class Ties:
         for step in [step for step in kept if step < before]:
             del kept[step]
 
-    def _begin(self) -> None:
-        """Agree on where every block is, and send what others have not used, or begin alike."""
+    def begin(self) -> None:
+        """Agree on where every block is, and send what others have not used, or begin alike.
+
+        All blocks do so before the first of them trains: one that waits for the others in its
+        first step would keep from them what they need for theirs.
+        """
+        if self._begun:
+            return
         self._begun = True
         # of a run that goes on from a checkpoint of another grid nobody knows what was under way
         own = torch.tensor([self.steps if self._resumed else -1])
@@ -138,6 +143,11 @@ class AllTies:
 
     def __init__(self, ties: Sequence[Ties] = ()) -> None:
         self.ties = list(ties)
+
+    def begin(self) -> None:
+        """Before the first step, on all blocks at once: agree on where each of them is."""
+        for each in self.ties:
+            each.begin()
 
     def sum_gradients(self) -> None:
         """Before a step: gradients of what other blocks have, too, become the sums of all."""

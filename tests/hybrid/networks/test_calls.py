@@ -3,6 +3,7 @@
 import re
 from copy import deepcopy
 from inspect import getsourcelines
+from threading import Lock
 
 import pytest
 import torch
@@ -23,9 +24,11 @@ from odd_modules import (
 )
 from small_networks import Characters, Masked, TwoHeads, UNet
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from trainings import assert_same
 
 from hybrid import Trainer, TrainSettings, split
+from hybrid.data.sampling import epoch_order
 from hybrid.solvers import Backprop
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
@@ -196,3 +199,112 @@ def test_draws_do_not_depend_on_the_cuts():
         found.append(torch.cat([p.detach().flatten() for p in same.parameters()]))
     assert all(torch.equal(found[0], other) for other in found[1:])
     assert not torch.equal(found[0], torch.cat([p.flatten() for p in model.parameters()]))
+
+
+class Layers(nn.Module):
+    def __init__(self, forward, **others):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.run = forward
+        for name, other in others.items():
+            setattr(self, name, other)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def with_flag(self, x):
+    for layer in self.layers:
+        x = x + layer(x) * (2 if self.training else 1)
+    return x
+
+
+def with_scalar(self, x):
+    total = 0
+    for layer in self.layers:
+        x = x + layer(x)
+        total = total + x.pow(2).mean()
+    return x + 0.01 * total
+
+
+def with_spectrum(self, x):
+    spectrum = torch.fft.rfft(self.layers[0](x))
+    for layer in self.layers[1:]:
+        x = layer(x)
+    return x + torch.fft.irfft(spectrum, n=4)
+
+
+def with_experts(self, x):
+    for layer, expert in zip(self.layers, self.experts, strict=True):
+        x = expert(x + layer(x))
+    return x
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        weights = self.gate(x).softmax(1)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            if len(rows := (weights.argmax(1) == i).nonzero().flatten()):
+                out = out.index_add(0, rows, expert(x[rows]) * weights[rows, i : i + 1])
+        return out
+
+
+@pytest.mark.parametrize("forward", [with_flag, with_scalar, with_spectrum, with_experts])
+def test_blocks_of_any_network_train_to_the_bits_of_a_plain_loop(forward):
+    x, y = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 4
+    experts = {"experts": nn.ModuleList(Experts() for _ in range(4))}
+    model = Layers(forward, **(experts if forward is with_experts else {}))
+    plain = deepcopy(model).train()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    for epoch in range(2):
+        for rows in epoch_order(0, epoch, 16).split(4):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(plain(x[rows]), y[rows]).backward()
+            optimizer.step()
+    for count in (1, 2, 3):
+        same = deepcopy(model)
+        settings = {
+            "train": {"epochs": 2, "batch_size": 4, "threads": 1},
+            "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0},
+            "schedule": {"name": "constant", "warmup_epochs": 0},
+        }
+        Trainer(split(same, count, sample=x[:2]), Backprop(), quiet=True, **settings).fit(
+            (x, y), (x, y)
+        )
+        assert_same(same.state_dict(), plain.state_dict())
+
+
+def hooked(layer):
+    layer.register_full_backward_hook(lambda *_: None)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (nn.LazyLinear(4), "other cannot be cut .*a lazy module"),
+        (hooked(nn.Linear(4, 4)), "other cannot be cut .* a backward hook"),
+        (torch.Generator(), "has a torch.Generator of its own"),
+        (Lock(), "'other' of Layers cannot be copied"),
+        (torch.jit.script(nn.Linear(4, 4)), "other cannot be cut .* compiled by torch.jit"),
+    ],
+)
+def test_a_module_whose_calls_blocks_cannot_have_is_refused_with_its_name(other, said):
+    assert re.search(said, refusal(split, Layers(with_flag, other=other), 2, sample=X))
+
+
+def test_a_forward_that_recomputes_its_draws_is_refused():
+    def recomputing(self, x):
+        for layer in self.layers:
+            x = x + checkpoint(lambda z, f=layer: self.dropout(f(z)), x, use_reentrant=False)
+        return x
+
+    model = Layers(recomputing, dropout=nn.Dropout(0.5))
+    said = refusal(split, model, 2, sample=X)
+    assert "dropout draws random numbers a second time" in said

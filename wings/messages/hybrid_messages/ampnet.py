@@ -59,6 +59,7 @@ class AMPNet(Delayed):
     """
 
     name: ClassVar[str] = "ampnet"
+    steps_alike: ClassVar[bool] = False
 
     needs: ClassVar = (NOT_COMPILED, ONE_REPLICA, NOT_FLOAT16)
     acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}
