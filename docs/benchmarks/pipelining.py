@@ -203,9 +203,8 @@ def main():
             if rates:
                 middle = statistics.median(rates)
                 spread = f"{min(rates):.0f} to {max(rates):.0f}"
-                print(
-                    f"{name:5} {side:11} {middle:8.0f} tokens/s ({spread}), peak {[max(p) for p in zip(*all_peaks, strict=True)]} MB"
-                )
+                peaks = [max(each) for each in zip(*all_peaks, strict=True)]
+                print(f"{name:5} {side:11} {middle:8.0f} tokens/s ({spread}), peak {peaks} MB")
     (HERE / "pipelining.json").write_text(json.dumps(found, indent=1))
 
 

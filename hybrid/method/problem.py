@@ -107,22 +107,25 @@ def with_bundles(blocks: Blocks, sets: Sequence[Data], one_shape: bool = False) 
     ValueError for other inputs than those that the network was cut with.
     """
     inputs = [data.sample(2)[0] for data in sets]
-    _check_names(input_names(blocks), inputs[0])
+    _check_names(input_names(blocks), blocks.num_inputs, inputs[0])
     bundled = blocks.with_bundles(inputs[0])
     if one_shape:
         return bundled
     return bundled.varying([*inputs, *(x for data in sets for x, _ in data.others)])
 
 
-def _check_names(known: set[str], inputs: Any) -> None:
+def _check_names(known: set[str], wanted: int, inputs: Any) -> None:
+    """ValueError unless inputs have the names, if there are any, and the number of the sample's."""
     given = inputs.keys() if isinstance(inputs, Mapping) else known
     count = len(tree_leaves(inputs))
-    if not known or (given == known and count == len(known)):
+    if not known and count in (0, wanted or count):
+        return
+    if known and given == known and count == len(known):
         return
     shown = ", ".join(sorted(given)) if isinstance(inputs, Mapping) else f"{count} tensors"
     labels = (known - given) & {*TARGETS}
     what = "give data.Mapped(..., labels_are_inputs=True)" if labels else "give both the same"
-    names = ", ".join(sorted(known))
+    names = ", ".join(sorted(known)) or f"{wanted} tensors"
     raise ValueError(f"the inputs are {shown}, and those of the sample= of split {names}: {what}")
 
 

@@ -192,6 +192,11 @@ class Blocks:
             each.give_back()
 
     @property
+    def num_inputs(self) -> int:
+        """How many tensors the network was cut with, as its inputs; 0: that does not matter."""
+        return next((len(calls.code.inputs.shapes) for calls in self._calls), 0)
+
+    @property
     def ties(self) -> dict[tuple[int, ...], list[list[str]]]:
         """Parameters that several blocks have copies of: by these blocks, all names of each."""
         return next((calls.tied(self.starts) for calls in self._calls), {})

@@ -76,7 +76,7 @@ class Calls:
         self._training = training
         self.settle(inputs, evaluation)
         self._drop_faulty(inputs, evaluation)
-        del self._training
+        del self._training, self._places  # they hold the tensors of both passes
 
     def settle(self, inputs: Any, evaluation: Recorder) -> None:
         """Settle what crosses at the places that are left, and whose the tensors are."""

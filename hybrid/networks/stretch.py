@@ -47,6 +47,14 @@ class Inputs:
         leaves, structure = tree_flatten(value)
         return cls(structure, tuple(x.shape[1:] for x in leaves), tuple(x.dtype for x in leaves))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Inputs:
+        return self  # it is immutable
+
+    def ordered(self, named: dict[str, Any]) -> dict[str, Any]:
+        """Inputs by name in the order in which they are numbered."""
+        names = tree_unflatten(range(len(self.shapes)), self.structure)
+        return {name: named[name] for name in names} if isinstance(names, dict) else named
+
 
 @dataclass(frozen=True)
 class Crossing:
@@ -133,7 +141,7 @@ class Stretch(NumberedDraws):
         code needs what it cannot have.
         """
         self.network.copy.training = self.training  # it is none of this module's modules
-        run = _Run(self, args, kwargs)
+        run = _Run(self, args, self.code.inputs.ordered(kwargs) if kwargs else {})
         with watched(run), run:
             try:
                 if self.start is None:
