@@ -218,7 +218,10 @@ def _remedy(out: Any) -> str:
     """For an output that holds its logits by name, as Hugging Face's models give it."""
     if not ("logits" in out if isinstance(out, Mapping) else hasattr(out, "logits")):
         return ""
-    return "; put a module around the network whose forward returns self.model(inputs).logits"
+    return (
+        "; put the labels into the sample= of split, and the network computes its loss itself, or "
+        "give loss=lambda output, targets: ... of output.logits"
+    )
 
 
 def described(value: Any) -> str:

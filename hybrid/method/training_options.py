@@ -106,7 +106,11 @@ def settings_of(
 
 
 def _optimizer_object(value: Any) -> Any:
-    return value if isinstance(value, torch.optim.Optimizer) or callable(value) else None
+    if isinstance(value, torch.optim.Optimizer):
+        # accelerate's and Fabric's are one around another
+        inner = getattr(value, "optimizer", value)
+        return inner if isinstance(inner, torch.optim.Optimizer) else value
+    return value if callable(value) else None
 
 
 def _schedule_object(value: Any) -> Any:

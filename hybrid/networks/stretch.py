@@ -209,7 +209,11 @@ class _Run(Pass):
         assert self.end is not None
         missing = [key for key in self.end.keys if key not in self.captured]
         if missing:
-            raise AbsentError(f"{len(missing)} tensors that cross did not come to be")
+            raise AbsentError(
+                f"{len(missing)} tensors that cross before {self.end.call[-1][0]} did not come to "
+                "be: if modules are left out of some passes at random (layerdrop), switch that "
+                "off, or cut elsewhere"
+            )
         rows = len(self.leaves[0])
         tensors = self.end.rows(self.captured, rows)
         tensors += [self.leaves[i] for i in self.end.integers]

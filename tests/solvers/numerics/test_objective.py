@@ -120,7 +120,7 @@ def test_an_output_that_holds_its_logits_by_name_is_told_the_remedy():
     for out in ({"logits": OUT}, SimpleNamespace(logits=OUT)):
         said = refusal(Objective(entropy), out, Y)
         assert "the loss fails on output " in said
-        assert said.endswith("whose forward returns self.model(inputs).logits")
+        assert said.endswith("or give loss=lambda output, targets: ... of output.logits")
 
 
 def test_a_metric_that_is_none_is_refused_in_training_and_in_a_test():
