@@ -48,7 +48,7 @@ def test_the_page_shows_what_changes(name):
     assert len(new) <= NEW_LINES.get(name, 100)
 
 
-@pytest.mark.parametrize("name", ["accelerate", "fabric"])
+@pytest.mark.parametrize("name", ["accelerate", pytest.param("fabric", marks=pytest.mark.slow)])
 def test_a_loop_and_two_blocks_have_the_same_bits(name, tmp_path, monkeypatch):
     skip_without(name)
     threads = torch.get_num_threads()
@@ -64,6 +64,7 @@ def test_a_loop_and_two_blocks_have_the_same_bits(name, tmp_path, monkeypatch):
     assert all(torch.equal(theirs[key], x) for key, x in ours.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trainer", "pipelining"])
 def test_what_stands_for_a_trainer_and_a_pipeline_trains(name, tmp_path):
     skip_without(name)
@@ -73,6 +74,7 @@ def test_what_stands_for_a_trainer_and_a_pipeline_trains(name, tmp_path):
     assert ("  test " in printed) == (name == "trainer")
 
 
+@pytest.mark.slow
 def test_the_script_runs_on_two_ranks_of_mpirun(world, tmp_path):
     skip_without("accelerate")
     world.run(2, "neighbors_program:on_ranks", "accelerate_after", tmp_path)

@@ -13,11 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from conditions import check
 from typer.testing import CliRunner
 
-from hybrid import Trainer, split
 from hybrid.cli.app import app
 from hybrid.data.samplers import SAMPLERS
 from hybrid.solvers import named, registry
@@ -101,26 +99,6 @@ def test_the_page_on_your_own_network_does_what_it_says(tmp_path, monkeypatch):
     assert "".join(code_of("your-own-network")).count("Trainer(") == 5
     run_page("your-own-network")
     assert (tmp_path / "runs" / "own" / "summary.json").exists()
-
-
-def test_a_model_of_hugging_face_trains_in_the_wrapper_of_the_page():
-    try:
-        from transformers import BertConfig, BertForSequenceClassification
-    except ImportError:
-        pytest.skip("transformers is not installed")
-    (code,) = [code for code in code_of("your-own-network") if code.startswith("class Logits")]
-    found: dict[str, Any] = {"nn": torch.nn}
-    exec(code, found)
-    names = ("hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
-    sizes = dict.fromkeys(names, 32) | {"num_hidden_layers": 4, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    bert = BertForSequenceClassification(BertConfig(**sizes))
-    ids = torch.randint(32, (128, 8))
-    blocks = split(found["Logits"](bert), 2, sample=ids)
-    assert re.search("(4[5-9]|5[0-5])% of the cost", str(blocks))
-    assert torch.equal(blocks.compute_outputs(ids), bert.eval()(ids).logits)
-    summary = Trainer(blocks, "ddg", quiet=True).fit((ids, ids[:, 0] % 2), (ids, ids[:, 0] % 2), 1)
-    assert summary["test_loss"] < 1
 
 
 @pytest.mark.parametrize("name", ["callbacks", "samplers", "your-own-solver", "your-own-strategy"])

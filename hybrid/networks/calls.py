@@ -107,7 +107,11 @@ class Calls:
         both = {id for id, call in evaluation.calls.items() if id and call.own}
         self.code = Code(
             Inputs.of(inputs),
-            {id: call.gives for id, call in training.calls.items() if call.gives and id in both},
+            {
+                id: (call.takes, *call.gives)
+                for id, call in training.calls.items()
+                if call.gives and id in both
+            },
             {id: (FIRST + n, frozenset(draws[id])) for n, id in enumerate(cut)},
         )
         self._find_owners(training)

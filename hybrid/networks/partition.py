@@ -164,13 +164,13 @@ def _default_sample(model: nn.Module) -> Tensor:
 def _split_graph(
     model: nn.Module, blocks: int | None, cuts: Sequence[str] | None, cost: CostOf, sample: Any
 ) -> Blocks:
-    """A traced module in blocks: single tensors cross the cuts, or several where that pays."""
+    """Any module in blocks: single tensors cross the cuts, or several where that pays."""
     if sample is None and blocks == 1:
         return Blocks(model, [Unit("model", {"": model})], [0])
     if sample is None:
         raise ValueError(
-            f"a {type(model).__name__} is cut along its graph, which needs sample=, a batch of its "
-            "inputs"
+            f"a {type(model).__name__} is cut between the calls of its forward, which needs "
+            "sample=, a batch of its inputs"
         )
     graph = Calls(model, sample, cuts or ())
     chain = graph.units()

@@ -52,6 +52,8 @@ class Call:
     own: bool = True
     """Whether all that it gives depends on parameters or samples: then it need not be made where
     only shapes are needed."""
+    takes: Shapes = ()
+    """The shapes of the tensors among its arguments, as `shapes_by_rows` has them."""
     gives: tuple[list[Any], TreeSpec] | None = None
     """What it gives, as tensors on the meta device, and their structure."""
 
@@ -66,6 +68,22 @@ class Call:
         while around is not None:
             yield around
             around = around.around
+
+
+def _without_numbers(x: Any) -> Any:
+    """A tensor on the meta device, a number or a text; None for anything else, such as a cache."""
+    if isinstance(x, Tensor):
+        return x.detach().to("meta")
+    return x if isinstance(x, bool | int | float | str) else None
+
+
+Shapes = tuple[tuple[Any, ...], ...]
+
+
+def shapes_by_rows(value: Any, rows: int) -> Shapes:
+    """The shapes of all tensors of a value, so many rows in the first place being "rows"."""
+    tensors = (x for x in tree_leaves(value) if isinstance(x, Tensor))
+    return tuple(("rows", *x.shape[1:]) if x.shape[:1] == (rows,) else (*x.shape,) for x in tensors)
 
 
 @dataclass
@@ -106,6 +124,7 @@ class Recorder(Pass):
 
     def run(self, inputs: Any) -> None:
         """Pass a batch of inputs through the network."""
+        self.samples = len(tree_leaves(inputs)[0])
         for i, x in enumerate(tree_leaves(inputs)):
             if x.is_floating_point():
                 self.tensor(x, Key((), INPUT, i))
@@ -126,7 +145,8 @@ class Recorder(Pass):
         self.time += 1
         _know_dataclasses((args, kwargs))
         id = (*self.frames[-1].id, (path, self.frames[-1].calls[path]))
-        self.calls[id] = Call(id, self.time, self._open[-1])
+        takes = shapes_by_rows((args, kwargs), self.samples)
+        self.calls[id] = Call(id, self.time, self._open[-1], takes=takes)
         self._open.append(self.calls[id])
         return super().call(path, forward, args, kwargs)
 
@@ -141,8 +161,7 @@ class Recorder(Pass):
         if call.own:
             with torch._C.DisableTorchFunction():
                 leaves, structure = tree_flatten(out)
-                given = [x.detach().to("meta") if isinstance(x, Tensor) else x for x in leaves]
-                call.gives = given, structure
+                call.gives = [*map(_without_numbers, leaves)], structure
         return super().ended(frame, out)
 
     def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:

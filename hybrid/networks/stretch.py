@@ -21,7 +21,7 @@ from hybrid.networks.absent import (
     writes,
 )
 from hybrid.networks.passes import CallId, Frame, Key, Network, Pass, watched
-from hybrid.networks.recording import INPUT, SAMPLES
+from hybrid.networks.recording import INPUT, SAMPLES, Shapes, shapes_by_rows
 from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.numerics.draws import NumberedDraws
 
@@ -89,9 +89,9 @@ class Code:
     """What is known of a network's pass, whatever stretch of it is run."""
 
     inputs: Inputs
-    own: Mapping[CallId, tuple[list[Any], TreeSpec]]
-    """Calls of which only shapes are needed where another block makes them, and what they give for
-    `SAMPLES` samples, on the meta device, with its structure."""
+    own: Mapping[CallId, tuple[Shapes, list[Any], TreeSpec]]
+    """Calls of which only shapes are needed where another block makes them, and for `SAMPLES`
+    samples: the shapes that they take, what they give, on the meta device, and its structure."""
     random: Mapping[CallId, tuple[int, frozenset[Any]]]
     """The operations that draw random numbers in the code of calls that may be cut, and a number
     of each such call."""
@@ -269,7 +269,12 @@ class _Run(Pass):
     ) -> Any:
         """What a call gives whose module is another block's: it is made once for each shape."""
         known = (frame.id, self.stretch.training, *_shapes((args, kwargs)))
-        if known not in self.stretch.templates:
+        if known in self.stretch.templates:
+            return self.stretch.templates[known]
+        takes, *_ = self.stretch.code.own.get(frame.id, (None,))
+        if takes == shapes_by_rows((args, kwargs), len(self.leaves[0])):
+            out = self._recorded(frame.id)
+        else:
             self._skipping = True
             module = self.network.copy.get_submodule(frame.id[-1][0])
             states = [(vars(m), dict(vars(m)), dict(m._buffers)) for m in module.modules()]
@@ -277,17 +282,21 @@ class _Run(Pass):
                 with watched(self, inside=True), torch.random.fork_rng(devices=[]):
                     out = forward(*args, **kwargs)
             except AbsentError:  # it depends on numbers: it gives what it gave before
-                if frame.id not in self.stretch.code.own:
+                if takes is None:
                     raise
-                leaves, structure = self.stretch.code.own[frame.id]
-                out = tree_unflatten([*map(self._resized, leaves)], structure)
+                out = self._recorded(frame.id)
             finally:
                 self._skipping = False
                 for state, before, buffers in states:  # what it has put there has no numbers
                     state.update(before)
                     state["_buffers"].update(buffers)
-            self.stretch.templates[known] = absent_like(out, self.device)
+        self.stretch.templates[known] = absent_like(out, self.device)
         return self.stretch.templates[known]
+
+    def _recorded(self, id: CallId) -> Any:
+        """What a call gave in the recorded pass, with as many rows as this one has."""
+        _, leaves, structure = self.stretch.code.own[id]
+        return tree_unflatten([*map(self._resized, leaves)], structure)
 
     def _resized(self, x: Any) -> Any:
         """A tensor of a recorded pass with as many rows as this one has, without numbers."""

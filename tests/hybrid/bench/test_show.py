@@ -131,6 +131,7 @@ def test_several_inputs_are_named_and_travel_as_one(hybrid, own):
     assert output(hybrid(*words, "--data", "shown_networks:data")) == text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not installed("torchvision"), reason="torchvision is not installed")
 def test_a_network_of_torchvision_is_shown_and_drawn(hybrid, own):
     words = ("--blocks", 3, "--inputs", "float32[3,32,32]", "--picture", "blocks.svg", "--depth", 1)

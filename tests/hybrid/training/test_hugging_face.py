@@ -10,7 +10,13 @@ pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs tra
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"), [("BERT", 4), ("GPT-2, tied", 4), ("Llama", 2), ("T5, tied", 2)]
+    ("name", "blocks"),
+    [
+        ("BERT", 4),
+        ("GPT-2, tied", 4),
+        pytest.param("Llama", 2, marks=pytest.mark.slow),
+        pytest.param("T5, tied", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_serial_training_has_the_bits_of_a_plain_loop(name, blocks):
     case = CASES[name]
@@ -20,6 +26,7 @@ def test_serial_training_has_the_bits_of_a_plain_loop(name, blocks):
     assert_same(dict(trainer.blocks.model.state_dict()), plain_loop(case))
 
 
+@pytest.mark.slow
 def test_draws_between_calls_do_not_depend_on_the_cuts():
     """BART drops activations in the code of its encoder and decoder, where a cut may lie."""
     case, weights = CASES["BART, tied"], []

@@ -22,6 +22,7 @@ def test_back_propagation_is_the_plain_loop():
     assert_same(trained(Backprop(), double=False), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "solver",
     [FeaturesReplay(), PDASGD(micro_batches=2)],
@@ -33,13 +34,18 @@ def test_other_methods_train_as_on_texts_of_one_length(solver):
         torch.testing.assert_close(found[name], weights, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("solver", [Backprop(micro_batches=2), DDG()], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "solver",
+    [Backprop(micro_batches=2), pytest.param(DDG(), marks=pytest.mark.slow)],
+    ids=["backprop", "ddg"],
+)
 def test_ranks_of_mpi_have_the_bits_of_threads(solver, world):
     expected = trained(solver, model=network(KIND, False, 0.1))
     found = world.run(2, "texts_program:on_ranks", solver, 0.1)
     assert_same({k: torch.from_numpy(x) for k, x in (found[0] | found[1]).items()}, expected)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_flights_of_other_lengths(tmp_path):
     def run(folder, resume=False):
         more = {"out": tmp_path / folder, "checkpoint": OFTEN, "resume": resume}
