@@ -35,8 +35,9 @@ hide: [toc]  # a wide table
 # Networks
 
 Any `nn.Module` is cut between the calls of its own forward
-(`hybrid.split(model, K, sample=batch)`) and trained by `Trainer.fit`. Each network below was trained by each method on {{blocks}} blocks for {{steps}}
-mini-batches of {BATCH} samples. A method that fills the gaps of its pipeline did so in three ways:
+(`hybrid.split(model, K, sample=batch)`) and trained by `Trainer.fit`. Each network below was
+trained by each method on {{blocks}} blocks for {{steps}} mini-batches of {BATCH} samples. A method
+that fills the gaps of its pipeline did so in three ways:
 as it does by default, with local steps on 8 samples in every gap, and in windows of {WINDOW};
 another method with sub-problems in windows of {WINDOW}. "yes": every training ended, and the loss
 of the test is finite. A number leads to the one line that says why not.
