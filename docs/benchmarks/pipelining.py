@@ -196,6 +196,7 @@ def main():
             for side, results in sides.items():
                 results.append(run(side, name))
                 print(name, side, results[-1], flush=True)
+                (HERE / "pipelining.json").write_text(json.dumps(found, indent=1))
     for name, sides in found.items():
         for side, results in sides.items():
             rates = [rate for each in results for rate in each.get("tokens_per_second", ())]
@@ -205,7 +206,6 @@ def main():
                 spread = f"{min(rates):.0f} to {max(rates):.0f}"
                 peaks = [max(each) for each in zip(*all_peaks, strict=True)]
                 print(f"{name:5} {side:11} {middle:8.0f} tokens/s ({spread}), peak {peaks} MB")
-    (HERE / "pipelining.json").write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
