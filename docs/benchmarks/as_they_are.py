@@ -1,6 +1,8 @@
 """Thirty rows: models, data and optimizers as people have them, trained in two and four blocks.
 
 python docs/benchmarks/as_they_are.py        writes as_they_are.json and prints the table
+
+With names of models: these alone, and all data and optimizers.
 """
 
 import json
@@ -177,8 +179,9 @@ def main():
     def note(kind, name, answer, begun):
         rows[f"{kind}: {name}"] = {"answer": answer, "seconds": round(perf_counter() - begun, 1)}
         print(f"| {kind} | {name} | {answer} |", flush=True)
+        (HERE / "as_they_are.json").write_text(json.dumps(rows, indent=1))
 
-    for name in CASES:
+    for name in sys.argv[1:] or CASES:
         begun = perf_counter()
         answers = {"export": exported(name)}
         answers |= {f"{s}, K = {k}": outcome(name, k, s) for s in SOLVERS for k in (2, 4)}
@@ -194,7 +197,6 @@ def main():
         note("optimizer", name, alike(lambda: (whole, whole), change), begun)
     yes = sum(row["answer"] == "yes" for row in rows.values())
     print(f"{yes} of {len(rows)} yes")
-    (HERE / "as_they_are.json").write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
