@@ -137,7 +137,9 @@ class Calls:
         """
         seen, names = Counter[str](), []
         for begin in (self.first, *self.names):
-            name = [path for path in begin if path.rpartition(".")[0] in self._opened][-1]
+            # the element of a list of one has no parent that is opened: it is the outermost
+            inner = [path for path in begin if path.rpartition(".")[0] in self._opened]
+            name = [begin[0], *inner][-1]
             names.append(f"{name}@{seen[name]}" if seen[name] else name)
             seen[name] += 1
         return names
