@@ -308,3 +308,18 @@ def test_a_forward_that_recomputes_its_draws_is_refused():
     model = Layers(recomputing, dropout=nn.Dropout(0.5))
     said = refusal(split, model, 2, sample=X)
     assert "dropout draws random numbers a second time" in said
+
+
+def test_the_only_element_of_a_list_begins_a_unit():
+    class Stages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stages = nn.ModuleList(nn.ModuleList([nn.Linear(4, 4)]) for _ in range(3))
+
+        def forward(self, x):
+            for stage in self.stages:
+                x = stage[0](x).relu()
+            return x
+
+    cut = split(Stages(), 3, sample=X)
+    assert cut.cuts == ["stages.1.0", "stages.2.0"]
