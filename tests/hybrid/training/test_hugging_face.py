@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs tra
 @pytest.mark.parametrize(
     ("name", "blocks"),
     [
-        ("BERT", 4),
+        pytest.param("BERT", 4, marks=pytest.mark.slow),
         ("GPT-2, tied", 4),
         pytest.param("Llama", 2, marks=pytest.mark.slow),
         pytest.param("T5, tied", 2, marks=pytest.mark.slow),

@@ -34,11 +34,8 @@ def test_other_methods_train_as_on_texts_of_one_length(solver):
         torch.testing.assert_close(found[name], weights, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "solver",
-    [Backprop(micro_batches=2), pytest.param(DDG(), marks=pytest.mark.slow)],
-    ids=["backprop", "ddg"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", [Backprop(micro_batches=2), DDG()], ids=lambda s: s.name)
 def test_ranks_of_mpi_have_the_bits_of_threads(solver, world):
     expected = trained(solver, model=network(KIND, False, 0.1))
     found = world.run(2, "texts_program:on_ranks", solver, 0.1)
