@@ -96,6 +96,9 @@ class Code:
     """The operations that draw random numbers in the code of calls that may be cut, and a number
     of each such call."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Code:
+        return self  # it is immutable
+
 
 class Stretch(NumberedDraws):
     """Runs a network from one boundary to another, by the network's own forward.
