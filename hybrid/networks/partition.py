@@ -42,15 +42,15 @@ def split(
 ) -> Blocks:
     """Cut a model's units into contiguous blocks.
 
-    The units are the children of an `nn.Sequential`. Any other module is traced, and its units are
-    the pieces of its graph between which a single tensor is alive, or several tensors if blocks
-    would be uneven otherwise or a cut names such a place.
+    The units are the children of an `nn.Sequential`. Any other module is cut between calls of its
+    own forward (see `Calls`): where a single tensor crosses, or several if blocks would be uneven
+    otherwise or a cut names such a place.
 
     `blocks` is the number of blocks, of about equal cost: `balance` "measured" times a forward and
     backward pass of each unit, "operations" counts its arithmetic and memory traffic (the same on
     every machine), "even" counts units. Alternatively, `cuts` names the first unit of every block
-    but the first. `sample` is a batch of inputs for the trace and the cost: a tensor, a tuple (by
-    position) or a dict (by name); this project's models have a sample of their own.
+    but the first. `sample` is a batch of inputs to watch the forward on, and for the cost: a
+    tensor, a tuple (by position) or a dict (by name); this project's models have one of their own.
 
     `weights` is a safetensors file, or a folder of such files with an index. Then the model's own
     weights go, or need no memory (`hybrid.without_weights`), and are zeros until a trainer begins:
@@ -66,7 +66,7 @@ def split(
     fits = set(cuts or ()) <= {unit.name for unit in chain} and (blocks or 1) <= len(chain)
     traceable = sample is not None and not isinstance(model, Chain)
     if not chain or (traceable and not fits):
-        cut = _split_graph(model, blocks, cuts, cost, sample)
+        cut = _split_calls(model, blocks, cuts, cost, sample)
     else:
         cut = Blocks(model, chain, *_divide(chain, blocks, cuts, cost))
     _check_complete(cut)
@@ -161,7 +161,7 @@ def _default_sample(model: nn.Module) -> Tensor:
     return x.to(memory_format=torch.channels_last)
 
 
-def _split_graph(
+def _split_calls(
     model: nn.Module, blocks: int | None, cuts: Sequence[str] | None, cost: CostOf, sample: Any
 ) -> Blocks:
     """Any module in blocks: single tensors cross the cuts, or several where that pays."""
@@ -172,16 +172,16 @@ def _split_graph(
             f"a {type(model).__name__} is cut between the calls of its forward, which needs "
             "sample=, a batch of its inputs"
         )
-    graph = Calls(model, sample, cuts or ())
-    chain = graph.units()
+    calls = Calls(model, sample, cuts or ())
+    chain = calls.units()
     if cuts is None and blocks is not None and 1 < blocks <= len(chain):
-        return _balance_graph(model, chain, graph.widths, blocks, cost)
-    named = None if cuts is None else graph.find_units_named(cuts)
-    change = f"change {type(model).__name__}: {graph.fault}" if graph.fault else ""
+        return _balance_calls(model, chain, calls.widths, blocks, cost)
+    named = None if cuts is None else calls.find_units_named(cuts)
+    change = f"change {type(model).__name__}: {calls.fault}" if calls.fault else ""
     return Blocks(model, chain, *_divide(chain, blocks, named, cost, change))
 
 
-def _balance_graph(
+def _balance_calls(
     model: nn.Module, chain: list[Unit], widths: list[int], blocks: int, cost: CostOf
 ) -> Blocks:
     """Balanced cuts, crossed by as few tensors as possible without a much slower block.
