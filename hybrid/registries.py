@@ -7,6 +7,9 @@ from hybrid.solvers.named import Named
 AUTO = "auto"
 """What joins the ranks that a launcher has started, MPI or torch.distributed; else threads."""
 
+TEXT = "text"
+"""The data set of the bytes of files; all others of this package are images."""
+
 LINKS = Named(
     "link",
     {

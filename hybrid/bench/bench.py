@@ -69,7 +69,7 @@ class Bench:
         torch.set_num_threads(self.threads)
         self.device = launch.device(settings.train.device)
         choose(settings.train.kernels, self.device.type == "cuda")
-        self.train, self.test = build.load_images(settings.data)
+        self.train, self.test = build.load_own(settings.data)
         check_size(settings.train.batch_size, self.train)
 
     def _on_grids(self, rows: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:

@@ -6,6 +6,7 @@ from hybrid.data.loaders import as_data
 from hybrid.data.mapped import Mapped
 from hybrid.data.sources import NAMES, fetch, load, reference
 from hybrid.data.stream import Stream
+from hybrid.data.texts import Texts, read_text
 
 __all__ = [
     "NAMES",
@@ -14,8 +15,10 @@ __all__ = [
     "Dataset",
     "Mapped",
     "Stream",
+    "Texts",
     "as_data",
     "fetch",
     "load",
+    "read_text",
     "reference",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybrid.data.augment import Augmentation
 from hybrid.solvers.layers.bundle import Bundle
-from hybrid.solvers.metrics import LEFT_OUT
+from hybrid.solvers.metrics import LEFT_OUT, Metric
 from hybrid.solvers.state import State
 
 
@@ -60,6 +60,8 @@ class Data(ABC):
     """Whether samples are known to have several lengths."""
     order: Order | None = None
     """The order of every epoch, where a DataLoader's sampler decides it."""
+    metrics: Mapping[str, Metric] | None = None
+    """What is measured where no metrics are asked for; None: the accuracy, of classes."""
 
     @abstractmethod
     def __len__(self) -> int: ...

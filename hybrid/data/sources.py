@@ -14,6 +14,7 @@ from hybrid.data.augment import Augmentation
 from hybrid.data.dataset import Dataset
 from hybrid.data.generated import digits, synthetic
 from hybrid.errors import one_line
+from hybrid.registries import TEXT
 from hybrid.solvers.acting import unknown
 from hybrid.solvers.named import Named
 
@@ -47,6 +48,8 @@ def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tupl
     images. Raises ValueError on an unknown name, a damaged file or a limit out of range,
     FileNotFoundError if the files are not to be had.
     """
+    if name == TEXT:
+        raise ValueError("data.load has images: read a text with data.read_text(path)")
     fetch(name, directory)
     _, source = CATALOG[name]
     train, test = source.read(_data_folder(directory)) if isinstance(source, Cifar) else source()
@@ -62,7 +65,7 @@ def fetch(name: str, directory: str | Path | None = None) -> None:
     """
     if name not in NAMES:
         raise ValueError(unknown(name, _known(), "data set"))
-    _, source = CATALOG[name]
+    _, source = CATALOG.get(name, ("", None))
     if not isinstance(source, Cifar):
         return
     folder = _data_folder(directory)
@@ -222,5 +225,7 @@ CATALOG: dict[str, tuple[str, Cifar | Callable[[], tuple[Dataset, Dataset]]]] = 
 }
 """Name -> description, and its files or what makes it; missing files are downloaded."""
 
-NAMES = {name: description for name, (description, _) in CATALOG.items()}
+NAMES = {name: description for name, (description, _) in CATALOG.items()} | {
+    TEXT: "the bytes of a text file, or of all of a folder (--data-dir), a 20th held out"
+}
 """Name -> description."""

@@ -9,7 +9,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -157,8 +156,7 @@ def _default_sample(model: nn.Module) -> Tensor:
             "costs need sample=, a batch of inputs to run the units on; "
             "or give cuts=, or balance='even'"
         )
-    x = torch.randn(SAMPLES, *model.input_shape, generator=torch.Generator().manual_seed(0))
-    return x.to(memory_format=torch.channels_last)
+    return model.sample(SAMPLES)
 
 
 def _split_calls(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.layers.bundle import Bundle, call_network
@@ -65,20 +66,28 @@ class Chain(nn.Sequential):
     that is one plain `nn.Sequential` child ("layer1") is a stage: each of its children becomes a
     unit of its own ("layer1.0", "layer1.1", ...).
 
-    `input_shape` is (channels, height, width) of one sample; the output is (samples, classes).
+    `input_shape` is (channels, height, width) of an image, or (length,) of a text in tokens; the
+    output is (samples, classes), or (samples, classes, length).
     """
 
     def __init__(
         self,
         modules: OrderedDict[str, nn.Module],
         units: dict[str, tuple[str, ...]],
-        input_shape: tuple[int, int, int],
+        input_shape: tuple[int, ...],
         classes: int,
     ) -> None:
         super().__init__(modules)
         self.grouping = units
         self.input_shape = input_shape
         self.classes = classes
+
+    def sample(self, count: int) -> Tensor:
+        """So many made-up inputs, always the same."""
+        if len(self.input_shape) == 1:
+            return torch.zeros(count, *self.input_shape, dtype=torch.int64)
+        x = torch.randn(count, *self.input_shape, generator=torch.Generator().manual_seed(0))
+        return x.to(memory_format=torch.channels_last)
 
     def __getitem__(self, idx: slice | int) -> nn.Sequential | nn.Module:
         # a slice has no grouping of its own, and the inherited method would build a Chain

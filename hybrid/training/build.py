@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid import data
-from hybrid.data import Data, Dataset
+from hybrid.data import Data, Dataset, Texts
 from hybrid.data.samplers.base import Learning
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import Communicator
@@ -22,6 +22,7 @@ from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.own_units import Division
 from hybrid.networks.partition import split
 from hybrid.ranks import launch
+from hybrid.registries import TEXT
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings, SplitSettings
 from hybrid.settings.resolve import load, read_toml
@@ -155,7 +156,7 @@ def load_data_sets(wanted: DataSettings, loss: str = "") -> tuple[Data, Data | N
     By the name of the loss, targets of one's own data are inputs of the network, too.
     """
     reference = data.reference(wanted.name)
-    check({"data": wanted}, Known(own_data=bool(reference)))
+    check({"data": wanted}, Known(own_data=bool(reference), data=wanted))
     if reference:
         given, tested = references.make_data_sets(reference)
         of = partial(data.as_data, workers=wanted.workers, labels_are_inputs=loss == MODEL)
@@ -165,8 +166,19 @@ def load_data_sets(wanted: DataSettings, loss: str = "") -> tuple[Data, Data | N
             "the run was made by a script, on data of its own: start the script again, or give "
             "--data package.module:function, which gives (training, test) data"
         )
+    if wanted.name == TEXT:
+        return _load_text(wanted)
     train, test = data.load(wanted.name, wanted.dir, wanted.limit)
     return train if wanted.augment else replace(train, augmentation=data.Augmentation()), test
+
+
+def _load_text(wanted: DataSettings) -> tuple[Data, Data]:
+    if not wanted.dir:
+        raise ValueError(
+            "data.name is 'text': name a text file or a folder of such with --data-dir"
+        )
+    train, test = data.read_text(wanted.dir, wanted.length)
+    return train.take(wanted.limit) if wanted.limit else train, test
 
 
 def take_batch_size(resolved: Config, train: Data) -> None:
@@ -176,21 +188,22 @@ def take_batch_size(resolved: Config, train: Data) -> None:
     resolved.train = options.train
 
 
-def load_images(wanted: DataSettings) -> tuple[Dataset, Dataset]:
-    """Training and test images of this package; ValueError for one's own data."""
+def load_own(wanted: DataSettings) -> tuple[Dataset | Texts, Dataset | Texts]:
+    """Training and test data of this package; ValueError for one's own."""
     train, test = load_data_sets(wanted)
-    if not (isinstance(train, Dataset) and isinstance(test, Dataset)):
-        raise ValueError(f"data.name is {wanted.name!r}: choose images of {', '.join(data.NAMES)}")
+    own = Dataset | Texts
+    if not (isinstance(train, own) and isinstance(test, own)):
+        raise ValueError(f"data.name is {wanted.name!r}: choose one of {', '.join(data.NAMES)}")
     return train, test
 
 
-def build_model(resolved: Config, images: Data) -> models.Chain:
+def build_model(resolved: Config, samples: Data) -> models.Chain:
     """This package's network, its weights a function of the seed alone."""
-    (channels, height, width), classes = _image_shape_and_classes(resolved, images)
-    if height != width:
-        raise ValueError(f"images of {height} x {width} pixels are not square")
+    shape, classes = _shape_and_classes(resolved, samples)
+    if shape[1:2] != shape[2:]:
+        raise ValueError(f"images of {shape[1]} x {shape[2]} pixels are not square")
     torch.manual_seed(resolved.train.seed)
-    chain = models.build(resolved.model.name, classes, channels, height)
+    chain = models.build(resolved.model.name, classes, *shape[:2])
     try:
         return models.stochastic_depth(chain, resolved.model.survival)
     except ValueError as error:
@@ -218,12 +231,12 @@ def _make_network(resolved: Config, data: Data) -> nn.Module:
     return references.make_network(resolved.model.name)
 
 
-def _image_shape_and_classes(resolved: Config, images: Data) -> tuple[tuple[int, ...], int]:
-    """Shape and number of classes of images."""
-    if isinstance(images, Dataset):
-        return images.shape, images.classes
-    inputs, _ = images.sample(1)
-    classes = getattr(getattr(images, "dataset", None), "classes", None)
+def _shape_and_classes(resolved: Config, samples: Data) -> tuple[tuple[int, ...], int]:
+    """Shape of one sample, an image or a text, and the number of classes."""
+    if isinstance(samples, Dataset | Texts):
+        return samples.shape, samples.classes
+    inputs, _ = samples.sample(1)
+    classes = getattr(getattr(samples, "dataset", None), "classes", None)
     if not (isinstance(inputs, Tensor) and inputs.dim() == 4 and classes is not None):
         raise ValueError(
             f"{resolved.model.name} needs images (C, H, W) and a data set that names its classes "

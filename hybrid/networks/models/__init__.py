@@ -1,4 +1,4 @@
-"""Residual networks as chains of units."""
+"""Residual networks and a GPT as chains of units."""
 
 from hybrid.networks.models.families import (
     NAME,
@@ -9,12 +9,14 @@ from hybrid.networks.models.families import (
     stochastic_depth,
     wide_resnet,
 )
+from hybrid.networks.models.gpt import gpt
 from hybrid.networks.units import Chain
 
 __all__ = [
     "NAME",
     "Chain",
     "build",
+    "gpt",
     "imagenet_resnet",
     "resnet",
     "revnet",

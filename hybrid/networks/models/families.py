@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from hybrid.networks.models.gpt import gpt
 from hybrid.networks.models.residual import (
     BOTTLENECK,
     BasicBlock,
@@ -41,6 +42,7 @@ LARGE_IMAGE = 64
 NAME = re.compile(
     r"(?P<family>resnet|cifar-resnet|revnet)(?P<depth>[0-9]{1,4})"
     r"|wrn-(?P<wide_depth>[0-9]{1,4})-(?P<width>[0-9]{1,3})"
+    r"|gpt-(?P<layers>[0-9]{1,4})-(?P<gpt_width>[0-9]{1,5})"
 )
 DEEPEST = 2000
 """Beyond ResNet-1202; ten thousand layers take minutes to build and to cut."""
@@ -48,32 +50,41 @@ EXAMPLES = (
     *(f"resnet{depth}" for depth in (8, 14, 20, 32, 44, 56, 110, *STAGES)),
     *("cifar-resnet50", "revnet18", "revnet34", "revnet50", "revnet20", "revnet110"),
     *("wrn-16-4", "wrn-28-10", "wrn-40-4"),
+    *("gpt-4-128", "gpt-12-768"),
 )
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def build(name: str, classes: int, channels: int, image_size: int) -> Chain:
-    """The model called `name`, for samples of shape (channels, image_size, image_size).
+def build(name: str, classes: int, *shape: int) -> Chain:
+    """The model called `name`, for images of shape (channels, size), or for texts of (length,).
 
     - `resnet18`, `34`, `50`, `101`, `152`: `imagenet_resnet`
     - any other `resnetN` and every `cifar-resnetN`, N = 6n + 2: `resnet`
     - `wrn-N-W`, N = 6n + 4: `wide_resnet`
     - `revnet18`, `34`, `50`, and `revnetN`, N = 6n + 2: `revnet`
+    - `gpt-L-W`: `gpt`, whose classes are the tokens
 
-    Raises `ValueError` for an unknown name, or an impossible depth or size.
+    Raises `ValueError` for an unknown name, an impossible size, or samples of another kind.
     """
     match = NAME.fullmatch(name)
     if match is None:
         near = nearest(name, EXAMPLES) or "resnet20"
         raise ValueError(f"unknown model {name!r}: try {near!r} (families: {', '.join(FAMILIES)})")
-    family, depth = match["family"], int(match["depth"] or match["wide_depth"])
+    _check_kind(name, texts=match["layers"] is not None, shape=shape)
+    family, depth = match["family"], int(match["depth"] or match["wide_depth"] or match["layers"])
     if depth > DEEPEST:
         raise ValueError(f"{name} has depth {depth}; it must be at most {DEEPEST}")
+    if match["layers"]:
+        width = int(match["gpt_width"])
+        _check_memory(name, 12 * depth * width**2)
+        return gpt(depth, width, classes, *shape)
+    channels, image_size = shape
     size = classes, channels, image_size
     if family is None:
         width = int(match["width"])
-        _check_memory(name, depth, width)
+        # two 3 x 3 convolutions a block, (depth - 4) / 6 blocks of 16, 32 and 64 times the width
+        _check_memory(name, 3 * (depth - 4) * (16**2 + 32**2 + 64**2) * width**2)
         return wide_resnet(depth, width, *size)
     if family == "revnet":
         return revnet(depth, *size)
@@ -81,13 +92,19 @@ def build(name: str, classes: int, channels: int, image_size: int) -> Chain:
     return (imagenet_resnet if large else resnet)(depth, *size)
 
 
-def _check_memory(name: str, depth: int, width: int) -> None:
-    # two 3 x 3 convolutions a block, (depth - 4) / 6 blocks of 16, 32 and 64 times the width
-    weights_bytes = 4 * 3 * (depth - 4) * (16**2 + 32**2 + 64**2) * width**2
+def _check_kind(name: str, texts: bool, shape: tuple[int, ...]) -> None:
+    """ValueError for a network of texts on images, and the other way round."""
+    if texts != (len(shape) == 1):
+        reads, given = ("texts", "images") if texts else ("images", "texts")
+        other = "--data text" if texts else "--model gpt-4-128, or images with --data"
+        raise ValueError(f"{name} reads {reads}, and the data are {given}: give {other}")
+
+
+def _check_memory(name: str, weights: int) -> None:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if weights_bytes > memory_bytes:
+    if 4 * weights > memory_bytes:
         raise ValueError(
-            f"{name} has {weights_bytes / 1e9:,.0f} GB of weights, this machine has "
+            f"{name} has {4 * weights / 1e9:,.0f} GB of weights, this machine has "
             f"{memory_bytes / 1e9:,.0f} GB of memory: take a smaller width"
         )
 
@@ -233,5 +250,6 @@ FAMILIES = {
     "wrn-N-W": wide_resnet,
     "resnet18, 34, 50, 101, 152": imagenet_resnet,
     "revnetN, revnet18, 34, 50": revnet,
+    "gpt-L-W": gpt,
 }
-"""Names, N and W numbers, and what builds them."""
+"""Names, N, L and W numbers, and what builds them."""

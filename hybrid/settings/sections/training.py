@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from hybrid.registries import TEXT
 from hybrid.settings.sections.base import (
     MANY,
     TESTED,
@@ -21,6 +22,11 @@ OWN_MODEL = Acts(
     "model.name is a network of this package", lambda run: not is_reference(run.model.name)
 )
 OWN_DATA = Acts("data.name is a data set of this package", lambda run: not run.own_data)
+IMAGES = Acts(
+    "data.name is a data set of images of this package",
+    lambda run: not run.own_data and run.data.name != TEXT,
+)
+OF_TEXT = Acts(f"data.name is {TEXT}", lambda run: run.data.name == TEXT)
 READS = Acts(
     "data.name is your own function, since this package's data are in memory",
     lambda run: run.own_data,
@@ -31,7 +37,8 @@ class ModelSettings(Section):
     """[model] the network."""
 
     name: str = "resnet8"
-    """resnet20 (6n+2), wrn-16-4, revnet20, resnet18; your own: module:function."""
+    """resnet20 (6n+2), wrn-16-4, revnet20, resnet18; of text gpt-4-128 (layers, width); your own:
+    module:function."""
     survival: Annotated[float, OWN_MODEL] = Field(default=1.0, gt=0, le=1)
     """Probability that a pass in training takes the last residual unit (stochastic depth)."""
     weights: Annotated[str, TRAIN_OR_PLAN] = ""
@@ -39,15 +46,17 @@ class ModelSettings(Section):
 
 
 class DataSettings(Section):
-    """[data] the images."""
+    """[data] the samples."""
 
     name: str = "digits"
-    """digits, cifar10, cifar100, synthetic; your own: module:function."""
+    """digits, cifar10, cifar100, synthetic, text; your own: module:function."""
     dir: Annotated[str, OWN_DATA] = ""
-    """Folder of the data files; empty: $HYBRID_DATA, else ~/.cache/hybrid."""
+    """Folder of the data files; empty: $HYBRID_DATA, else ~/.cache/hybrid. Of text: a file, too."""
     limit: Annotated[int, OWN_DATA] = Field(default=0, ge=0, le=MANY)
-    """Train on the first so many images; 0: all."""
-    augment: Annotated[bool, OWN_DATA] = True
+    """Train on the first so many samples; 0: all."""
+    length: Annotated[int, OF_TEXT] = Field(default=256, ge=2, le=MANY)
+    """Bytes of a sample of text, of each of which the network predicts the next."""
+    augment: Annotated[bool, IMAGES] = True
     """Augment as usual for the data set (CIFAR: crop after padding by 4, flip; others: nothing)."""
     workers: Annotated[int, READS] = Field(default=0, ge=0, le=1024)
     """Processes that read samples of your own data ahead; 0: none."""

@@ -1,0 +1,199 @@
+"""A pipeline that never waits, trained to the end, beside serial and flushed trainings.
+
+    python docs/benchmarks/to_the_end.py resnet20 --data-dir ~/data [--seeds 0 1 2] [--rows "ddg"]
+    python docs/benchmarks/to_the_end.py --only-collect
+
+    resnet20    ResNet-20 on all 50,000 images of CIFAR-10, mini-batches of 128
+    gpt         GPT of 8 layers of width 128 on 2.5 MB of Python's library, 16 texts of 128 bytes
+    gpt-rates   for a quarter of the steps, flushed, at several learning rates
+
+One thread, on the virtual clock, mini-batches in 8 micro-batches. Each optimizer has the learning
+rate that was best for its flushed run in a screen: of tolerance.py, of gpt-rates. Sixteen blocks
+are eight blocks with sixteen blocks' delays, since ResNet-20 has eleven units and the GPT ten.
+
+A training that was broken off goes on from its checkpoint. Those that are in to_the_end.json are
+not repeated; several of these programs may work on different --rows or --seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from delays import curve, known, of_summary, slug
+from tolerance_optimizers import Late
+
+from hybrid import Trainer, data, split
+from hybrid.data import Data
+from hybrid.networks import models
+from hybrid.settings.config import (
+    CheckpointSettings,
+    DelaySettings,
+    LinkSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    TrainSettings,
+)
+from hybrid.solvers import DDG, Backprop, Solver
+
+RAW = Path(__file__).with_name("to_the_end.json")
+M, WARM_UP = 8, 0.1
+SGD = OptimizerSettings(lr=0.25)
+MUON = OptimizerSettings(name="muon", lr=0.2)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training."""
+
+    blocks: int
+    solver: Solver
+    optimizer: OptimizerSettings
+    mend: Literal["none", "extrapolate"] = "none"
+    epochs: int = 10
+    windows: int = 0
+    """Of the text to train on; 0: it is images."""
+
+
+LATE: dict[int, Solver] = {
+    4: DDG(micro_batches=M),
+    8: DDG(micro_batches=M),
+    16: Late(micro_batches=M, ticks=15),
+}
+"""By the number of blocks."""
+
+
+def resnet20() -> Iterator[tuple[str, Row]]:
+    """Those that decide most first."""
+    yield "flushed, Muon", Row(1, Backprop(micro_batches=M), MUON)
+    for K in 8, 16:
+        yield f"ddg, Muon, extrapolated, K={K}", Row(8, LATE[K], MUON, "extrapolate")
+    yield "serial, SGD", Row(1, Backprop(), SGD)
+    yield "ddg, Muon, extrapolated, K=4", Row(4, LATE[4], MUON, "extrapolate")
+    yield "ddg, SGD, K=8", Row(8, LATE[8], SGD)
+    yield "serial, Muon", Row(1, Backprop(), MUON)
+    yield "ddg, SGD, K=16", Row(8, LATE[16], SGD)
+    yield "ddg, SGD, K=4", Row(4, LATE[4], SGD)
+
+
+WINDOWS, SIZE, LENGTH = 19_200, 16, 128
+RATES = {
+    "AdamW": ("adamw", (1e-3, 2e-3, 4e-3)),
+    "NAdam": ("nadamw", (1e-3, 2e-3, 4e-3)),
+    "Muon": ("muon", (0.01, 0.02, 0.04)),
+}
+VECTORS_RATE = 2e-3
+"""Of AdamW, which steps vectors, embeddings and the output layer beside Muon."""
+
+
+def of_text(name: str, lr: float) -> OptimizerSettings:
+    """An optimizer for the GPT."""
+    if name == "muon":
+        return OptimizerSettings(
+            name=name, lr=lr, weight_decay=0.01, vectors="adamw", vectors_lr=VECTORS_RATE
+        )
+    return OptimizerSettings(name=name, lr=lr, weight_decay=0.01)
+
+
+def gpt_rates() -> Iterator[tuple[str, Row]]:
+    """Of a quarter of the steps."""
+    flushed = Backprop(micro_batches=M)
+    for title, (name, rates) in RATES.items():
+        for lr in rates:
+            row = Row(1, flushed, of_text(name, lr), epochs=1, windows=WINDOWS // 4)
+            yield f"{title}, flushed, lr {lr}", row
+
+
+TABLES = {"resnet20": resnet20, "gpt-rates": gpt_rates}
+
+
+def corpus(runs: Path) -> Path:
+    """Python's library without its tests, as one file; it is under the PSF license."""
+    file = runs / "python.txt"
+    if not file.exists():
+        root = Path(sysconfig.get_paths()["stdlib"])
+        skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
+        sources = sorted(p for p in root.rglob("*.py") if not skipped & {*p.parts})
+        runs.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"".join(p.read_bytes() for p in sources))
+    return file
+
+
+def samples(row: Row, data_dir: Path, runs: Path) -> tuple[Data, Data]:
+    """What a row trains and is tested on."""
+    if not row.windows:
+        return data.load("cifar10", data_dir)
+    text, held_out = data.read_text(corpus(runs), LENGTH)
+    order = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))
+    return replace(text, starts=text.starts[order[: row.windows]]), held_out.take(2048)
+
+
+def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
+    """One training into its run folder, from where an earlier one was broken off."""
+    torch.set_num_threads(1)
+    train, test = samples(row, data_dir, out.parent)
+    torch.manual_seed(seed)
+    network = models.gpt(8, 128, 256, LENGTH) if row.windows else models.resnet(20)
+    size = SIZE if row.windows else 128
+    Trainer(
+        split(network, row.blocks),
+        row.solver,
+        train=TrainSettings(epochs=row.epochs, batch_size=size, seed=seed, threads=1),
+        schedule=ScheduleSettings(warmup_epochs=WARM_UP * row.epochs),
+        optimizer=row.optimizer,
+        delay=DelaySettings(mend=row.mend),
+        links=LinkSettings(kind="virtual"),
+        checkpoint=CheckpointSettings(every=1, minutes=5, keep_last=1),
+        out=out,
+        resume=(out / "checkpoints").exists(),
+        names={"model": "gpt-8-128" if row.windows else "resnet20"},
+    ).fit(train, test)
+
+
+def collect(runs: Path, seeds: list[int]) -> dict[str, Any]:
+    """The results of all runs there are, on top of what the JSON holds."""
+    results = known(RAW)
+    for name, rows in TABLES.items():
+        for title, row in rows():
+            for seed in seeds:
+                folder = runs / name / slug(title, seed)
+                kept = of_summary(folder)
+                if kept is not None:
+                    kept |= {"epochs": row.epochs, "curve": curve(folder / "metrics.jsonl")}
+                    results.setdefault(name, {}).setdefault(title, {})[str(seed)] = kept
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tables", nargs="*", choices=[*TABLES, []])
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/to-the-end"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--rows", default="", help="only rows with this in their names")
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th row, from the i-th")
+    parser.add_argument("--only-collect", action="store_true")
+    options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    for seed in () if options.only_collect else options.seeds:
+        for name in options.tables:
+            for i, (title, row) in enumerate(TABLES[name]()):
+                out = options.runs / name / slug(title, seed)
+                done = str(seed) in known(RAW).get(name, {}).get(title, {})
+                wanted = i % parts == part and options.rows in title
+                if wanted and not done and not (out / "summary.json").exists():
+                    out.parent.mkdir(parents=True, exist_ok=True)
+                    train(row, seed, options.data_dir, out)
+    if options.only_collect:
+        results = collect(options.runs, options.seeds)
+        RAW.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
