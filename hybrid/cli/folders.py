@@ -1,13 +1,15 @@
-"""`hybrid evaluate`, `export` and `report`, which read run folders."""
+"""`hybrid evaluate`, `export`, `generate` and `report`, which read run folders."""
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hybrid.cli.options import DataDir, RunFolder, first_says
+from hybrid.settings.sections.base import MANY
 
 commands = typer.Typer()
 Best = Annotated[bool, typer.Option("--best", help="Use the checkpoint with the best test metric.")]
@@ -69,6 +71,39 @@ def export(
         made = None if model is None else restore.maker(run, model)
         restore.export(run, target, made, best=best, shard_gb=shard_gb)
         return f"wrote {target}"
+
+    first_says(written)
+
+
+@commands.command(epilog="Example: hybrid generate runs/text --prompt 'def '")
+def generate(
+    run: RunFolder,
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    count: Annotated[
+        int, typer.Option("--bytes", min=1, max=MANY, help="Bytes to write after it.")
+    ] = 256,
+    temperature: Annotated[
+        float, typer.Option(help="Divides the logits; 0: always the likeliest byte.")
+    ] = 0.8,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the draws.")] = 0,
+    model: Annotated[
+        str | None, typer.Option(help="MODULE:FUNCTION that makes your network; it is executed.")
+    ] = None,
+    best: Best = False,
+) -> None:
+    """Write what a run on text (train --data text) has learned to write after a prompt."""
+    from hybrid.training.generate import generate as follow
+
+    def written() -> str:
+        begin = prompt.encode(errors="surrogateescape")
+        draws: dict[str, Any] = {
+            "temperature": temperature,
+            "seed": seed,
+            "model": model,
+            "best": best,
+        }
+        text = begin + bytes(islice(follow(run, begin, **draws), count))
+        return text.decode(errors="replace")
 
     first_says(written)
 

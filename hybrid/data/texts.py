@@ -45,6 +45,11 @@ class Texts(Data):
     classes: int = BYTES
     metrics = MappingProxyType({"accuracy": right_answers, "bits_per_byte": bits_per_byte})
 
+    @classmethod
+    def empty(cls, length: int) -> Texts:
+        """No windows, of that length."""
+        return cls(torch.zeros(0, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), length)
+
     def __len__(self) -> int:
         return len(self.starts)
 

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import nn
 
 from hybrid import weights
-from hybrid.data import NAMES, Data, reference
+from hybrid.data import NAMES, Data, Texts, reference
 from hybrid.errors import one_line
 from hybrid.files import whole_folder, write_atomically
 from hybrid.folder import checkpoint
@@ -20,6 +20,7 @@ from hybrid.folder.checkpoint import best as best_of
 from hybrid.folder.runfolder import RunFolder
 from hybrid.networks import models, own_units
 from hybrid.networks.partition import split
+from hybrid.registries import TEXT
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import LARGE, is_reference
@@ -97,13 +98,36 @@ def restore(
     if data_dir is not None:
         news["dir"] = data_dir
     train, test = build.load_data_sets(settings.data.model_copy(update=news), settings.train.loss)
+    network = _network(run, settings, model, train)
+    return settings, folder, _load_weights(network, folder, manifest, _where(run, model)), test
+
+
+def restore_text_model(
+    run: Path, *, model: str | None = None, best: bool = False
+) -> tuple[int, nn.Module]:
+    """How many bytes of text a run's network has read at once, and the network, as in `restore`.
+
+    It needs no text. ValueError for a run on other data.
+    """
+    settings, folder, manifest = _open_run(run, best)
+    if settings.data.name != TEXT:
+        raise ValueError(f"{run} was trained on {settings.data.name}, and only text is written")
+    length = settings.data.length
+    network = _network(run, settings, model, Texts.empty(length))
+    return length, _load_weights(network, folder, manifest, _where(run, model))
+
+
+def _network(run: Path, settings: Config, model: str | None, samples: Data) -> nn.Module:
+    """A network as a run's settings make it for such samples, or as `model` does."""
     known = is_reference(settings.model.name) or bool(models.NAME.fullmatch(settings.model.name))
     name = _name(run, "--model", settings.model.name, model, known)
     if is_reference(name):
-        network, where = _make_network(name, settings), f"--model {name}"
-    else:
-        network, where = build.build_model(settings, train), f"{run / 'config.toml'}"
-    return settings, folder, _load_weights(network, folder, manifest, where), test
+        return _make_network(name, settings)
+    return build.build_model(settings, samples)
+
+
+def _where(run: Path, model: str | None) -> str:
+    return f"{run / 'config.toml'}" if model is None else f"--model {model}"
 
 
 def export(
