@@ -143,16 +143,18 @@ class Setting:
 def check(sections: Mapping[str, Any], run: Any) -> None:
     """ValueError for the first setting that has no effect, or cannot work, in a run.
 
-    `sections`: by name, objects of settings; `run`: the facts, of which some may be `Known` alone.
+    `sections`: by name, objects of settings, whose `usual()`, if they have it, are values that
+    nobody asked for beside the defaults; `run`: the facts, of which some may be `Known` alone.
     """
     for section, settings in sections.items():
         cls: type = type(settings)
         asked: list[tuple[str, Any, Sequence[Acts]]] = []
         if wanted := needs(cls):
             asked.append(("name", settings.name, wanted))
+        usual = settings.usual() if hasattr(settings, "usual") else {}
         for name, setting in declared(cls).items():
             value = getattr(settings, name)
-            if value is not None and value != setting.default:
+            if value is not None and value != usual.get(name, setting.default):
                 asked.append((name, value, conditions(cls, section, name)))
         for name, value, all_of in asked:
             unmet = next((condition for condition in all_of if not _holds(condition, run)), None)

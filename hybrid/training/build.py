@@ -202,8 +202,9 @@ def build_model(resolved: Config, samples: Data) -> models.Chain:
     shape, classes = _shape_and_classes(resolved, samples)
     if shape[1:2] != shape[2:]:
         raise ValueError(f"images of {shape[1]} x {shape[2]} pixels are not square")
+    names = ("length",) if len(shape) == 1 else ("channels", "image_size")
     torch.manual_seed(resolved.train.seed)
-    chain = models.build(resolved.model.name, classes, *shape[:2])
+    chain = models.build(resolved.model.name, classes, **dict(zip(names, shape, strict=False)))
     try:
         return models.stochastic_depth(chain, resolved.model.survival)
     except ValueError as error:

@@ -56,8 +56,10 @@ EXAMPLES = (
 M = TypeVar("M", bound=nn.Module)
 
 
-def build(name: str, classes: int, *shape: int) -> Chain:
-    """The model called `name`, for images of shape (channels, size), or for texts of (length,).
+def build(
+    name: str, classes: int, channels: int = 0, image_size: int = 0, *, length: int = 0
+) -> Chain:
+    """The model called `name`, for images (channels, image_size, image_size) or texts (length,).
 
     - `resnet18`, `34`, `50`, `101`, `152`: `imagenet_resnet`
     - any other `resnetN` and every `cifar-resnetN`, N = 6n + 2: `resnet`
@@ -71,15 +73,17 @@ def build(name: str, classes: int, *shape: int) -> Chain:
     if match is None:
         near = nearest(name, EXAMPLES) or "resnet20"
         raise ValueError(f"unknown model {name!r}: try {near!r} (families: {', '.join(FAMILIES)})")
-    _check_kind(name, texts=match["layers"] is not None, shape=shape)
+    if (match["layers"] is not None) != bool(length):
+        reads, given = ("images", "texts") if length else ("texts", "images")
+        other = "--model gpt-4-128, or images with --data" if length else "--data text"
+        raise ValueError(f"{name} reads {reads}, and the data are {given}: give {other}")
     family, depth = match["family"], int(match["depth"] or match["wide_depth"] or match["layers"])
     if depth > DEEPEST:
         raise ValueError(f"{name} has depth {depth}; it must be at most {DEEPEST}")
     if match["layers"]:
         width = int(match["gpt_width"])
         _check_memory(name, 12 * depth * width**2)
-        return gpt(depth, width, classes, *shape)
-    channels, image_size = shape
+        return gpt(depth, width, classes, length)
     size = classes, channels, image_size
     if family is None:
         width = int(match["width"])
@@ -90,14 +94,6 @@ def build(name: str, classes: int, *shape: int) -> Chain:
         return revnet(depth, *size)
     large = family == "resnet" and depth in STAGES
     return (imagenet_resnet if large else resnet)(depth, *size)
-
-
-def _check_kind(name: str, texts: bool, shape: tuple[int, ...]) -> None:
-    """ValueError for a network of texts on images, and the other way round."""
-    if texts != (len(shape) == 1):
-        reads, given = ("texts", "images") if texts else ("images", "texts")
-        other = "--data text" if texts else "--model gpt-4-128, or images with --data"
-        raise ValueError(f"{name} reads {reads}, and the data are {given}: give {other}")
 
 
 def _check_memory(name: str, weights: int) -> None:

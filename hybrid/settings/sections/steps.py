@@ -78,6 +78,10 @@ class OptimizerSettings(Section):
     arguments: Annotated[dict[str, Any], MOMENTUM_OUTSIDE] = Field(default={})
     """More arguments of the class: optimizer.arguments.eps = 1e-6."""
 
+    def usual(self) -> dict[str, Any]:
+        """What goes with the name, where it is not given."""
+        return torch_classes.usual_values(self.name)
+
     @model_validator(mode="before")
     @classmethod
     def _with_usual_values(cls, given: Any) -> Any:

@@ -158,3 +158,45 @@ def test_what_no_user_should_see_is_one_line_and_a_file_with_the_details(capfd):
     log = Path(err.split("details in ")[1].strip(" )\n"))
     assert "Traceback" in log.read_text()
     log.unlink()
+
+
+def test_a_text_is_trained_on_tested_in_bits_and_written(hybrid, tmp_path):
+    text = tmp_path / "text"
+    text.write_bytes(b"abcdefg" * 700)
+    flags = "--model gpt-2-64 --data text --blocks 2 --solver ddg --epochs 2 --batch-size 32"
+    small = "data.length=16 solver.micro_batches=2 optimizer.name=adamw optimizer.lr=0.01"
+    settings = [part for one in [*small.split(), "train.threads=1"] for part in ("--set", one)]
+    run = tmp_path / "run"
+    output(hybrid("train", *flags.split(), "--data-dir", text, *settings, "--out", run))
+    tested = output(hybrid("evaluate", run))
+    bits = summary(run)["test_metrics"]["bits_per_byte"]
+    assert f"bits_per_byte {bits:.4g}" in tested
+    assert bits < 0.5  # of 2.8, were the seven letters in any order
+    text.unlink()
+    written = output(hybrid("generate", run, "--prompt", "cde", "--bytes", 9, "--temperature", 0))
+    assert written == "cdefgabcdefg\n"
+    drawn = [output(hybrid("generate", run, "--bytes", 30, "--seed", seed)) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1]
+    assert_one_line(hybrid("generate", run, "--temperature", -1), "-1", "0 or above")
+    assert_one_line(hybrid("evaluate", run), "is not there")
+
+
+def test_only_what_was_trained_on_text_is_written(hybrid, run_folder):
+    assert_one_line(hybrid("generate", run_folder), "trained on digits", "only text")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--model resnet8 --data text --data-dir .", "bytes of text"),
+        ("--model gpt-2-64 --data text", "with --data-dir"),
+        ("--model gpt-2-64", "reads texts"),
+        ("--data text --data-dir nowhere", "nowhere is not there"),
+        ("--set data.length=9", "data.name is text"),
+        ("--model gpt-2-64 --data text --data-dir . --set data.augment=false", "images"),
+    ],
+)
+def test_a_text_that_cannot_be_is_one_line(hybrid, tmp_path, monkeypatch, flags, said):
+    monkeypatch.chdir(tmp_path)
+    assert_one_line(hybrid("train", *flags.split(), "--out", "run"), said)
+    assert not (tmp_path / "run").exists()

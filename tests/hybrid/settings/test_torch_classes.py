@@ -4,7 +4,7 @@ import pytest
 from answers import refusal
 
 from hybrid.settings.config import Config, OptimizerSettings
-from hybrid.settings.resolve import load, resolve, to_toml
+from hybrid.settings.resolve import check_command, load, resolve, to_toml
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,10 @@ def test_the_rate_of_one_optimizer_is_not_that_of_another(tmp_path):
     assert load(None, {"optimizer.name": "adamw"}, base=file).optimizer.lr == 1e-3
     for given in ({"optimizer.name": "SGD"}, {"optimizer.name": "AdamW", "optimizer.lr": 0.2}):
         assert load(file, given).optimizer.lr == 0.2
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "rmsprop"])
+def test_a_bench_takes_an_optimizer_whose_usual_rate_nobody_has_given(name):
+    check_command(load(None, {"optimizer.name": name}), "bench")
+    asked = load(None, {"optimizer.name": name, "optimizer.lr": 0.5})
+    assert "optimizer.lr is 0.5" in refusal(check_command, asked, "bench")
