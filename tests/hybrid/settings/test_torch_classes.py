@@ -86,6 +86,6 @@ def test_the_rate_of_one_optimizer_is_not_that_of_another(tmp_path):
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "rmsprop"])
 def test_a_bench_takes_an_optimizer_whose_usual_rate_nobody_has_given(name):
-    check_command(load(None, {"optimizer.name": name}), "bench")
+    check_command("bench", load(None, {"optimizer.name": name}))
     asked = load(None, {"optimizer.name": name, "optimizer.lr": 0.5})
-    assert "optimizer.lr is 0.5" in refusal(check_command, asked, "bench")
+    assert "optimizer.lr is 0.5" in refusal(check_command, "bench", asked)
