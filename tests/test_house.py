@@ -166,7 +166,6 @@ READERS = {
 """Whose files are none of a run folder's, or of a user's settings."""
 OTHERWISE = {
     ("hybrid.cli.failure", "run_command"): "writes to nowhere",
-    ("hybrid.data.generated", "digits"): "this package's images",
     ("hybrid.errors", "silence"): "writes to nowhere",
     ("hybrid.folder.board", "__init__"): "a new file",
     ("hybrid.folder.lock", "_locked_file"): "a regular file of its own, to write",

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from hybrid import Trainer, split
-from hybrid.data.generated import digits
+from hybrid.data.sources import digits
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings, TrainSettings
 from hybrid.solvers import Backprop, BlockADMM
 

@@ -35,7 +35,7 @@ def case(model: str, batch: int, ranks: int, gigabits: float) -> dict[str, Any]:
     wanted = {"model": {"name": model}, "train": {"batch_size": batch, "threads": 1}}
     settings = resolve({**wanted, "data": {"name": "synthetic"}})
     network = Network(gigabits * 1e9 / 8)
-    data, _ = build.load_images(settings.data)
+    data, _ = build.load_own(settings.data)
     planner = Planner(settings, build.build_model(settings, data), data, network)
     exact = methods.correction(settings)
     found: dict[str, Any] = {}

@@ -76,7 +76,7 @@ def main() -> None:
             continue
         asked = {"model": {"name": model}, "data": {"name": "synthetic"}, "train": {"threads": 1}}
         settings = resolve(asked)
-        images, _ = build.load_images(settings.data)
+        images, _ = build.load_own(settings.data)
         torch.manual_seed(0)
         planner = Planner(settings, build.build_model(settings, images), images, Network())
         base = planner.predict(planner.blocks(1), BASE)

@@ -129,7 +129,7 @@ def samples(row: Row, data_dir: Path, runs: Path) -> tuple[Data, Data]:
     """What a row trains and is tested on."""
     if not row.windows:
         return data.load("cifar10", data_dir)
-    text, held_out = data.read_text(corpus(runs), LENGTH)
+    text, held_out = data.load_text(corpus(runs), LENGTH)
     order = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))
     return replace(text, starts=text.starts[order[: row.windows]]), held_out.take(2048)
 

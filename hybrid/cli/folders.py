@@ -92,7 +92,7 @@ def generate(
     best: Best = False,
 ) -> None:
     """Write what a run on text (train --data text) has learned to write after a prompt."""
-    from hybrid.training.generate import generate as follow
+    from hybrid.training import restore
 
     def written() -> str:
         begin = prompt.encode(errors="surrogateescape")
@@ -102,7 +102,7 @@ def generate(
             "model": model,
             "best": best,
         }
-        text = begin + bytes(islice(follow(run, begin, **draws), count))
+        text = begin + bytes(islice(restore.generate(run, begin, **draws), count))
         return text.decode(errors="replace")
 
     first_says(written)

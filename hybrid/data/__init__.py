@@ -6,7 +6,7 @@ from hybrid.data.loaders import as_data
 from hybrid.data.mapped import Mapped
 from hybrid.data.sources import NAMES, fetch, load, reference
 from hybrid.data.stream import Stream
-from hybrid.data.texts import Texts, read_text
+from hybrid.data.texts import Texts, load_text
 
 __all__ = [
     "NAMES",
@@ -19,6 +19,6 @@ __all__ = [
     "as_data",
     "fetch",
     "load",
-    "read_text",
+    "load_text",
     "reference",
 ]

@@ -17,9 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybrid.data.dataset import Data
+from hybrid.files import opened
 from hybrid.solvers.metrics import right_answers
 
 BYTES = 256
+LARGEST = 1 << 40
+"""Bytes of a file, whatever the memory."""
 STRETCH = 1 << 16
 """Bytes that are held out together, less of a short text."""
 ONE_IN = 20
@@ -97,7 +100,7 @@ class Texts(Data):
         return blake2b(self.text.numpy().data, digest_size=16).hexdigest()
 
 
-def read_text(path: str | Path, length: int = 256) -> tuple[Texts, Texts]:
+def load_text(path: str | Path, length: int = 256) -> tuple[Texts, Texts]:
     """The text of a file, or of all text files in a folder by their paths; a 20th is held out.
 
     It is divided into stretches of 65,536 bytes, or a 20th of a shorter text, of which every 20th
@@ -139,6 +142,6 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _content(file: Path) -> bytes | None:
     """What a file holds, unless that is no text."""
-    with file.open("rb") as stream:
+    with opened(file, LARGEST, links=True) as stream:
         head = stream.read(LOOKED_AT)
         return None if b"\0" in head else head + stream.read()

@@ -177,7 +177,7 @@ def _load_text(wanted: DataSettings) -> tuple[Data, Data]:
         raise ValueError(
             "data.name is 'text': name a text file or a folder of such with --data-dir"
         )
-    train, test = data.read_text(wanted.dir, wanted.length)
+    train, test = data.load_text(wanted.dir, wanted.length)
     return train.take(wanted.limit) if wanted.limit else train, test
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from hybrid import weights
 from hybrid.data import NAMES, Data, Texts, reference
@@ -29,6 +30,8 @@ from hybrid.training.summary import OWN_LOSS
 from hybrid.training.trainer import Trainer
 
 Model = TypeVar("Model", bound=nn.Module)
+START = b"\n"
+"""What stands before a text that begins with nothing."""
 EXPORTED = r"(.*config\.json|.*\.safetensors(\.index\.json)?|README\.md)"
 """The names of the files in a folder that may be an older export."""
 _OTHER_FORMATS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".onnx", ".gguf", ".npz")
@@ -102,12 +105,47 @@ def restore(
     return settings, folder, _load_weights(network, folder, manifest, _where(run, model)), test
 
 
-def restore_text_model(
-    run: Path, *, model: str | None = None, best: bool = False
-) -> tuple[int, nn.Module]:
-    """How many bytes of text a run's network has read at once, and the network, as in `restore`.
+def generate(
+    run: str | Path,
+    prompt: bytes = b"",
+    *,
+    temperature: float = 0.8,
+    seed: int = 0,
+    model: str | None = None,
+    best: bool = False,
+) -> Iterator[int]:
+    """The bytes that follow a prompt, one by one without an end, from a run's newest checkpoint.
 
-    It needs no text. ValueError for a run on other data.
+    Each is drawn from softmax(logits / temperature), given the `data.length` bytes before it at
+    most; at temperature 0 it is the likeliest. The same seed gives the same text. `model` and
+    `best` are as in `restore`. ValueError for a run on other data than text, and for a temperature
+    below 0.
+    """
+    if not temperature >= 0:
+        raise ValueError(f"--temperature is {temperature:g}: it must be 0 or above")
+    length, network = _text_model(Path(run), model, best)
+    network.eval()
+    draws = torch.Generator().manual_seed(seed)
+    read = torch.tensor([[*(prompt or START)]])
+    while True:
+        with torch.no_grad():
+            logits = network(read[:, -length:])[0, :, -1].double()
+        following = _drawn(logits, temperature, draws)
+        yield int(following)
+        read = torch.cat((read, following.view(1, 1)), dim=1)[:, -length:]
+
+
+def _drawn(logits: Tensor, temperature: float, draws: torch.Generator) -> Tensor:
+    """A class of softmax(logits / temperature), int64 (1,)."""
+    if temperature == 0:
+        return logits.argmax(0, keepdim=True)
+    return torch.multinomial((logits / temperature).softmax(0), 1, generator=draws)
+
+
+def _text_model(run: Path, model: str | None, best: bool) -> tuple[int, nn.Module]:
+    """How many bytes of text a run's network has read at once, and the network; it needs no text.
+
+    ValueError for a run on other data.
     """
     settings, folder, manifest = _open_run(run, best)
     if settings.data.name != TEXT:

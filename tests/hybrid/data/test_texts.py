@@ -9,7 +9,7 @@ from answers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.data import Texts, read_text
+from hybrid.data import Texts, load_text
 from hybrid.data.texts import bits_per_byte
 
 
@@ -45,7 +45,7 @@ def test_every_window_lies_in_one_half_and_is_followed_by_its_targets(
     generator = torch.Generator().manual_seed(size)
     text = bytes(torch.randint(1, 256, (size,), generator=generator).tolist())
     file = written(tmp_path_factory.mktemp("text"), {"a": text}) / "a"
-    halves = read_text(file, length)
+    halves = load_text(file, length)
     places: list[set[int]] = []
     for half in halves:
         assert len(half) > 0
@@ -62,7 +62,7 @@ def test_every_window_lies_in_one_half_and_is_followed_by_its_targets(
 
 def test_a_twentieth_is_held_out_all_along_a_long_text(tmp_path):
     file = written(tmp_path, {"a": b"x" * (40 << 16)}) / "a"
-    train, test = read_text(file, 256)
+    train, test = load_text(file, 256)
     assert len(train) == 19 * len(test)
     assert {int(start) >> 16 for start in test.starts} == {19, 39}
 
@@ -79,7 +79,7 @@ def test_a_folder_is_its_text_files_by_their_paths(tmp_path):
     }
     os.symlink(tmp_path / "nowhere", tmp_path / "dangling")
     os.mkfifo(tmp_path / "pipe")
-    train, _ = read_text(written(tmp_path, files), 4)
+    train, _ = load_text(written(tmp_path, files), 4)
     assert bytes(train.text.tolist()) == b"first." * 30 + b"second" * 30 + b"third." * 30
 
 
@@ -93,23 +93,23 @@ def test_a_folder_is_its_text_files_by_their_paths(tmp_path):
     ],
 )
 def test_too_little_text_is_one_line(tmp_path, files, place, said):
-    assert said in refusal(read_text, written(tmp_path, files) / place, 128)
+    assert said in refusal(load_text, written(tmp_path, files) / place, 128)
 
 
 def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere is not there: name a text file"):
-        read_text(tmp_path / "nowhere", 128)
+        load_text(tmp_path / "nowhere", 128)
 
 
 def test_a_limit_takes_the_first_windows(numbered):
-    train, _ = read_text(numbered(2000), 16)
+    train, _ = load_text(numbered(2000), 16)
     assert torch.equal(train.take(3).starts, train.starts[:3])
     assert f"from 1 to {len(train)}" in refusal(train.take, len(train) + 1)
 
 
 def test_ranks_compare_their_texts_and_keep_none_that_they_do_not_read(numbered, tmp_path):
-    train, test = read_text(numbered(2000), 16)
-    other, _ = read_text(written(tmp_path, {"other": b"0" * 8000}) / "other", 16)
+    train, test = load_text(numbered(2000), 16)
+    other, _ = load_text(written(tmp_path, {"other": b"0" * 8000}) / "other", 16)
     assert train.fingerprint() == test.fingerprint() != other.fingerprint()
     assert train.only(True, False).fingerprint() == train.fingerprint()
     nothing = train.only(False, False)

@@ -28,7 +28,7 @@ SLOW = Network(1e6, 1e-3)
 def planner(network=SLOW, device=DEVICE, **settings):
     given = {"data.name": "digits", "data.limit": 64, "train.batch_size": 32, "train.threads": 1}
     resolved = load(None, {**given, **settings})
-    images, _ = build.load_images(resolved.data)
+    images, _ = build.load_own(resolved.data)
     return Planner(resolved, build.build_model(resolved, images), images, network, device=device)
 
 

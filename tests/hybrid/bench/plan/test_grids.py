@@ -29,7 +29,7 @@ FAST, SLOW = Network(1e12, 0.0), Network(1e5)
 def planner(network=FAST, batch=32, unit=0.001, **settings):
     given = {"data.name": "digits", "data.limit": 512, "train.threads": 1}
     resolved = load(None, {**given, "train.batch_size": batch, **settings})
-    images, _ = build.load_images(resolved.data)
+    images, _ = build.load_own(resolved.data)
     made = plan.Planner(resolved, build.build_model(resolved, images), images, network)
     names = tuple(each.name for each in units(made.model))
     made.subject.times[names] = {n: [Cost(unit, 2 * unit)] * 5 for n in range(1, batch + 1)}
