@@ -23,8 +23,8 @@ SHORT = [3, 9, 4, 2, 12, 5, 7, 2, 10, 6]
 @pytest.mark.parametrize(
     ("kind", "parts"),
     [  # micro-batches and replicas, whose shares of 5 samples are uneven
-        ("BertForTokenClassification", ((3, 1), (1, 2))),
-        ("BertForSequenceClassification", ((2, 2),)),
+        pytest.param("BertForTokenClassification", ((3, 1), (1, 2)), marks=pytest.mark.slow),
+        pytest.param("BertForSequenceClassification", ((2, 2),), marks=pytest.mark.slow),
         ("GPT2LMHeadModel", ((2, 2),)),
     ],
 )
@@ -85,6 +85,7 @@ def test_what_would_train_on_another_loss_is_refused(solver, more, said):
     assert said in refusal(trainer.fit, texts, texts)
 
 
+@pytest.mark.slow
 def test_it_is_trained_undivided():
     trainer, texts = prepared(Backprop(), model=Masked(), cuts=["bert.bert.encoder.layer.1"])
     trainer.fit(texts)

@@ -35,15 +35,22 @@ WEIGHT = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)
 LOSS = nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=-7, label_smoothing=0.1)
 PARTED = (Backprop(), DDG(), FDG(), FeaturesReplay())
 OTHERS = (Penalty(), AugmentedLagrangian(), BlockADMM(), AuxNet(), LocalUpdates())
+UNEVEN = (4, 1), (2, 3)
+"""Micro-batches and replicas that 13 samples are no multiple of."""
+
+
+def case(solver, replicas, daily):
+    name = f"{solver.name}-{solver.num_micro_batches(BATCH)}-{replicas}"
+    return pytest.param(solver, replicas, {}, id=name, marks=() if daily else pytest.mark.slow)
+
+
 CASES = [
     *(
-        pytest.param(
-            replace(solver, micro_batches=m), replicas, {}, id=f"{solver.name}-{m}-{replicas}"
-        )
+        case(replace(solver, micro_batches=m), replicas, (m, replicas) in UNEVEN)
         for solver in PARTED
-        for m, replicas in ((2, 1), (4, 1), (1, 2), (1, 3), (2, 3), (4, 2))
+        for m, replicas in (*UNEVEN, (2, 1), (1, 2), (1, 3), (4, 2))
     ),
-    *(pytest.param(s, r, {}, id=f"{s.name}-{r}") for s in OTHERS for r in (1, 2, 3)),
+    *(case(solver, replicas, replicas == 3) for solver in OTHERS for replicas in (1, 2, 3)),
     *(
         pytest.param(AugmentedLagrangian(), r, {"fill": True, "fill_step": kind}, id=f"{kind}-{r}")
         for r in (1, 2)

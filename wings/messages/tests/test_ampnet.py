@@ -74,6 +74,7 @@ def test_what_every_method_keeps_to(number, name, monkeypatch):
         every.test_one_block_alone_is_plain_sgd_bit_for_bit(name)
 
 
+@pytest.mark.slow
 def test_every_setting_of_its_own_acts_or_is_refused():
     """Each in one of the modes, and a tenth of the others."""
     known = sorted(act.known(MODES[0]))

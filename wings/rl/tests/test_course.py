@@ -88,7 +88,7 @@ def after(blocks, stretches, run=run_threads, **settings):
 
 
 @pytest.mark.parametrize("representation", [True, False])
-@pytest.mark.parametrize(("actors", "lag"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize(("actors", "lag"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 3)])
 def test_ranks_links_and_stretches_change_no_bit(actors, lag, representation):
     settings = {"actors": actors, "lag": lag, "representation": representation, "steps": 60}
     if not representation:

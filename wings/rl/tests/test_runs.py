@@ -208,7 +208,13 @@ def told(summary, out):
     return kept(out), lines(out), left, shape
 
 
-@pytest.mark.parametrize("name", sorted(RlSettings.model_fields))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if i % 3 else ())
+        for i, name in enumerate(sorted(RlSettings.model_fields))
+    ],
+)
 def test_every_setting_acts(name, base, tmp_path):
     field = RlSettings.model_fields[name]
     before = TINY.get(f"rl.{name}", field.default)

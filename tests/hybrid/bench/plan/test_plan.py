@@ -93,9 +93,11 @@ def test_a_sampler_that_learns_from_losses_leaves_out_what_tells_none():
 @pytest.mark.parametrize(
     "solver",
     [
-        *(DDG(1), FDG(1), DDG(4), FDG(4), FDG(4, recompute=True), FDG(4, stash=False)),
-        *(FeaturesReplay(2), Petra(2)),
-        *(PDASGD(2), LocalUpdates()),
+        *(DDG(4), FDG(4, recompute=True), FeaturesReplay(2), Petra(2)),
+        *(
+            pytest.param(solver, marks=pytest.mark.slow)
+            for solver in (DDG(1), FDG(1), FDG(4), FDG(4, stash=False), PDASGD(2), LocalUpdates())
+        ),
     ],
     ids=str,
 )
