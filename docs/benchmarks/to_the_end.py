@@ -4,7 +4,7 @@
     python docs/benchmarks/to_the_end.py --only-collect
 
     resnet20    ResNet-20 on all 50,000 images of CIFAR-10, mini-batches of 128
-    gpt         GPT of 8 layers of width 128 on 2.5 MB of Python's library, 16 texts of 128 bytes
+    gpt         gpt-8-64 on 6.1 MB of Python's library, mini-batches of 32 texts of 128 bytes
     gpt-rates   for a quarter of the steps, flushed, at several learning rates
 
 One thread, on the virtual clock, mini-batches in 8 micro-batches. Each optimizer has the learning
@@ -82,7 +82,7 @@ def resnet20() -> Iterator[tuple[str, Row]]:
     yield "ddg, SGD, K=4", Row(4, LATE[4], SGD)
 
 
-WINDOWS, SIZE, LENGTH = 19_200, 16, 128
+WINDOWS, SIZE, LENGTH = 48_000, 32, 128
 RATES = {
     "AdamW": ("adamw", (1e-3, 2e-3, 4e-3)),
     "NAdam": ("nadamw", (1e-3, 2e-3, 4e-3)),
@@ -139,7 +139,7 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
     torch.set_num_threads(1)
     train, test = samples(row, data_dir, out.parent)
     torch.manual_seed(seed)
-    network = models.gpt(8, 128, 256, LENGTH) if row.windows else models.resnet(20)
+    network = models.gpt(8, 64, 256, LENGTH) if row.windows else models.resnet(20)
     size = SIZE if row.windows else 128
     Trainer(
         split(network, row.blocks),
@@ -152,7 +152,7 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
         checkpoint=CheckpointSettings(every=1, minutes=5, keep_last=1),
         out=out,
         resume=(out / "checkpoints").exists(),
-        names={"model": "gpt-8-128" if row.windows else "resnet20"},
+        names={"model": "gpt-8-64" if row.windows else "resnet20"},
     ).fit(train, test)
 
 
