@@ -89,7 +89,7 @@ def show(
         str | None,
         typer.Option(
             help="Form of a sample: float32[3,224,224], or by name ids=int64[9],mask=int64[9].  "
-            "[default: float32[3,32,32] of a network of this package]"
+            "[default: float32[3,32,32] of a network of this package, int64[256] if it reads texts]"
         ),
     ] = None,
     data: Annotated[

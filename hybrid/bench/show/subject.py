@@ -13,8 +13,9 @@ from torch import Tensor
 
 from hybrid.bench.show.counting import describe
 from hybrid.bench.show.description import Description
-from hybrid.data import Mapped
+from hybrid.data import Data, Mapped, Texts
 from hybrid.networks.blocks import SAMPLES
+from hybrid.networks.models import reads_texts
 from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import is_reference
 from hybrid.solvers.acting import nearest
@@ -22,6 +23,8 @@ from hybrid.training import build
 
 IMAGES = "float32[3,32,32]"
 """What goes into a network of this package unless another shape is asked for: CIFAR's images."""
+TEXTS = "int64[256]"
+"""The same of one that reads texts."""
 CLASSES = 10
 _FORM = re.compile(r"(?:(?P<name>[^=\[\],]+)=)?(?P<dtype>\w+)\[(?P<sizes>[0-9, ]*)\]")
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "uint8", "bool")
@@ -35,12 +38,14 @@ def show(given: Mapping[str, Any], inputs: str | None = None) -> Description:
     """
     _check(given, inputs)
     settings = load(None, {"split.blocks": 2, **given})
+    data: Data
     if "data.name" in given:
         data, _ = build.load_data_sets(settings.data, settings.train.loss)
     else:
-        batch = parse_inputs(IMAGES if inputs is None else inputs)
-        _check_images(settings.model.name, batch, inputs)
-        data = Mapped(_Samples(batch))
+        texts = reads_texts(settings.model.name)
+        batch = parse_inputs(inputs or (TEXTS if texts else IMAGES))
+        _check_form(settings.model.name, batch, inputs)
+        data = Texts.empty(batch.shape[1]) if texts else Mapped(_Samples(batch))
     blocks = build.build_blocks(settings, data)
     return describe(
         blocks,
@@ -76,14 +81,17 @@ def _check(given: Mapping[str, Any], inputs: str | None) -> None:
         raise ValueError("--cuts settles the blocks, so --balance even has no effect: leave it out")
 
 
-def _check_images(name: str, batch: Any, inputs: str | None) -> None:
+def _check_form(name: str, batch: Any, inputs: str | None) -> None:
     """ValueError unless a network takes these samples, if it is of this package."""
-    images = isinstance(batch, Tensor) and batch.dim() == 4 and batch.dtype == torch.float32
-    if not (images or is_reference(name)):
-        raise ValueError(
-            f"--inputs is {inputs!r}, but {name} takes images: write float32[channels,size,size], "
-            f"such as {IMAGES}"
-        )
+    texts = reads_texts(name)
+    dtype, dim = (torch.int64, 2) if texts else (torch.float32, 4)
+    fits = isinstance(batch, Tensor) and (batch.dtype, batch.dim()) == (dtype, dim)
+    if not (fits or is_reference(name)):
+        form = f"int64[length], such as {TEXTS}"
+        if not texts:
+            form = f"float32[channels,size,size], such as {IMAGES}"
+        reads = "texts" if texts else "images"
+        raise ValueError(f"--inputs is {inputs!r}, but {name} takes {reads}: write {form}")
 
 
 class _Samples:

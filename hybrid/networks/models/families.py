@@ -73,7 +73,7 @@ def build(
     if match is None:
         near = nearest(name, EXAMPLES) or "resnet20"
         raise ValueError(f"unknown model {name!r}: try {near!r} (families: {', '.join(FAMILIES)})")
-    if (match["layers"] is not None) != bool(length):
+    if reads_texts(name) != bool(length):
         reads, given = ("images", "texts") if length else ("texts", "images")
         other = "--model gpt-4-128, or images with --data" if length else "--data text"
         raise ValueError(f"{name} reads {reads}, and the data are {given}: give {other}")
@@ -94,6 +94,12 @@ def build(
         return revnet(depth, *size)
     large = family == "resnet" and depth in STAGES
     return (imagenet_resnet if large else resnet)(depth, *size)
+
+
+def reads_texts(name: str) -> bool:
+    """Whether a name is of a model for texts."""
+    match = NAME.fullmatch(name)
+    return match is not None and match["layers"] is not None
 
 
 def _check_memory(name: str, weights: int) -> None:

@@ -190,6 +190,7 @@ MASKED = ("shown_networks:masked", "--inputs")
         (("resnet8", "--data", "digits", *FORM), "leave one out"),
         (("resnet8", "--data-dir", "."), "give that, too"),
         (("resnet8", "--inputs", "int64[3,8,8]"), "resnet8 takes images"),
+        (("gpt-2-64", "--inputs", "float32[3,8,8]"), "gpt-2-64 takes texts"),
         (("resnet8", "--inputs", "float32[3,8,9]"), "images of 8 x 9 pixels are not square"),
         (("resnet8", "--optimizer", "adamm"), "did you mean "),
         (("resnet8", "--picture", "."), "is a folder"),
