@@ -43,7 +43,8 @@ def show(given: Mapping[str, Any], inputs: str | None = None) -> Description:
         data, _ = build.load_data_sets(settings.data, settings.train.loss)
     else:
         texts = reads_texts(settings.model.name)
-        batch = parse_inputs(inputs or (TEXTS if texts else IMAGES))
+        usual = TEXTS if texts else IMAGES
+        batch = parse_inputs(usual if inputs is None else inputs)
         _check_form(settings.model.name, batch, inputs)
         data = Texts.empty(batch.shape[1]) if texts else Mapped(_Samples(batch))
     blocks = build.build_blocks(settings, data)
