@@ -1,89 +1,167 @@
-"""Images/s of ways to train in K blocks, by the virtual clock, over serial training's.
+"""Samples/s of ways to train on several ranks, by the virtual clock, over serial training's.
 
-    python docs/benchmarks/virtual_rates.py --data-dir ~/data
-    python docs/benchmarks/virtual_rates.py muon --data-dir ~/data      with Muon
+    python docs/benchmarks/virtual_rates.py sgd --data-dir ~/data       ResNets by SGD
+    python docs/benchmarks/virtual_rates.py muon --data-dir ~/data      by Muon, and replicas
+    python docs/benchmarks/virtual_rates.py gpt                         a GPT by AdamW on slow links
 
-Batch 128, one thread, links of 10 Gb/s and 10 us; short trainings, interleaved, medians of turns.
-With the accuracies of delays.py this gives times to an accuracy.
+One thread, links of 10 Gb/s unless a row says otherwise, and 10 us; short trainings, interleaved,
+medians of turns. With the accuracies of delays.py and to_the_end.py this gives times to an
+accuracy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
 from hybrid import LinkSettings, OptimizerSettings, Trainer, TrainSettings, data, split
+from hybrid.data import Data, Texts
 from hybrid.networks import models
 from hybrid.settings.config import DelaySettings
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, Solver
+from hybrid.solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync.base import Strategy
+from hybrid.solvers.sync.diloco import DiLoCo
 
-STEPS = 24
-ROWS: dict[str, tuple[str, int, Solver]] = {
-    "ResNet-20, serial": ("resnet20", 1, Backprop()),
-    "ResNet-20, flushed, K=2, m=8": ("resnet20", 2, Backprop(micro_batches=8)),
-    "ResNet-20, ddg, K=2, m=8": ("resnet20", 2, DDG(micro_batches=8)),
-    "ResNet-20, flushed, K=4, m=8": ("resnet20", 4, Backprop(micro_batches=8)),
-    "ResNet-20, augmented-lagrangian, gaps filled, K=4": ("resnet20", 4, AugmentedLagrangian()),
-    "ResNet-20, ddg, K=4, m=4": ("resnet20", 4, DDG(micro_batches=4)),
-    "ResNet-20, ddg, K=4, m=8": ("resnet20", 4, DDG(micro_batches=8)),
-    "ResNet-20, ddg, K=8, m=8": ("resnet20", 8, DDG(micro_batches=8)),
-    "ResNet-56, serial": ("resnet56", 1, Backprop()),
-    "ResNet-56, flushed, K=8, m=8": ("resnet56", 8, Backprop(micro_batches=8)),
-    "ResNet-56, ddg, K=8, m=8": ("resnet56", 8, DDG(micro_batches=8)),
-}
+SGD, MUON = OptimizerSettings(), OptimizerSettings(name="muon")
+ADAMW = OptimizerSettings(name="adamw")
+LENGTH = 128
 
 
-MUON: dict[str, tuple[str, int, Solver]] = {
-    "ResNet-20, serial": ("resnet20", 1, Backprop()),
-    **{
-        f"ResNet-20, {solver.name}, K={K}": ("resnet20", K, solver)
-        for K in (2, 4, 8)
-        for solver in (Backprop(micro_batches=8), DDG(micro_batches=8))
-    },
-    "ResNet-56, serial": ("resnet56", 1, Backprop()),
-    **{
-        f"ResNet-56, {solver.name}, K={K}": ("resnet56", K, solver)
-        for K in (8, 16)
-        for solver in (Backprop(micro_batches=8), DDG(micro_batches=8))
-    },
-}
-TABLES = {"sgd": ROWS, "muon": MUON}
+@dataclass(frozen=True)
+class Row:
+    """One way to train."""
+
+    model: str
+    solver: Solver = field(default_factory=Backprop)
+    blocks: int = 1
+    optimizer: OptimizerSettings = field(default_factory=lambda: SGD)
+    extrapolated: bool = False
+    replicas: int = 1
+    sync: Strategy = field(default_factory=AllReduce)
+    gigabits: float = 10.0
+
+
+def sgd() -> Mapping[str, Row]:
+    flushed, late = Backprop(micro_batches=8), DDG(micro_batches=8)
+    return {
+        "ResNet-20, serial": Row("resnet20"),
+        "ResNet-20, flushed, K=2, m=8": Row("resnet20", flushed, 2),
+        "ResNet-20, ddg, K=2, m=8": Row("resnet20", late, 2),
+        "ResNet-20, flushed, K=4, m=8": Row("resnet20", flushed, 4),
+        "ResNet-20, augmented-lagrangian, gaps filled, K=4": Row(
+            "resnet20", AugmentedLagrangian(), 4
+        ),
+        "ResNet-20, ddg, K=4, m=4": Row("resnet20", DDG(micro_batches=4), 4),
+        "ResNet-20, ddg, K=4, m=8": Row("resnet20", late, 4),
+        "ResNet-20, ddg, K=8, m=8": Row("resnet20", late, 8),
+        "ResNet-56, serial": Row("resnet56"),
+        "ResNet-56, flushed, K=8, m=8": Row("resnet56", flushed, 8),
+        "ResNet-56, ddg, K=8, m=8": Row("resnet56", late, 8),
+    }
+
+
+def muon() -> Mapping[str, Row]:
+    flushed, late = Backprop(micro_batches=8), DDG(micro_batches=8)
+    rows = {"ResNet-20, serial by SGD": Row("resnet20")}
+    for title, model, counts in (
+        ("ResNet-20", "resnet20", (4, 8)),
+        ("ResNet-56", "resnet56", (16,)),
+    ):
+        rows[f"{title}, serial"] = Row(model, optimizer=MUON)
+        for n in counts:
+            rows[f"{title}, flushed, K={n}"] = Row(model, flushed, n, MUON)
+            rows[f"{title}, ddg, K={n}"] = Row(model, late, n, MUON, extrapolated=True)
+            for rate in 10.0, 1.0:
+                name = f"{title}, {n} replicas, {rate:g} Gb/s"
+                rows[name] = Row(model, optimizer=MUON, replicas=n, gigabits=rate)
+    return rows
+
+
+def gpt() -> Mapping[str, Row]:
+    rows = {"gpt-8-256, serial": Row("gpt-8-256", optimizer=ADAMW)}
+    for n, rate in ((4, 10.0), (4, 1.0), (4, 0.1), (8, 1.0), (8, 0.1)):
+        where = f"{rate:g} Gb/s"
+        late = DDG(micro_batches=4)
+        rows[f"gpt-8-256, ddg, K={n}, {where}"] = Row(
+            "gpt-8-256", late, n, ADAMW, extrapolated=True, gigabits=rate
+        )
+        if rate < 1:
+            eight = DDG(micro_batches=4, messages="int8")
+            rows[f"gpt-8-256, ddg, int8, K={n}, {where}"] = Row(
+                "gpt-8-256", eight, n, ADAMW, extrapolated=True, gigabits=rate
+            )
+        plain = Row("gpt-8-256", optimizer=ADAMW, replicas=n, gigabits=rate)
+        rows[f"gpt-8-256, {n} replicas, {where}"] = plain
+        rows[f"gpt-8-256, {n} replicas, diloco, {where}"] = Row(
+            "gpt-8-256", optimizer=ADAMW, replicas=n, sync=DiLoCo(steps=STEPS), gigabits=rate
+        )
+    return rows
+
+
+STEPS = 12
+"""Of a training; of diloco's rounds, too, so that each has one."""
+TABLES = {"sgd": sgd, "muon": muon, "gpt": gpt}
+
+
+def samples(model: str, data_dir: Path | None) -> tuple[Data, Data, int]:
+    """Training and test samples for `STEPS` steps, and how many are in a mini-batch."""
+    if not model.startswith("gpt"):
+        images, test = data.load("cifar10", data_dir, 128 * STEPS)
+        return images, test.take(128), 128
+    size, random = 16, torch.Generator().manual_seed(0)
+    text = torch.randint(256, (size * STEPS + LENGTH + 1,), generator=random, dtype=torch.uint8)
+    windows = Texts(text, torch.arange(size * STEPS), LENGTH)
+    return windows, windows.take(size), size
+
+
+def train(row: Row, data_dir: Path | None) -> float:
+    """Samples/s of one short training."""
+    torch.manual_seed(0)
+    train, test, size = samples(row.model, data_dir)
+    if isinstance(train, Texts):
+        network = models.build(row.model, 256, length=LENGTH)
+    else:
+        network = models.build(row.model, 10, 3, 32)
+    made = Trainer(
+        split(network, row.blocks, balance="measured"),
+        row.solver,
+        train=TrainSettings(epochs=1, batch_size=size, threads=1, report_every=STEPS),
+        optimizer=row.optimizer,
+        delay=DelaySettings(mend="extrapolate" if row.extrapolated else "none"),
+        links=LinkSettings(kind="virtual", gigabits_per_second=row.gigabits),
+        replicas=row.replicas,
+        quiet=True,
+        sync=row.sync,
+    )
+    return float(made.fit(train, test)["images_per_second"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("optimizer", nargs="?", choices=TABLES, default="sgd")
+    parser.add_argument("table", choices=TABLES)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
-    images, test = data.load("cifar10", options.data_dir, 128 * STEPS)
-    muon, rows = options.optimizer == "muon", TABLES[options.optimizer]
+    rows = TABLES[options.table]()
     rates: dict[str, list[float]] = {name: [] for name in rows}
     for _ in range(options.turns):
-        for name, (model, K, solver) in rows.items():
-            torch.manual_seed(0)
-            blocks = split(models.build(model, 10, 3, 32), K, balance="measured")
-            settings = TrainSettings(epochs=1, threads=1, report_every=STEPS)
-            links = LinkSettings(kind="virtual")
-            more: dict[str, Any] = {}
-            if muon:
-                more["optimizer"] = OptimizerSettings(name="muon")
-            if muon and isinstance(solver, DDG):
-                more["delay"] = DelaySettings(mend="extrapolate")
-            made = Trainer(blocks, solver, train=settings, links=links, quiet=True, **more)
-            rates[name].append(made.fit(images, test.take(128))["images_per_second"])
-    print("| | images/s | over serial, median (least, most) |\n|---|---|---|")
+        for name, row in rows.items():
+            rates[name].append(train(row, options.data_dir))
+    print("| | samples/s | over serial, median (least, most) |\n|---|---|---|")
     for name, found in rates.items():
         base = rates[f"{name.partition(',')[0]}, serial"]
         share = [a / b for a, b in zip(found, base, strict=True)]
         spread = f"({min(share):.2f}, {max(share):.2f})"
         print(f"| {name} | {median(found):.0f} | {median(share):.2f} {spread} |")
-    file = Path(__file__).with_name("virtual_rates_muon.json" if muon else "virtual_rates.json")
+    table = "" if options.table == "sgd" else f"_{options.table}"
+    file = Path(__file__).with_name(f"virtual_rates{table}.json")
     file.write_text(json.dumps(rates, indent=1) + "\n")
 
 
