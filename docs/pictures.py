@@ -141,23 +141,30 @@ def blocks() -> None:
 
 
 def accuracy() -> None:
-    """Test accuracy over time, of the long runs, at a quiet machine's rates."""
-    sys.path.append(str(RAW))
-    from delays import MINUTES, quiet_rates
+    """Test accuracy over simulated time, of the trainings to the end.
 
-    found, rates = json.loads((RAW / "delays-long.json").read_text()), quiet_rates()
+    A flushed pipeline and replicas have the gradients of one rank in as many micro-batches, so they
+    share a training and differ in their rates.
+    """
+    found = json.loads((RAW / "to_the_end.json").read_text())["resnet20"]
+    timed = json.loads((RAW / "virtual_rates_muon.json").read_text())
+    rates = {name.partition(", ")[2]: median(v) for name, v in timed.items() if "-20" in name}
     figure, drawn = axes()
-    for row, (color, label) in {
-        "serial": (GREY, "serial"),
-        "augmented-lagrangian, gaps filled, K=4": (GREEN, "the default, gaps filled, K=4"),
-        "ddg, K=2, m=8": (PURPLE, "ddg, K=2, m=8"),
-        "ddg, K=4, m=8": (BLUE, "ddg, K=4, m=8"),
-        "ddg, K=8, m=8": (ORANGE, "ddg, K=8, m=8"),
-    }.items():
-        minutes = 50_000 / rates[row] / 60
+    for row, rate, color, label in (
+        ("serial, SGD", "serial by SGD", GREY, "one rank, SGD"),
+        ("flushed, Muon", "serial", PURPLE, "one rank, Muon"),
+        ("flushed, Muon", "flushed, K=8", ORANGE, "flushed pipeline of 8, Muon"),
+        ("ddg, Muon, extrapolated, K=8", "ddg, K=8", BLUE, "ddg on 8, Muon, extrapolated"),
+        ("flushed, Muon", "8 replicas, 10 Gb/s", GREEN, "8 replicas, Muon, 10 Gb/s"),
+    ):
+        if row not in found:
+            continue
+        minutes = 50_000 / rates[rate] / 60
         points = [(minutes * epoch, 100 * a) for epoch, a in found[row]["0"]["curve"]]
         drawn.plot(*zip(*points, strict=True), color=color, marker=".", label=label)
-    drawn.set_xlabel(MINUTES)
+    drawn.set_xscale("log")
+    drawn.set_xticks([1, 2, 5, 10, 20, 40], ["1", "2", "5", "10", "20", "40"])
+    drawn.set_xlabel("minutes of training, simulated")
     drawn.set_ylabel("test accuracy, %")
     drawn.legend(frameon=False)
     save(figure, "accuracy-over-time")
