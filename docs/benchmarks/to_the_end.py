@@ -84,9 +84,9 @@ def resnet20() -> Iterator[tuple[str, Row]]:
 
 WINDOWS, SIZE, LENGTH = 48_000, 32, 128
 RATES = {
+    "Muon": ("muon", (0.02, 0.04, 0.01)),
     "AdamW": ("adamw", (1e-3, 2e-3, 4e-3)),
     "NAdam": ("nadamw", (1e-3, 2e-3, 4e-3)),
-    "Muon": ("muon", (0.01, 0.02, 0.04)),
 }
 VECTORS_RATE = 2e-3
 """Of AdamW, which steps vectors, embeddings and the output layer beside Muon."""
