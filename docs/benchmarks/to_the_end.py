@@ -110,7 +110,28 @@ def gpt_rates() -> Iterator[tuple[str, Row]]:
             yield f"{title}, flushed, lr {lr}", row
 
 
-TABLES = {"resnet20": resnet20, "gpt-rates": gpt_rates}
+BEST = {"AdamW": 1e-3, "NAdam": 1e-3, "Muon": 0.02}
+"""The rates that `gpt_rates` finds best."""
+
+
+def gpt() -> Iterator[tuple[str, Row]]:
+    """Those that decide most first."""
+
+    def row(title: str, K: int, mend: Literal["none", "extrapolate"] = "none") -> tuple[str, Row]:
+        name = f"{title}, flushed"
+        blocks, solver = (1, Backprop(micro_batches=M)) if K == 1 else (min(K, 8), LATE[K])
+        if K > 1:
+            name = f"ddg, {title}{', extrapolated' if mend != 'none' else ''}, K={K}"
+        made = of_text(RATES[title][0], BEST[title])
+        return name, Row(blocks, solver, made, mend, epochs=1, windows=WINDOWS)
+
+    yield from (row("Muon", 1), row("Muon", 8, "extrapolate"), row("AdamW", 1), row("AdamW", 8))
+    yield from (row("AdamW", 8, "extrapolate"), row("Muon", 16, "extrapolate"), row("Muon", 8))
+    yield from (row("AdamW", 16, "extrapolate"), row("NAdam", 1), row("NAdam", 8))
+    yield from (row(title, 4, "extrapolate") for title in ("Muon", "AdamW"))
+
+
+TABLES = {"resnet20": resnet20, "gpt-rates": gpt_rates, "gpt": gpt}
 
 
 def corpus(runs: Path) -> Path:
