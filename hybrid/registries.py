@@ -10,6 +10,9 @@ AUTO = "auto"
 TEXT = "text"
 """The data set of the bytes of files; all others of this package are images."""
 
+LONGEST_TEXT = 1 << 15
+"""Bytes of a sample of it, half of the least that is held out together of a long text."""
+
 LINKS = Named(
     "link",
     {

@@ -31,6 +31,7 @@ from tolerance_optimizers import Late
 
 from hybrid import Trainer, data, split
 from hybrid.data import Data
+from hybrid.files import write_atomically
 from hybrid.networks import models
 from hybrid.settings.config import (
     CheckpointSettings,
@@ -140,9 +141,11 @@ def corpus(runs: Path) -> Path:
     if not file.exists():
         root = Path(sysconfig.get_paths()["stdlib"])
         skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
-        sources = sorted(p for p in root.rglob("*.py") if not skipped & {*p.parts})
+        sources = sorted(
+            p for p in root.rglob("*.py") if not skipped & {*p.relative_to(root).parts}
+        )
         runs.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(b"".join(p.read_bytes() for p in sources))
+        write_atomically(file, b"".join(p.read_bytes() for p in sources))
     return file
 
 
@@ -186,7 +189,8 @@ def collect(runs: Path, seeds: list[int]) -> dict[str, Any]:
                 folder = runs / name / slug(title, seed)
                 kept = of_summary(folder)
                 if kept is not None:
-                    kept |= {"epochs": row.epochs, "curve": curve(folder / "metrics.jsonl")}
+                    metrics = json.loads((folder / "summary.json").read_text())["test_metrics"]
+                    kept |= {"epochs": row.epochs, "test_metrics": metrics, "curve": curve(folder / "metrics.jsonl")}
                     results.setdefault(name, {}).setdefault(title, {})[str(seed)] = kept
     return results
 

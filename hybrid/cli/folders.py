@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,7 +96,7 @@ def generate(
     from hybrid.training import restore
 
     def written() -> str:
-        begin = prompt.encode(errors="surrogateescape")
+        begin = os.fsencode(prompt)
         draws: dict[str, Any] = {
             "temperature": temperature,
             "seed": seed,

@@ -11,18 +11,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hybrid.data.dataset import Data
 from hybrid.files import opened
+from hybrid.registries import LONGEST_TEXT
 from hybrid.solvers.metrics import right_answers
+from hybrid.solvers.state import State
 
 BYTES = 256
-LARGEST = 1 << 40
-"""Bytes of a file, whatever the memory."""
+RUN_FILES = {"config.toml", "metrics.jsonl"}
+"""What a run folder holds, which a training writes where it may read."""
 STRETCH = 1 << 16
 """Bytes that are held out together, less of a short text."""
 ONE_IN = 20
@@ -45,6 +46,8 @@ class Texts(Data):
     starts: Tensor
     """Of the windows, int64 (N,)."""
     length: int
+    digest: str = ""
+    """Of the whole text, on every rank, whatever of it that keeps."""
     classes: int = BYTES
     metrics = MappingProxyType({"accuracy": right_answers, "bits_per_byte": bits_per_byte})
 
@@ -94,28 +97,41 @@ class Texts(Data):
         return replace(self, text=self.text.new_zeros(()).expand_as(self.text))
 
     def fingerprint(self) -> str:
-        """Of the text, since ranks may find other files; empty where there are zeros for it."""
-        if self.text.stride() == (0,):
-            return ""
-        return blake2b(self.text.numpy().data, digest_size=16).hexdigest()
+        """Of the text, since ranks may find other files."""
+        return self.digest
+
+    def state(self) -> State:
+        return State(shared={"digest": self.digest})
+
+    def load_state(self, state: State) -> None:
+        if state.shared.get("digest", self.digest) != self.digest:
+            raise ValueError(
+                f"the text has {len(self.text)} bytes that are not those of before, and a run goes "
+                "on with the same: put back the files of data.dir, or begin another run"
+            )
 
 
 def load_text(path: str | Path, length: int = 256) -> tuple[Texts, Texts]:
-    """The text of a file, or of all text files in a folder by their paths; a 20th is held out.
+    """The text of a file, or of all text files in a folder; about a 20th is held out.
 
-    It is divided into stretches of 65,536 bytes, or a 20th of a shorter text, of which every 20th
-    is the test's. ValueError if it is too short, FileNotFoundError if there is none.
+    A folder's files come by their names, before those of the folders in it. What is hidden, is a
+    run folder of this package or holds zeros is left out. The text is divided into stretches of
+    65,536 bytes, or a 20th of a shorter one, of which every 20th is the test's.
+
+    ValueError for a length out of range or too short a text, FileNotFoundError if there is none.
     """
+    if not 1 <= length <= LONGEST_TEXT:
+        raise ValueError(f"length is {length}: it must be 1 to {LONGEST_TEXT} bytes")
     root = Path(path).expanduser()
     if not root.exists():
         raise FileNotFoundError(f"{root} is not there: name a text file or a folder of such")
-    files = list(_files(root)) if root.is_dir() else [root]
-    parts = [content for file in files if (content := _content(file)) is not None]
-    text = b"".join(parts)
+    text, files = bytearray(), 0
+    for file in _files(root) if root.is_dir() else [root]:
+        files += _append(text, file)
     least = ONE_IN * (length + 1)
     if len(text) < least:
         raise ValueError(
-            f"{root} has {len(text)} bytes of text, in {len(parts)} files: {least} are needed, 20 "
+            f"{root} has {len(text)} bytes of text, in {files} files: {least} are needed, 20 "
             f"times a window of {length} and the byte that follows; take a longer one, or a "
             "smaller data.length"
         )
@@ -124,24 +140,37 @@ def load_text(path: str | Path, length: int = 256) -> tuple[Texts, Texts]:
     within = torch.arange(0, size - length, length)
     starts = size * torch.arange(count)[:, None] + within
     tested = torch.arange(count) % ONE_IN == ONE_IN - 1
-    data = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())
-    return (
-        Texts(data, starts[~tested].flatten(), length),
-        Texts(data, starts[tested].flatten(), length),
+    data, digest = torch.frombuffer(text, dtype=torch.uint8), blake2b(text, digest_size=16)
+    train, test = (
+        Texts(data, starts[chosen].flatten(), length, digest.hexdigest())
+        for chosen in (~tested, tested)
     )
+    return train, test
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The regular files of a folder, hidden ones aside, in the order of their paths."""
-    for place, folders, names in os.walk(folder):
+    """The regular files of a folder that `load_text` reads, in its order."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=fail):
+        if {*names} >= RUN_FILES:
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith(".") and (Path(place) / name).is_file():
                 yield Path(place) / name
 
 
-def _content(file: Path) -> bytes | None:
-    """What a file holds, unless that is no text."""
-    with opened(file, LARGEST, links=True) as stream:
+def _append(text: bytearray, file: Path) -> bool:
+    """Append what a file holds, unless that is no text, and say so; ValueError for too much."""
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 - len(text)
+    with opened(file, room, links=True) as stream:
         head = stream.read(LOOKED_AT)
-        return None if b"\0" in head else head + stream.read()
+        if b"\0" in head:
+            return False
+        text += head
+        text += stream.read()
+    return True

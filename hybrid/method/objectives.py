@@ -109,7 +109,7 @@ class Objectives(NamedTuple):
         def objective(
             loss: Loss, out: Any, targets: Any, answers: Bundle | None, each: bool = False
         ) -> Objective:
-            metrics = options.metrics or test.metrics
+            metrics = test.metrics if options.metrics is None else options.metrics
             if metrics is None:
                 metrics = _default_metrics(loss, out, targets)
             _check_shapes(options, loss, out, targets)

@@ -236,6 +236,11 @@ def _shape_and_classes(resolved: Config, samples: Data) -> tuple[tuple[int, ...]
     """Shape of one sample, an image or a text, and the number of classes."""
     if isinstance(samples, Dataset | Texts):
         return samples.shape, samples.classes
+    if models.reads_texts(resolved.model.name):
+        raise ValueError(
+            f"{resolved.model.name} reads bytes (--data {TEXT}): for texts of your own, give "
+            "--model package.module:function"
+        )
     inputs, _ = samples.sample(1)
     classes = getattr(getattr(samples, "dataset", None), "classes", None)
     if not (isinstance(inputs, Tensor) and inputs.dim() == 4 and classes is not None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from hybrid.networks import models, own_units
 from hybrid.networks.partition import split
 from hybrid.registries import TEXT
 from hybrid.settings import resolve
-from hybrid.settings.config import Config
+from hybrid.settings.config import Config, DataSettings
 from hybrid.settings.sections.base import LARGE, is_reference
 from hybrid.training import build, references
 from hybrid.training.summary import OWN_LOSS
@@ -74,10 +75,12 @@ def load(
     package, which the run's settings make again, from data that may lie in `data_dir` by now.
     ValueError if the run does not say how, or holds another model.
     """
+    settings, folder, manifest = _open_run(Path(run), best)
+    if model is None and settings.data.name == TEXT:
+        return _text_model(Path(run), None, best)[1]
     if model is None:
         _, _, network, _ = restore(Path(run), data_dir=data_dir, best=best)
         return network.eval()
-    _, folder, manifest = _open_run(Path(run), best)
     return _load_weights(_made(model), folder, manifest, "model=").eval()
 
 
@@ -100,7 +103,9 @@ def restore(
     news = {"name": _name(run, "--data", stored, data, known), "limit": 0}
     if data_dir is not None:
         news["dir"] = data_dir
-    train, test = build.load_data_sets(settings.data.model_copy(update=news), settings.train.loss)
+    # what is said of the run's own data need not hold of others
+    wanted = settings.data.model_copy(update=news) if data is None else DataSettings.of("data", news)
+    train, test = build.load_data_sets(wanted, settings.train.loss)
     network = _network(run, settings, model, train)
     return settings, folder, _load_weights(network, folder, manifest, _where(run, model)), test
 
@@ -121,25 +126,32 @@ def generate(
     `best` are as in `restore`. ValueError for a run on other data than text, and for a temperature
     below 0.
     """
-    if not temperature >= 0:
-        raise ValueError(f"--temperature is {temperature:g}: it must be 0 or above")
+    if not 0 <= temperature < inf:
+        raise ValueError(f"temperature is {temperature:g}: it must be 0 or above, and finite")
     length, network = _text_model(Path(run), model, best)
-    network.eval()
     draws = torch.Generator().manual_seed(seed)
-    read = torch.tensor([[*(prompt or START)]])
-    while True:
-        with torch.no_grad():
-            logits = network(read[:, -length:])[0, :, -1].double()
-        following = _drawn(logits, temperature, draws)
-        yield int(following)
-        read = torch.cat((read, following.view(1, 1)), dim=1)[:, -length:]
+
+    def following() -> Iterator[int]:
+        read = torch.tensor([[*(prompt or START)]])
+        while True:
+            with torch.no_grad():
+                logits = network(read[:, -length:])[0, :, -1].double()
+            drawn = _drawn(logits, temperature, draws)
+            yield int(drawn)
+            read = torch.cat((read, drawn.view(1, 1)), dim=1)[:, -length:]
+
+    return following()
 
 
 def _drawn(logits: Tensor, temperature: float, draws: torch.Generator) -> Tensor:
     """A class of softmax(logits / temperature), int64 (1,)."""
+    if not logits.isfinite().all():
+        raise ValueError("the network gives no finite numbers: it has diverged, so train it anew")
     if temperature == 0:
         return logits.argmax(0, keepdim=True)
-    return torch.multinomial((logits / temperature).softmax(0), 1, generator=draws)
+    # the largest becomes 0, since quotients by a small temperature overflow
+    p = ((logits - logits.max()) / temperature).softmax(0)
+    return torch.multinomial(p, 1, generator=draws)
 
 
 def _text_model(run: Path, model: str | None, best: bool) -> tuple[int, nn.Module]:
@@ -152,7 +164,7 @@ def _text_model(run: Path, model: str | None, best: bool) -> tuple[int, nn.Modul
         raise ValueError(f"{run} was trained on {settings.data.name}, and only text is written")
     length = settings.data.length
     network = _network(run, settings, model, Texts.empty(length))
-    return length, _load_weights(network, folder, manifest, _where(run, model))
+    return length, _load_weights(network, folder, manifest, _where(run, model)).eval()
 
 
 def _network(run: Path, settings: Config, model: str | None, samples: Data) -> nn.Module:
@@ -161,6 +173,10 @@ def _network(run: Path, settings: Config, model: str | None, samples: Data) -> n
     name = _name(run, "--model", settings.model.name, model, known)
     if is_reference(name):
         return _make_network(name, settings)
+    if model is not None:
+        raise ValueError(f"--model is {model}: give package.module:function, or leave it out")
+    if settings.data.name == TEXT:  # whose windows say how long they were, whatever is read now
+        samples = Texts.empty(settings.data.length)
     return build.build_model(settings, samples)
 
 

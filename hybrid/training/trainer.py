@@ -217,13 +217,11 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
 def _check_alike(links: RankLinks, sets: list[Data]) -> None:
     """ValueError on all ranks where the data give one of them other samples than the first."""
     found = [data.fingerprint() for data in sets]
-    if not any(found):
-        return
     first = links.broadcast(found)
     with links.agreement():
         if found != first:
             raise ValueError(
                 f"the data give rank {links.place.number} other samples than the first rank, and "
-                "all have to read the same: seed their shuffling or sampler, and leave it to "
-                "replicas to take their shares"
+                "all have to read the same: seed their shuffling or sampler, leave it to replicas "
+                "to take their shares, and put the same files on every host"
             )

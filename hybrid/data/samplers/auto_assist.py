@@ -50,6 +50,12 @@ class AutoAssist(Learning):
             )
 
     def start(self, data: Data, seed: int) -> Choice:
+        inputs, _ = data.sample(1)
+        if isinstance(inputs, Tensor) and not inputs.is_floating_point():
+            raise ValueError(
+                "sampler.name is 'auto-assist', whose assistant takes real numbers, and a sample "
+                "has integers, such as tokens: choose another sampler"
+            )
         return _Assistant(data, seed, self)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from hybrid.registries import TEXT
+from hybrid.registries import LONGEST_TEXT, TEXT
 from hybrid.settings.sections.base import (
     MANY,
     TESTED,
@@ -51,10 +51,11 @@ class DataSettings(Section):
     name: str = "digits"
     """digits, cifar10, cifar100, synthetic, text; your own: module:function."""
     dir: Annotated[str, OWN_DATA] = ""
-    """Folder of the data files; empty: $HYBRID_DATA, else ~/.cache/hybrid. Of text: a file, too."""
+    """Folder of the data files; empty: $HYBRID_DATA, else ~/.cache/hybrid. Of text: a
+    file or a folder, which has to be given."""
     limit: Annotated[int, OWN_DATA] = Field(default=0, ge=0, le=MANY)
     """Train on the first so many samples; 0: all."""
-    length: Annotated[int, OF_TEXT] = Field(default=256, ge=2, le=MANY)
+    length: Annotated[int, OF_TEXT] = Field(default=256, ge=2, le=LONGEST_TEXT)
     """Bytes of a sample of text, of each of which the network predicts the next."""
     augment: Annotated[bool, IMAGES] = True
     """Augment as usual for the data set (CIFAR: crop after padding by 4, flip; others: nothing)."""

@@ -10,12 +10,12 @@ from answers import assert_one_line, output
 from safetensors.torch import load_file
 from trainings import newest, summary
 
-from hybrid import data
+from hybrid import data, load
 from hybrid.cli.app import app
 from hybrid.cli.failure import run_command
 from hybrid.networks import models
 from hybrid.ranks.stopping import listening
-from hybrid.settings.resolve import load
+from hybrid.settings.resolve import load as load_settings
 
 QUICK = ("--epochs", "2", "--batch-size", "256", "--set", "train.threads=1")
 NO_WAY_BACK = ("--set", "checkpoint.rollbacks=0")
@@ -77,7 +77,7 @@ def test_a_run_goes_on_with_a_file_and_flags_over_its_own_settings(hybrid, run_f
     (tmp_path / "more.toml").write_text("[train]\nepochs = 3\n")
     words = ("train", tmp_path / "more.toml", "--resume", "--solver", "backprop")
     output(hybrid(*words, "--out", run_folder))
-    resolved = load(run_folder / "config.toml", {})
+    resolved = load_settings(run_folder / "config.toml", {})
     assert (resolved.train.epochs, resolved.train.batch_size) == (3, 256)
     assert summary(run_folder)["solver"] == "backprop"
 
@@ -172,12 +172,21 @@ def test_a_text_is_trained_on_tested_in_bits_and_written(hybrid, tmp_path):
     bits = summary(run)["test_metrics"]["bits_per_byte"]
     assert f"bits_per_byte {bits:.4g}" in tested
     assert bits < 0.5  # of 2.8, were the seven letters in any order
+    goes_on = ("train", "--resume", "--out", run, "--epochs", 3)
+    text.write_bytes(b"abcdefg" * 701)
+    assert_one_line(hybrid(*goes_on), "has 4907 bytes that are not those of before")
     text.unlink()
+    x = torch.full((1, 16), ord("a"))
+    assert load(run)(x).shape == (1, 256, 16)
     written = output(hybrid("generate", run, "--prompt", "cde", "--bytes", 9, "--temperature", 0))
     assert written == "cdefgabcdefg\n"
     drawn = [output(hybrid("generate", run, "--bytes", 30, "--seed", seed)) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1]
     assert_one_line(hybrid("generate", run, "--temperature", -1), "-1", "0 or above")
+    assert (
+        output(hybrid("generate", run, "--prompt", "cde", "--temperature", 1e-310))[:6] == "cdefga"
+    )
+    assert_one_line(hybrid("generate", run, "--model", "resnet8"), "package.module:function")
     assert_one_line(hybrid("evaluate", run), "is not there")
 
 

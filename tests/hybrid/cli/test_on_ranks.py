@@ -53,3 +53,20 @@ def test_under_mpirun_a_rank_that_fails_in_training_ends_the_job(mpirun, tmp_pat
     assert "Traceback" not in done.stderr
     assert "in fails" in log.read_text()
     log.unlink()
+
+
+def test_a_text_is_trained_on_ranks_of_which_one_reads_nothing_with_the_bits_of_threads(
+    world, hybrid, tmp_path
+) -> None:
+    """On three, of which two read the text: all the same compare their texts."""
+    text = tmp_path / "text"
+    text.write_bytes(b"abcdefg" * 700)
+    words = ["--model", "gpt-2-64", "--data", "text", "--data-dir", text, "--solver", "ddg"]
+    words += ["--batch-size", 64, "--epochs", 1, "--set", "data.length=16", "--lr", 0.01]
+    status, _, err = world.hybrid(3, "train", *words, "--out", tmp_path / "ranks")
+    assert status == 0, err
+    assert hybrid("train", *words, "--blocks", 3, "--out", tmp_path / "threads")[0] == 0
+    for run in ("ranks", "threads"):
+        assert hybrid("export", tmp_path / run, tmp_path / f"{run}.safetensors")[0] == 0
+    one, other = ((tmp_path / f"{run}.safetensors").read_bytes() for run in ("ranks", "threads"))
+    assert one == other

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hybrid.data import Texts, load_text
 from hybrid.data.texts import bits_per_byte
+from hybrid.solvers.state import State
 
 
 def written(folder, files):
@@ -113,9 +114,32 @@ def test_ranks_compare_their_texts_and_keep_none_that_they_do_not_read(numbered,
     assert train.fingerprint() == test.fingerprint() != other.fingerprint()
     assert train.only(True, False).fingerprint() == train.fingerprint()
     nothing = train.only(False, False)
-    assert nothing.fingerprint() == ""
+    assert nothing.fingerprint() == train.fingerprint()
     assert nothing.text.untyped_storage().nbytes() == 1
     assert nothing.batch(torch.arange(2), 0, 0).shape == (2, 16)
+
+
+def test_a_run_does_not_go_on_with_another_text(numbered, tmp_path):
+    train, _ = load_text(numbered(2000), 16)
+    state = train.state()
+    train.only(False, False).load_state(state)
+    train.load_state(State())  # of a run that kept none
+    changed, _ = load_text(numbered(2001), 16)
+    assert "has 8004 bytes that are not those of before" in refusal(changed.load_state, state)
+
+
+def test_run_folders_are_no_text(tmp_path):
+    files = {"a": b"text" * 300, "run/config.toml": b"x" * 99, "run/metrics.jsonl": b"x" * 99}
+    train, _ = load_text(written(tmp_path, {**files, "run/checkpoints/1/manifest.json": b"x"}), 4)
+    assert bytes(train.text.tolist()) == files["a"]
+
+
+@pytest.mark.parametrize("length", [0, (1 << 15) + 1])
+def test_a_window_is_shorter_than_what_is_held_out_together(tmp_path, length):
+    file = written(tmp_path, {"a": b"x" * (21 << 16)}) / "a"
+    assert f"length is {length}: it must be 1 to 32768" in refusal(load_text, file, length)
+    train, test = load_text(file, 1 << 15)
+    assert (len(train), len(test)) == (20, 1)
 
 
 def test_bits_are_minus_log2_of_the_probability():

@@ -6,12 +6,13 @@ from typing import ClassVar
 
 import pytest
 import torch
+from answers import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from trainings import digits, lines, refused, summary, trained_weights, trainer
 
-from hybrid.data import Dataset
+from hybrid.data import Dataset, Texts
 from hybrid.data.samplers import AutoAssist, Choice, Learning, SelectiveBackprop
 from hybrid.data.sampling import epoch_order
 from hybrid.solvers import (
@@ -260,6 +261,11 @@ REFUSED = [
 @pytest.mark.parametrize(("solver", "some", "reason"), REFUSED)
 def test_what_cannot_learn_is_refused(solver, some, reason, few):
     assert reason in refused(trainer(solver, **some), few)
+
+
+def test_an_assistant_takes_no_tokens():
+    said = refusal(AutoAssist().start, Texts.empty(8), 0)
+    assert "real numbers, and a sample has integers" in said
 
 
 @pytest.mark.parametrize(
