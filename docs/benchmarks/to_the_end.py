@@ -190,7 +190,8 @@ def collect(runs: Path, seeds: list[int]) -> dict[str, Any]:
                 kept = of_summary(folder)
                 if kept is not None:
                     metrics = json.loads((folder / "summary.json").read_text())["test_metrics"]
-                    kept |= {"epochs": row.epochs, "test_metrics": metrics, "curve": curve(folder / "metrics.jsonl")}
+                    kept |= {"epochs": row.epochs, "test_metrics": metrics}
+                    kept["curve"] = curve(folder / "metrics.jsonl")
                     results.setdefault(name, {}).setdefault(title, {})[str(seed)] = kept
     return results
 

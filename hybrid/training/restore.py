@@ -103,8 +103,9 @@ def restore(
     news = {"name": _name(run, "--data", stored, data, known), "limit": 0}
     if data_dir is not None:
         news["dir"] = data_dir
-    # what is said of the run's own data need not hold of others
-    wanted = settings.data.model_copy(update=news) if data is None else DataSettings.of("data", news)
+    wanted = settings.data.model_copy(update=news)
+    if data is not None:  # of which what was said of the run's own need not hold
+        wanted = DataSettings.of("data", news)
     train, test = build.load_data_sets(wanted, settings.train.loss)
     network = _network(run, settings, model, train)
     return settings, folder, _load_weights(network, folder, manifest, _where(run, model)), test
