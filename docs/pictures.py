@@ -140,24 +140,23 @@ def blocks() -> None:
 
 
 def accuracy() -> None:
-    """Test accuracy over simulated time, of the trainings to the end.
+    """Test accuracy over simulated time, of trainings of 10 epochs and one of 30.
 
     A flushed pipeline and replicas have the gradients of one rank in as many micro-batches, so they
     share a training and differ in their rates.
     """
     found = json.loads((RAW / "to_the_end.json").read_text())["resnet20"]
+    found["serial, SGD"] = json.loads((RAW / "delays-long.json").read_text())["serial"]
     timed = json.loads((RAW / "virtual_rates_muon.json").read_text())
     rates = {name.partition(", ")[2]: median(v) for name, v in timed.items() if "-20" in name}
     figure, drawn = axes()
     for row, rate, color, label in (
-        ("serial, SGD", "serial by SGD", GREY, "one rank, SGD"),
+        ("serial, SGD", "serial by SGD", GREY, "one rank, SGD, 30 epochs"),
         ("flushed, Muon", "serial", PURPLE, "one rank, Muon"),
         ("flushed, Muon", "flushed, K=8", ORANGE, "flushed pipeline of 8, Muon"),
         ("ddg, Muon, extrapolated, K=8", "ddg, K=8", BLUE, "ddg on 8, Muon, extrapolated"),
         ("flushed, Muon", "8 replicas, 10 Gb/s", GREEN, "8 replicas, Muon, 10 Gb/s"),
     ):
-        if row not in found:
-            continue
         minutes = 50_000 / rates[rate] / 60
         points = [(minutes * epoch, 100 * a) for epoch, a in found[row]["0"]["curve"]]
         drawn.plot(*zip(*points, strict=True), color=color, marker=".", label=label)
