@@ -64,6 +64,7 @@ def test_a_stopped_run_gives_75_whatever_became_of_its_streams(stream: str, tmp_
     assert not (run / "run.lock").exists()
 
 
+@pytest.mark.slow
 def test_an_error_keeps_its_status_without_a_stderr(tmp_path) -> None:
     job = start(tmp_path / "run", "--epochs", "0", stderr=broken())
     assert job.wait(100) == 1

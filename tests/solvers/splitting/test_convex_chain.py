@@ -49,7 +49,13 @@ CONVERGING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("K", "name"), [*((2, name) for name in CONVERGING), (3, "gauss-seidel")])
+@pytest.mark.parametrize(
+    ("K", "name"),
+    [
+        *((2, name) for name in CONVERGING),
+        pytest.param(3, "gauss-seidel", marks=pytest.mark.slow),
+    ],
+)
 def test_it_converges_to_the_ridge_regression_of_a_linear_chain(K, name):
     """In 200 K sweeps."""
     problem, objective = linear_chain(K)
