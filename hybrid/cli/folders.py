@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -97,13 +97,10 @@ def generate(
 
     def written() -> str:
         begin = os.fsencode(prompt)
-        draws: dict[str, Any] = {
-            "temperature": temperature,
-            "seed": seed,
-            "model": model,
-            "best": best,
-        }
-        text = begin + bytes(islice(restore.generate(run, begin, **draws), count))
+        drawn = restore.generate(
+            run, begin, temperature=temperature, seed=seed, model=model, best=best
+        )
+        text = begin + bytes(islice(drawn, count))
         return text.decode(errors="replace")
 
     first_says(written)
