@@ -161,10 +161,11 @@ def accuracy() -> None:
         points = [(minutes * epoch, 100 * a) for epoch, a in found[row]["0"]["curve"]]
         drawn.plot(*zip(*points, strict=True), color=color, marker=".", label=label)
     drawn.set_xscale("log")
-    drawn.set_xticks([1, 2, 5, 10, 20, 40], ["1", "2", "5", "10", "20", "40"])
+    drawn.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
+    drawn.set_ylim(58, 92)
     drawn.set_xlabel("minutes of training, simulated")
     drawn.set_ylabel("test accuracy, %")
-    drawn.legend(frameon=False)
+    drawn.legend(frameon=False, loc="lower right")
     save(figure, "accuracy-over-time")
 
 
