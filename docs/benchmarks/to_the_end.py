@@ -4,6 +4,7 @@
     python docs/benchmarks/to_the_end.py --only-collect
 
     resnet20    ResNet-20 on all 50,000 images of CIFAR-10, mini-batches of 128
+    resnet56    the same of ResNet-56
     gpt         gpt-8-64 on 6.1 MB of Python's library, mini-batches of 32 texts of 128 bytes
     gpt-rates   for a quarter of the steps, flushed, at several learning rates
 
@@ -58,6 +59,8 @@ class Row:
     optimizer: OptimizerSettings
     mend: Literal["none", "extrapolate"] = "none"
     epochs: int = 10
+    depth: int = 20
+    """Of the ResNet."""
     windows: int = 0
     """Of the text to train on; 0: it is images."""
 
@@ -81,6 +84,15 @@ def resnet20() -> Iterator[tuple[str, Row]]:
     yield "serial, Muon", Row(1, Backprop(), MUON)
     yield "ddg, SGD, K=16", Row(8, LATE[16], SGD)
     yield "ddg, SGD, K=4", Row(4, LATE[4], SGD)
+
+
+def resnet56() -> Iterator[tuple[str, Row]]:
+    """Blocks of a deeper network, 32 of which are its 16 with the delays of 32."""
+    yield "flushed, Muon", Row(1, Backprop(micro_batches=M), MUON, depth=56)
+    for K, blocks, ticks in (8, 8, 7), (16, 16, 15), (32, 16, 31):
+        late = Late(micro_batches=M, ticks=ticks)
+        row = Row(blocks, late, MUON, "extrapolate", depth=56)
+        yield f"ddg, Muon, extrapolated, K={K}", row
 
 
 WINDOWS, SIZE, LENGTH = 48_000, 32, 128
@@ -132,7 +144,7 @@ def gpt() -> Iterator[tuple[str, Row]]:
     yield from (row(title, 4, "extrapolate") for title in ("Muon", "AdamW"))
 
 
-TABLES = {"resnet20": resnet20, "gpt-rates": gpt_rates, "gpt": gpt}
+TABLES = {"resnet20": resnet20, "resnet56": resnet56, "gpt-rates": gpt_rates, "gpt": gpt}
 
 
 def corpus(runs: Path) -> Path:
@@ -163,7 +175,7 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
     torch.set_num_threads(1)
     train, test = samples(row, data_dir, out.parent)
     torch.manual_seed(seed)
-    network = models.gpt(8, 64, 256, LENGTH) if row.windows else models.resnet(20)
+    network = models.gpt(8, 64, 256, LENGTH) if row.windows else models.resnet(row.depth)
     size = SIZE if row.windows else 128
     Trainer(
         split(network, row.blocks),
@@ -176,7 +188,7 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
         checkpoint=CheckpointSettings(every=1, minutes=5, keep_last=1),
         out=out,
         resume=(out / "checkpoints").exists(),
-        names={"model": "gpt-8-64" if row.windows else "resnet20"},
+        names={"model": "gpt-8-64" if row.windows else f"resnet{row.depth}"},
     ).fit(train, test)
 
 

@@ -106,25 +106,26 @@ def gpt() -> Mapping[str, Row]:
 
 
 STEPS = 12
-"""Of a training; of diloco's rounds, too, so that each has one."""
+"""Of a training by Muon or of a GPT; of diloco's rounds, too, so that each has one."""
+SGD_STEPS = 24
 TABLES = {"sgd": sgd, "muon": muon, "gpt": gpt}
 
 
-def samples(model: str, data_dir: Path | None) -> tuple[Data, Data, int]:
-    """Training and test samples for `STEPS` steps, and how many are in a mini-batch."""
+def samples(model: str, steps: int, data_dir: Path | None) -> tuple[Data, Data, int]:
+    """Training and test samples for so many steps, and how many are in a mini-batch."""
     if not model.startswith("gpt"):
-        images, test = data.load("cifar10", data_dir, 128 * STEPS)
+        images, test = data.load("cifar10", data_dir, 128 * steps)
         return images, test.take(128), 128
     size, random = 16, torch.Generator().manual_seed(0)
-    text = torch.randint(256, (size * STEPS + LENGTH + 1,), generator=random, dtype=torch.uint8)
-    windows = Texts(text, torch.arange(size * STEPS), LENGTH)
+    text = torch.randint(256, (size * steps + LENGTH + 1,), generator=random, dtype=torch.uint8)
+    windows = Texts(text, torch.arange(size * steps), LENGTH)
     return windows, windows.take(size), size
 
 
-def train(row: Row, data_dir: Path | None) -> float:
+def train(row: Row, steps: int, data_dir: Path | None) -> float:
     """Samples/s of one short training."""
     torch.manual_seed(0)
-    train, test, size = samples(row.model, data_dir)
+    train, test, size = samples(row.model, steps, data_dir)
     if isinstance(train, Texts):
         network = models.build(row.model, 256, length=LENGTH)
     else:
@@ -132,7 +133,7 @@ def train(row: Row, data_dir: Path | None) -> float:
     made = Trainer(
         split(network, row.blocks, balance="measured"),
         row.solver,
-        train=TrainSettings(epochs=1, batch_size=size, threads=1, report_every=STEPS),
+        train=TrainSettings(epochs=1, batch_size=size, threads=1, report_every=steps),
         optimizer=row.optimizer,
         delay=DelaySettings(mend="extrapolate" if row.extrapolated else "none"),
         links=LinkSettings(kind="virtual", gigabits_per_second=row.gigabits),
@@ -150,10 +151,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     rows = TABLES[options.table]()
+    steps = SGD_STEPS if options.table == "sgd" else STEPS
     rates: dict[str, list[float]] = {name: [] for name in rows}
     for _ in range(options.turns):
         for name, row in rows.items():
-            rates[name].append(train(row, options.data_dir))
+            rates[name].append(train(row, steps, options.data_dir))
     print("| | samples/s | over serial, median (least, most) |\n|---|---|---|")
     for name, found in rates.items():
         base = rates[f"{name.partition(',')[0]}, serial"]
