@@ -124,7 +124,10 @@ def hybrid() -> Command:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short run: two blocks, two epochs of five steps."""
     out = tmp_path_factory.mktemp("finished") / "run"
-    words = ("--epochs", 2, "--batch-size", 256, "--set", "train.threads=1", "--out", out)
+    sizes = ("--epochs", 2, "--batch-size", 256)
+    # a timetable, in which there is local work, and a report in each epoch but at its end
+    more = ("train.threads=1", "train.report_every=1", "rounds.waits=[[16,0],[0,16]]")
+    words = (*sizes, *(word for each in more for word in ("--set", each)), "--out", out)
     status, _, err = command("train", *words)
     assert status == 0, err
     return out

@@ -81,11 +81,6 @@ CountOrZero = Annotated[int, Allowed("be 0 or positive", lambda value: value >= 
 REPLICAS = Acts(
     "there are replicas", lambda run: run.replicas > 1, "leave it out, or ask for --replicas"
 )
-HAVE_TIME = Acts(
-    "some gap of the serial pass has time for a step on 8 samples (see hybrid plan)",
-    # a single block has no gaps to fill, which is no matter
-    lambda run: not run.setup.fills or len(run.gaps) == 1 or any(map(sum, run.gaps)),
-)
 
 
 class UnknownFactError(AttributeError):
@@ -101,6 +96,9 @@ class Known(SimpleNamespace):
 
 class Settings:
     """Of frozen dataclasses of settings: their values are those that their types allow."""
+
+    name: ClassVar[str] = ""
+    """What a setting calls it that chooses among several; empty: none does."""
 
     def __post_init__(self) -> None:
         cls: type = type(self)

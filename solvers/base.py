@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from hybrid.solvers.acting import HAVE_TIME, Acts, Needs, Settings
+from hybrid.solvers.acting import Acts, Needs, Settings
 from hybrid.solvers.block import Block
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
@@ -83,13 +83,13 @@ class Setup:
     window: int = 1
     """Mini-batches of a round."""
     fills: bool = False
-    """Whether local steps fill the gaps of the exact pass."""
-    own_fill: bool = False
-    """Whether these are steps of their own, not a part of the exact step."""
+    """Whether ranks take local steps where they would wait."""
     correct_every: int = 1
     """Rounds from one serial phase to the next; 0: there is none."""
     serial_steps: int = 0
     """Steps at the start, in rounds that are only serial."""
+    serial_end: bool = False
+    """Whether the last round of an epoch is only serial."""
     factorized: frozenset[int] = frozenset()
     """Cuts with a factorization."""
     compiled: bool = False
@@ -122,7 +122,7 @@ class Setup:
     @property
     def corrects(self) -> bool:
         """Whether there is any serial phase."""
-        return self.correct_every > 0 or self.serial_steps > 0
+        return self.correct_every > 0 or self.serial_steps > 0 or self.serial_end
 
     @property
     def exchanges(self) -> bool:
@@ -181,7 +181,7 @@ class Recording(Program, Recorder):
 
 
 class SubProblems(Recording):
-    """A program whose sub-problems can fill gaps: they are static and need no neighbor."""
+    """A program whose sub-problems can fill waits: they are static and need no neighbor."""
 
     local_lr: float
     clip_norm: float
@@ -223,8 +223,9 @@ class Solver(Settings, ABC):
     """Whether it sweeps over windows, in turns with a serial correction."""
     sweeps: ClassVar[int] = 1
     """Default number of sweeps over a window."""
-    fills: ClassVar[bool] = False
-    """Whether its sub-problems can fill the gaps of the exact pass."""
+    waits: ClassVar[bool] = False
+    """Whether it has a pipeline that is never flushed, whose ranks can take local steps where they
+    would wait."""
     has_auxiliary_weights: ClassVar[bool] = False
     """Whether it trains weights that are not the network's."""
     reads: ClassVar[frozenset[str]] = frozenset()
@@ -232,11 +233,7 @@ class Solver(Settings, ABC):
 
     needs: ClassVar[tuple[Needs, ...]] = ()
     """What must hold in a run, whatever the settings are."""
-    acts: ClassVar[Mapping[str, Acts]] = {
-        "solver.*": Acts(
-            HAVE_TIME.where, lambda run: run.setup.stored_batches or HAVE_TIME.holds(run)
-        )
-    }
+    acts: ClassVar[Mapping[str, Acts]] = {}
     """Conditions of inherited settings, see `hybrid.solvers.acting`."""
 
     def check(self, setup: Setup) -> None:

@@ -24,8 +24,9 @@ OWN = {
 }
 """Name -> module:class, one line for each method."""
 
-DEFAULT = "augmented-lagrangian"
-"""The method of a run that names none."""
+DEFAULT, DEFAULT_FILL = "ddg", "augmented-lagrangian"
+"""The method of a run that names none, and whose local steps its ranks take where they would wait.
+"""
 
 GROUP = "hybrid.solvers"
 """The entry points by which another package adds a method: NAME = "its.module:Class"."""
@@ -34,6 +35,17 @@ APART = {"ampnet": "wings/messages"}
 """Name -> folder of a package of this repository that adds the method."""
 
 SOLVERS = Named("solver", OWN, GROUP, DEFAULT, base="hybrid.solvers.base:Solver")
+
+FILLS = Named(
+    "local method",
+    {
+        "none": "hybrid.solvers.delayed.filling:Unfilled",
+        **{name: OWN[name] for name in ("penalty", "augmented-lagrangian")},
+    },
+    default="none",
+    group="hybrid.fills",
+)
+"""Whose local steps ranks take where they would wait."""
 
 STRATEGIES = Named(
     "strategy",

@@ -60,7 +60,8 @@ class Bench:
         accumulated = [1, *(m for m in micro_batches if 1 < m <= size)]
         self.bases = {(accumulating(m) if m > 1 else BASE).name: m for m in accumulated}
         """The ways to train on one rank, of which the fastest is the base case."""
-        rows = recipes(micro_batches, methods.correction(settings), solvers, memory_gb)
+        correction, fills = methods.correction(settings), {asked.name: methods.fill(settings)}
+        rows = recipes(micro_batches, correction, solvers, memory_gb, fills)
         self.left_out: dict[str, str] = {}
         """Rows that cannot be, and why."""
         self.own = self._on_grids(rows)

@@ -1,6 +1,6 @@
 """The rows of a bench: the loop that a PyTorch user writes on one device, and our methods."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.optimizers import make_optimizer, output_weight
 from hybrid.settings.config import OptimizerSettings
-from hybrid.solvers import Batch, Window
+from hybrid.solvers import Batch, Block, Window
 
 Model = TypeVar("Model", bound=nn.Module)
 CPU = torch.device("cpu")
@@ -92,10 +92,15 @@ class MethodContender(Contender):
     Its links count its bytes and waits.
     """
 
-    def __init__(self, method: Method, links: RankLinks) -> None:
+    def __init__(
+        self, method: Method, links: RankLinks, prepare: Callable[[Block], None] | None = None
+    ) -> None:
+        """`prepare` is called with the block before anything runs or is timed on it."""
         self.links = links
         self.method = method.copied().of_replica(links.place)
         self.block = self.method.block(links)
+        if prepare is not None:
+            prepare(self.block)
         self.rounds = self.method.start(self.block, links)
 
     def train(self, batches: Sequence[Batch]) -> None:

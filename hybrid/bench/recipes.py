@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from shlex import quote
 from typing import Any
@@ -15,8 +15,9 @@ from hybrid.method.training_options import Options
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import Backprop, Solver, registry
+from hybrid.solvers.acting import Settings
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.registry import STRATEGIES
+from hybrid.solvers.registry import FILLS, STRATEGIES
 from hybrid.solvers.sync.base import Strategy
 
 MEMORY_GB = RoundSettings().memory_gb
@@ -30,6 +31,8 @@ class Recipe:
     solver: Solver
     correction: PassSettings = field(default_factory=PassSettings)
     rounds: RoundSettings = field(default_factory=RoundSettings)
+    fill: Settings = field(default_factory=FILLS[FILLS.default])
+    """Whose local steps ranks take where they would wait."""
     sync: Strategy = field(default_factory=STRATEGIES[STRATEGIES.default])
     """How replicas keep together, where there are any."""
 
@@ -53,6 +56,7 @@ class Recipe:
         own = replace(
             options,
             solver=self.solver,
+            fill=self.fill,
             correction=self.correction,
             rounds=self.rounds,
             sync=self.sync,
@@ -69,14 +73,13 @@ class Recipe:
         if self.sync.name != STRATEGIES.default:
             given["sync.name"] = self.sync.name
         given |= _changed("sync", self.sync)
+        if self.fill.name != FILLS.default:
+            given["fill.name"] = self.fill.name
+        given |= _changed("fill", self.fill)
         if self.solver.alternates:
             given |= _changed("correction", self.correction)
             if self.windowed:
                 given |= {f"rounds.{k}": getattr(self.rounds, k) for k in ("window", "sweeps")}
-            if self.rounds.fill:
-                given["rounds.fill"] = True
-                # a run with gaps filled has several unless it is given their number
-                given["correction.micro_batches"] = self.correction.micro_batches
         texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()}
         words = [f"--set {quote(f'{key}={text}')}" for key, text in texts.items()]
         return " ".join([f"--solver {self.solver.name}", *words])
@@ -92,7 +95,7 @@ def accumulating(micro_batches: int) -> Recipe:
     return Recipe(name, Backprop(micro_batches=micro_batches))
 
 
-def _changed(section: str, made: Solver | PassSettings | Strategy) -> dict[str, Any]:
+def _changed(section: str, made: Settings) -> dict[str, Any]:
     """The settings that are not the default."""
     assert is_dataclass(made)
     values = {f.name: (getattr(made, f.name), f.default) for f in fields(made)}
@@ -104,9 +107,11 @@ def recipes(
     correction: PassSettings | None = None,
     solvers: Sequence[Solver] | None = None,
     memory_gb: float = MEMORY_GB,
+    fills: Mapping[str, Settings] | None = None,
 ) -> list[Recipe]:
     """Serial, pipelined, pipelined with half the bytes; every other one of `solvers` in its ways:
-    with gaps filled and with windows, or, where it has neither, with every number of micro-batches.
+    with windows, or, where it has none, with every number of micro-batches, and then once more with
+    the local steps that `fills` has for its name, where its ranks would wait.
 
     `correction` gives the serial passes' other settings (number format of messages, ...), and
     `memory_gb` how much the auxiliary variables of a rank may take.
@@ -123,11 +128,13 @@ def recipes(
         if solver.exact:
             continue
         if not solver.alternates:
-            made += [Recipe(title, each) for title, each in _delayed(solver, micro_batches)]
+            for title, each in _delayed(solver, micro_batches):
+                made.append(Recipe(title, each))
+                if isinstance(fill := (fills or {}).get(name), Solver):
+                    limit = RoundSettings(memory_gb=memory_gb)
+                    filled = Recipe(f"{title}, waits filled", each, rounds=limit, fill=fill)
+                    made.append(filled)
             continue
-        for m in micro_batches if solver.fills else ():
-            fill = RoundSettings(fill=True, memory_gb=memory_gb)
-            made.append(Recipe(f"{name}, m={m}, gaps filled", solver, passes[m], fill))
         m = micro_batches[-1]
         window = RoundSettings(window=WINDOW, sweeps=solver.sweeps, memory_gb=memory_gb)
         made.append(Recipe(f"{name}, m={m}, window {WINDOW}", solver, passes[m], window))

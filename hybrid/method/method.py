@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import ceil, prod
 
 import torch
 from torch import nn
@@ -23,11 +23,14 @@ from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.epoch_windows import Rate, Windows
 from hybrid.rounds.kinds import AlternatingRounds, MiniBatchRounds
 from hybrid.rounds.trace import Trace
+from hybrid.rounds.waiting import measure_waits
 from hybrid.solvers.base import Setup, Solver, SubProblems
 from hybrid.solvers.block import Block
+from hybrid.solvers.delayed.base import DelayedProgram
+from hybrid.solvers.delayed.filling import STORED_BATCHES, Filling
+from hybrid.solvers.delayed.waits import Waits, fit_local_work
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
-from hybrid.solvers.exact.filling import BubbleFill, stored_batches
-from hybrid.solvers.exact.gaps import Gaps
+from hybrid.solvers.exact.pipeline import Cost, Wire
 from hybrid.solvers.layers.projection import leading_projection
 from hybrid.solvers.norms import SharedNorms
 from hybrid.solvers.numerics.draws import Draws, NumberedDraws
@@ -57,8 +60,10 @@ class Method:
     """The schedule of its groups, if it is a function of the step alone."""
     frozen: Mapping[str, int] = field(default_factory=dict)
     """By name of a parameter: the epochs for which it is not trained; 0: all."""
-    gaps: tuple[Gaps, ...] = ()
-    """Local work of each block in a pass; empty: no gaps are filled."""
+    waits: tuple[Waits, ...] = ()
+    """Local work of each block in a tick, as it was asked for; empty: what fits is found."""
+    costs: tuple[Cost, ...] = ()
+    """Counted operations of each block for one sample, from which that is found."""
     shares_products: bool = False
     """Whether replicas divide what Muon would compute alike on all of them."""
 
@@ -128,7 +133,8 @@ class Method:
     def memory(self, index: int) -> int:
         """Bytes of auxiliary variables on block `index`."""
         needed = self.solver.memory(self.setup, index) if self.setup.stored_batches else 0
-        return needed + (self.solver.memory(self._filling(index), index) if self.gaps else 0)
+        fill = self.options.fill
+        return needed + (fill.memory(self._filled, index) if isinstance(fill, Solver) else 0)
 
     def block(self, links: RankLinks) -> Block:
         """This rank's block, with what keeps it together with those of other replicas.
@@ -215,15 +221,16 @@ class Method:
         """One rank's rounds."""
         solver, setup = self.solver, self.setup
         exact = ExactPass(self.correction, block, links, setup)
-        own = setup.stored_batches or not solver.alternates  # else gaps alone are filled
-        program = solver.start(block, links, setup) if own else None
+        program = solver.start(block, links, setup)
         every = 0 if solver.exact else setup.correct_every
         common = links, exact, program, every, trace, setup.serial_steps
         if not solver.alternates:
-            return MiniBatchRounds(*common)
+            rounds = MiniBatchRounds(*common, closes=setup.serial_end)
+            if setup.fills:
+                self.fill(rounds, self.waits or self._fitting(block, links))
+            return rounds
         return AlternatingRounds(
             *common,
-            fill=self._fill(block, links) if self.gaps else None,
             # windows are recorded in a pass of their own
             observe=self.whole and (self.problem.augmented or setup.carried),
             carried=setup.carried,
@@ -253,13 +260,32 @@ class Method:
             place.replicas,
         )
 
-    def _fill(self, block: Block, links: RankLinks) -> BubbleFill:
-        program = self.solver.start(block, links, self._filling(block.index))
-        assert isinstance(program, SubProblems)
-        gaps, size = self.gaps[block.index], self.setup.batch_size
-        return BubbleFill(program, gaps, size, self.options.rounds.fill_step)
+    def fill(self, rounds: Rounds, waits: Sequence[Waits]) -> None:
+        """Let this rank take local steps where it would wait, as a timetable has it."""
+        fill, program, own = self.options.fill, rounds.program, waits[rounds.links.rank]
+        assert isinstance(fill, Solver)
+        assert isinstance(program, DelayedProgram)
+        rounds.waits, program.filling = list(waits), None
+        if any(own):
+            local = fill.start(program.block, rounds.links, self._filled)
+            assert isinstance(local, SubProblems)
+            program.filling = Filling(local, own)
 
-    def _filling(self, index: int) -> Setup:
-        """Of the program that fills the gaps of block `index`: a store of the records it needs."""
-        slots = stored_batches(self.gaps[index], self.setup.batch_size)
-        return replace(self.setup, stored_batches=slots, sweeps=1)
+    @property
+    def _filled(self) -> Setup:
+        """Of a program of local steps in waits: a store of the records it needs."""
+        return replace(self.setup, stored_batches=STORED_BATCHES, sweeps=1)
+
+    def _fitting(self, block: Block, links: RankLinks) -> list[Waits]:
+        """The local work that fits, by counted operations and by messages that are timed here."""
+        solver, problem, setup = self.solver, self.problem, self.setup
+        costs, K = self.costs, len(problem.blocks)
+        share = max(1, (setup.total or setup.batch_size) // links.place.replicas)
+        samples = ceil(share / solver.num_micro_batches(share))
+        delays = [solver.delay(k, K) for k in range(K)]
+        if links.in_one_process and not links.clocked:
+            return fit_local_work(costs, delays, samples)
+        rows = torch.arange(samples) % len(problem.sample)
+        wire = Wire(getattr(solver, "messages", "float32"))
+        measured = measure_waits(links, block, problem.sample[rows], wire)
+        return fit_local_work(costs, delays, samples, measured)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hybrid.data import Data
@@ -14,7 +14,7 @@ from hybrid.data.items import TARGETS
 from hybrid.method.objectives import Objectives, input_names
 from hybrid.method.training_options import Options
 from hybrid.networks.blocks import SAMPLES, Blocks
-from hybrid.solvers.base import Shape
+from hybrid.solvers.base import Shape, Solver
 from hybrid.solvers.layers.branches import survival
 from hybrid.solvers.layers.projection import Factorization, leading_projection
 
@@ -48,6 +48,8 @@ class Problem:
     """Whether they have several lengths."""
     data: Data
     """Those that are trained on."""
+    sample: Tensor
+    """A few samples as the first block takes them."""
 
     @classmethod
     def of(cls, options: Options, blocks: Blocks, train: Data, test: Data | None = None) -> Problem:
@@ -61,7 +63,8 @@ class Problem:
         inputs, _ = train.sample(SAMPLES)
         sets = [train] if test is None else [train, test]
         # what is stored for a window has one shape
-        blocks = with_bundles(blocks, sets, options.solver.alternates)
+        stores = options.solver.alternates or isinstance(options.fill, Solver)
+        blocks = with_bundles(blocks, sets, stores)
         objectives = Objectives.settle(options, blocks, train, train if test is None else test)
         sample = blocks.pack_inputs(inputs)
         shapes = tuple(blocks.cut_shapes(sample))
@@ -87,6 +90,7 @@ class Problem:
             train.streamed,
             any(data.varies for data in sets),
             train,
+            sample,
         )
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import torch
@@ -26,10 +28,11 @@ from hybrid.settings.config import (
 )
 from hybrid.settings.sections.base import Section
 from hybrid.settings.sections.rounds import WINDOW
-from hybrid.solvers import acting
+from hybrid.solvers import acting, registry
 from hybrid.solvers.acting import Known
-from hybrid.solvers.base import Setup
-from hybrid.solvers.exact.gaps import Gaps, fit_gaps
+from hybrid.solvers.base import Setup, Solver
+from hybrid.solvers.delayed.waits import Waits
+from hybrid.solvers.exact.pipeline import Cost
 from hybrid.solvers.optimizers.muon import Muon
 
 WORTH_SHARING = 0.03
@@ -50,11 +53,13 @@ def settle(problem: Problem, options: Options) -> Method:
         rates=_given_schedule(problem, options, given),
         frozen=frozen_epochs(options.train.frozen, problem.blocks, options.train.epochs),
         setup=_setup(problem, options),
-        gaps=_gaps(problem, options),
+        waits=_waits(problem, options),
+        costs=_costs(problem, options),
         shares_products=_shares_products(problem, options),
     )
     method.solver.check(method.setup)
     acting.check(sections(method), known(method))
+    _check_fill(method)
     _check_loss(method)
     _check_messages(method)
     _check_ties(method)
@@ -101,10 +106,10 @@ def _setup(problem: Problem, options: Options) -> Setup:
         sweeps=rounds.sweeps or 1,
         carried=options.solver.alternates and rounds.window == "all" and every != 1,
         window=window,
-        fills=bool(rounds.fill),
-        own_fill=rounds.fill_step == "own",
+        fills=isinstance(options.fill, Solver),
         correct_every=every,
         serial_steps=rounds.serial_steps(problem.steps),
+        serial_end=rounds.serial_end,
         factorized=problem.factorized,
         output=output,
         several_outputs=output is None,
@@ -123,34 +128,57 @@ def _window(options: Options, steps: int) -> int:
     if rounds.window == "all":
         return steps
     length = min(rounds.window or WINDOW, steps)
-    corrected = (rounds.correct_every or 0) > 1
+    corrected = (rounds.correct_every or 0) > 1 or rounds.serial_end
     if isinstance(options.sampler, Learning) and not rounds.window and not corrected:
         return min(length, options.sampler.lag)  # nobody asked for rounds of that length
     return length
 
 
-def _gaps(problem: Problem, options: Options) -> tuple[Gaps, ...]:
-    """The gaps that were asked for, or else what fits; ValueError unless each block has its own."""
-    assert options.correction is not None
-    blocks, gaps = problem.blocks, tuple(Gaps(*pair) for pair in options.rounds.gaps)
-    if not options.rounds.fill:
+def _waits(problem: Problem, options: Options) -> tuple[Waits, ...]:
+    """The local work that was asked for; ValueError unless each block has its own."""
+    waits, count = tuple(Waits(*pair) for pair in options.rounds.waits), len(problem.blocks)
+    if waits and len(waits) != count:
+        raise ValueError(
+            f"rounds.waits has {len(waits)} pairs for {count} blocks: give one [before, after] for "
+            "each block, or leave it empty"
+        )
+    part = _micro_batch(options)
+    for k, (adjoint, activation) in enumerate(waits):
+        if adjoint + activation > part:
+            raise ValueError(
+                f"rounds.waits gives block {k} {adjoint} and {activation} samples, and a "
+                f"micro-batch has {part}: take at most {part} for each block"
+            )
+    return waits
+
+
+def _costs(problem: Problem, options: Options) -> tuple[Cost, ...]:
+    """What each block's passes cost, if local work is to be fitted to them."""
+    if not isinstance(options.fill, Solver) or options.rounds.waits:
         return ()
-    if not gaps:
-        # counted anew: the cuts alone, which a resumed run has, must give the same gaps
-        costs = blocks.count_costs(problem.inputs)
-        share = options.train.batch_size // options.replicas
-        return tuple(fit_gaps(costs, share, options.correction.micro_batches))
-    if len(gaps) != len(blocks):
+    # counted anew: the cuts alone, which a resumed run has, must give the same
+    return tuple(problem.blocks.count_costs(problem.inputs))
+
+
+def _micro_batch(options: Options) -> int:
+    """Samples of the first, and largest, micro-batch of a replica's share."""
+    share = max(1, options.train.batch_size // options.replicas)
+    return ceil(share / options.solver.num_micro_batches(share))
+
+
+def _check_fill(method: Method) -> None:
+    """ValueError for local steps where no rank waits, and for settings of them without effect."""
+    fill, solver = method.options.fill, method.solver
+    if not isinstance(fill, Solver):
+        return
+    if not solver.waits:
+        others = [name for name in registry.OWN if registry.solver_class(name).waits]
         raise ValueError(
-            f"rounds.gaps has {len(gaps)} pairs for {len(blocks)} blocks: give "
-            "one [middle, turn] for each block, or leave it empty"
+            f"fill.name is {fill.name!r}, but {solver.name} has no pipeline whose ranks could step "
+            f"where they would wait: choose --solver {' or '.join(others)}, or fill.name=none"
         )
-    if gaps[-1].middle:
-        raise ValueError(
-            f"rounds.gaps gives the last block {gaps[-1].middle} samples in the middle of "
-            "a pass, where it has no gap: give it [0, turn]"
-        )
-    return gaps
+    run = vars(known(method)) | {"solver": fill, "setup": replace(method.setup, correct_every=1)}
+    acting.check({"fill": fill}, Known(**run))
 
 
 def _shares_products(problem: Problem, options: Options) -> bool:
@@ -212,7 +240,6 @@ def _check_loss(method: Method) -> None:
         "micro-batches": method.solver.num_micro_batches(setup.batch_size),
         "micro-batches of corrections": method.correction.micro_batches if setup.corrects else 1,
         "replicas": setup.replicas if options.sync.exact else 1,
-        "parts in gaps": 1 + len(method.gaps),
     }
     into = [f"{count} {what}" for what, count in parts.items() if count > 1]
     objectives = method.problem.objectives
@@ -266,9 +293,6 @@ def _check_ties(method: Method) -> None:
             options.delay.mend != "none"
         ),
         f"sync.name is {options.sync.name!r}": options.replicas > 1 and not options.sync.exact,
-        "the gaps of passes are filled with steps of their own (rounds.fill_step)": (
-            method.setup.fills and method.setup.own_fill
-        ),
     }
     blocks, weights = next(iter(ties.items()))
     for fault in (fault for fault, holds in faults.items() if holds):
@@ -284,6 +308,7 @@ def _check_lengths(method: Method) -> None:
     solver = method.solver
     needs = {
         f"{solver.name} stores variables of one shape for all": solver.alternates,
+        "local steps in waits (fill.name) need records of one shape": method.setup.fills,
         "train.compile compiles for one shape": method.options.train.compile,
     }
     for what, needed in needs.items():
@@ -297,15 +322,16 @@ def _check_lengths(method: Method) -> None:
 def _check_memory(method: Method) -> None:
     """ValueError if the auxiliary variables of a block need more memory than allowed."""
     window, limit = method.setup.stored_batches, method.options.rounds.memory_gb
+    section = "solver" if window else "fill"
     for index in range(len(method.problem.blocks)):
         needed = method.memory(index)
         if needed <= limit * 1e9:
             continue
         fits = int(window * limit * 1e9 / needed)
-        what = f"a window of {window} mini-batches" if window else "the work in gaps"
+        what = f"a window of {window} mini-batches" if window else "local work in waits"
         shorter = f"take a window of {fits}, or " if fits else ""
         raise ValueError(
             f"{what} needs {needed / 1e9:.3g} GB of auxiliary variables on rank {index}, the "
-            f"budget is {limit:g} GB: {shorter}set solver.storage=bfloat16, solver.filter=2 or "
-            "a larger rounds.memory_gb"
+            f"budget is {limit:g} GB: {shorter}set {section}.storage=bfloat16, {section}.filter=2 "
+            "or a larger rounds.memory_gb"
         )

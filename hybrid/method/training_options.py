@@ -25,12 +25,13 @@ from hybrid.settings.config import (
     TrainSettings,
 )
 from hybrid.settings.sections.base import Section
-from hybrid.settings.sections.rounds import settled
+from hybrid.settings.sections.rounds import settled, unnamed
 from hybrid.solvers import Solver, registry
+from hybrid.solvers.acting import Settings
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.metrics import Metric
 from hybrid.solvers.objective import Loss
-from hybrid.solvers.registry import STRATEGIES
+from hybrid.solvers.registry import FILLS, STRATEGIES
 from hybrid.solvers.sync.base import Strategy
 
 T = TypeVar("T")
@@ -60,13 +61,17 @@ class Converted(Generic[T]):
         vars(options)[self.name] = self.convert(self.name, value)
 
 
-def object_of(kind: type[T], by_name: Callable[[str], type[Any]]) -> Callable[[str, Any], T]:
+def object_of(
+    kind: type[T], by_name: Callable[[str], type[Any]], optional: bool = False
+) -> Callable[[str, Any], T]:
     """Takes an object of a kind, or a name, which stands for the object with its defaults.
 
-    `by_name` raises ValueError for an unknown name.
+    `by_name` raises ValueError for an unknown name. An `optional` one may be left empty.
     """
 
     def convert(name: str, value: Any) -> T:
+        if optional and value in ("", None):
+            return None  # type: ignore[return-value]
         with suppress(TypeError):  # of a class that cannot be made without settings
             value = by_name(value)() if isinstance(value, str) else value
         if isinstance(value, kind):
@@ -126,13 +131,14 @@ class Options:
     The same for a run, a row of a bench and a row of a plan.
     """
 
-    solver: Converted[Solver] = Converted(
-        object_of(Solver, registry.solver_class), registry.DEFAULT
-    )
-    """A method, or its name, which stands for it with its defaults."""
+    solver: Converted[Solver] = Converted(object_of(Solver, registry.solver_class, optional=True))
+    """A method, or its name, which stands for it with its defaults; without one: the default
+    method, whose ranks take local steps where they would wait."""
     correction: PassSettings | None = None
-    """Settings of the serial passes; None: exact, with 4 micro-batches where gaps are filled."""
+    """Settings of the serial passes; None: exact, in as many micro-batches as the method's own."""
     _: KW_ONLY
+    fill: Converted[Settings] = Converted(object_of(Settings, FILLS.__getitem__, optional=True))
+    """A method whose local steps ranks take where they would wait, or its name; "none"."""
     rounds: RoundSettings = field(default_factory=RoundSettings)
     """How serial corrections and parallel phases alternate."""
     sampler: Converted[Sampler] = Converted(
@@ -176,6 +182,10 @@ class Options:
     `Transform`."""
 
     def __post_init__(self) -> None:
+        solver, fill = "", FILLS.default
+        if self.solver is None:
+            solver, fill = unnamed(self.rounds.model_dump())
+        self.solver, self.fill = self.solver or solver, self.fill or fill
         own = not isinstance(self.optimizer, OptimizerSettings)
         if own and self.schedule == ScheduleSettings():
             # its rates are what its user set, unless a schedule is asked for

@@ -16,7 +16,7 @@ from hybrid.networks.calls import Calls, CallUnit
 from hybrid.networks.costs import count_costs, merge_packed_units
 from hybrid.networks.units import BlockModule, Unit, mode
 from hybrid.solvers.base import Shape
-from hybrid.solvers.exact.gaps import Cost
+from hybrid.solvers.exact.pipeline import Cost
 from hybrid.solvers.layers.bundle import Bundle, call_network
 from hybrid.solvers.numerics.draws import NumberedDraws, find_random_parts
 

@@ -64,7 +64,7 @@ class Summary(BaseModel):
     images_per_second: float | None = None
     serial_seconds: float | None = None
     parallel_seconds: float | None = None
-    gap_steps: Sizes = []
+    fill_steps: Sizes = []
     idle_share: list[float] = []
     delay: list[float] = []
     bytes_sent: Sizes = []

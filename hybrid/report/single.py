@@ -80,8 +80,8 @@ def _ranks(summary: Summary) -> list[Html]:
         ("sent", [*map(amount, summary.bytes_sent)]),
         ("peak memory", [*map(amount, summary.peak_memory_bytes)]),
     ]
-    if any(summary.gap_steps):
-        columns.append(("local steps in gaps", [f"{steps:,}" for steps in summary.gap_steps]))
+    if any(summary.fill_steps):
+        columns.append(("local steps in waits", [f"{steps:,}" for steps in summary.fill_steps]))
     if any(summary.delay):
         columns.append(("delay", [f"{delay:g} steps" for delay in summary.delay]))
     rows = zip_longest(*(cells for _, cells in columns), fillvalue=UNKNOWN)

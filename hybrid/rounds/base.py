@@ -21,8 +21,9 @@ from hybrid.rounds.phase_report import (
 )
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.base import Program
+from hybrid.solvers.delayed.filling import Filling
+from hybrid.solvers.delayed.waits import Waits
 from hybrid.solvers.exact.exact_pass import ExactPass
-from hybrid.solvers.exact.filling import BubbleFill
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window
 
@@ -69,7 +70,6 @@ class Rounds(ABC):
         self.serial_steps = serial_steps
         """Steps at the start, in rounds without a parallel phase, which `count` leaves out."""
         self.trace = trace or Trace(links.place, links.now)
-        self.fill: BubbleFill | None = None
         self.report_status: Callable[[], Any] = str
         """Gives what this rank reports to the first one at the end of a call."""
         self.merge_statuses: Callable[[list[Any]], Any] = len
@@ -80,8 +80,10 @@ class Rounds(ABC):
         """Losses of this rank's samples in the last call, in order, where a sampler needs them."""
         self.losses: list[list[Tensor]] = []
         """Those of every replica's last block, on the first replica's; empty elsewhere."""
-        self.gap_steps, self.gap_seconds = 0, 0.0
-        """This rank's local steps in gaps in the last call, and their time within its phases."""
+        self.waits: list[Waits] = []
+        """The local work that each block has time for in a tick; empty: none is asked for."""
+        self.fill_steps, self.fill_seconds = 0, 0.0
+        """This rank's local steps in waits in the last call, and their time within its phases."""
         self.count = 0
         """Rounds so far."""
         self.returns = 0
@@ -97,7 +99,7 @@ class Rounds(ABC):
         Raises DivergedError on all ranks, naming the step, if a loss is not finite.
         """
         serial, parallel = PhaseStats(), PhaseStats()
-        self.sample_losses, self.gap_steps, self.gap_seconds = [], 0, 0.0
+        self.sample_losses, self.fill_steps, self.fill_seconds = [], 0, 0.0
         before = self.links.traffic.total_waiting
         self.train(windows, serial, parallel, closing)
         waited = self.links.traffic.total_waiting - before
@@ -196,9 +198,12 @@ class Rounds(ABC):
     @property
     def local(self) -> bool:
         """Whether there are local steps beside exact ones."""
-        return self.fill is not None or (
-            self.program is not None and not isinstance(self.program, ExactPass)
-        )
+        return self.program is not None and not isinstance(self.program, ExactPass)
+
+    @property
+    def filling(self) -> Filling | None:
+        """The local work of this rank where it would wait, if there is any."""
+        return getattr(self.program, "filling", None)
 
     def state(self) -> State:
         return State(shared={"count": self.count, "returns": self.returns})

@@ -8,7 +8,6 @@ from hybrid.rounds.phase_report import PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.base import Program, Recorder, Recording
 from hybrid.solvers.exact.exact_pass import ExactPass
-from hybrid.solvers.exact.filling import BubbleFill
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Stopwatch, Window
 
@@ -16,7 +15,7 @@ from hybrid.solvers.windows import PhaseStats, Stopwatch, Window
 class AlternatingRounds(Rounds):
     """Serial and parallel phases by turns.
 
-        round   serial phase    exact.train: W exact steps, recorded; `fill` works in its gaps
+        round   serial phase    exact.train: W exact steps, recorded
                 parallel phase  program.train: sweeps over the records
 
     Only every `correct_every`-th round has a serial phase. In the others, and in all of them if
@@ -43,20 +42,17 @@ class AlternatingRounds(Rounds):
         trace: Trace | None = None,
         serial_steps: int = 0,
         *,
-        fill: BubbleFill | None = None,
         observe: bool = False,
         carried: bool = False,
         statistics: bool = False,
     ) -> None:
         super().__init__(links, exact, program, correct_every, trace, serial_steps)
-        self.fill = fill
         self.observe = observe
         """Record in a pass of its own: the swept images differ from the trained ones."""
         self.carried = carried
         self.statistics = statistics
         """Whether the network has running statistics to move."""
-        sweeper = program or (fill and fill.program)
-        self.return_ratio: float = getattr(sweeper and sweeper.solver, "return_ratio", 0.0)
+        self.return_ratio: float = getattr(program and program.solver, "return_ratio", 0.0)
         self.recorder = program if isinstance(program, Recording) else None
         self.probe: list[float] = []
         """Residuals of the last call with whole windows, on the first rank; empty after a call that
@@ -70,7 +66,7 @@ class AlternatingRounds(Rounds):
     def train(
         self, windows: WindowPairs, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
     ) -> None:
-        fill, program = (None, None) if self.resting else (self.fill, self.program)
+        program = None if self.resting else self.program
         recorder = None if self.observe else self.recorder
         longest = max(len(swept.batches) for _, swept in windows)
         for trained, swept in windows:
@@ -78,8 +74,7 @@ class AlternatingRounds(Rounds):
             corrected = opens or self.begin_round() or self.resting  # in this order: it counts
             if corrected:
                 with self.trace.span("serial"):
-                    passes = (None, None) if opens else (recorder, fill)
-                    self.add(serial, self.exact.train(trained, *passes))
+                    self.add(serial, self.exact.train(trained, None if opens else recorder))
             if program is None or opens:
                 continue
             self.add(serial, self._record(swept, corrected))
@@ -91,10 +86,6 @@ class AlternatingRounds(Rounds):
         unmoved = self.statistics and self.recorder is None and not self.correct_every
         if closing is not None and unmoved and not opens:
             serial.watch += self._propagate(closing, None).watch
-        if fill is not None:
-            parallel.add(fill.stats)
-            self.gap_steps, self.gap_seconds = fill.stats.steps, fill.watch.seconds()
-            fill.stats, fill.watch = PhaseStats(), Stopwatch()
 
     def _record(self, swept: Window, corrected: bool) -> PhaseStats:
         """Make the records that the serial phase has not made."""
@@ -113,10 +104,6 @@ class AlternatingRounds(Rounds):
         with self.trace.span("propagate"):
             return self.exact.propagate(window, recorder)
 
-    def end_epoch(self) -> None:
-        if self.fill is not None:
-            self.fill.begin()
-
     def has_grown(self, reports: list[PhaseReport]) -> bool:
         return any(
             now > self.return_ratio * before > 0
@@ -131,8 +118,6 @@ class AlternatingRounds(Rounds):
             return
         self.length = length
         self.resting = self.return_ratio > 0 and grown and self.correct_every == 1
-        if self.resting:
-            self.end_epoch()
         self.returns += self.resting
         self.probe = [] if self.resting else _swept_residual(reports)
 
@@ -159,12 +144,26 @@ def _swept_residual(reports: list[PhaseReport]) -> list[float]:
 class MiniBatchRounds(Rounds):
     """The program trains every mini-batch once; every `correct_every`-th round is serial instead.
 
-    The first `serial_steps` steps are serial, too. Before a serial round, and at the end of an
-    epoch, the program is drained: the time of what it then finishes counts as its own. The phase of
-    an exact method is called serial.
+    The first `serial_steps` steps are serial, too, and with `closes` the last round of an epoch.
+    Before a serial round, and at the end of an epoch, the program is drained: the time of what it
+    then finishes counts as its own. The phase of an exact method is called serial.
     """
 
     alternates = False
+
+    def __init__(
+        self,
+        links: RankLinks,
+        exact: ExactPass,
+        program: Program | None = None,
+        correct_every: int = 1,
+        trace: Trace | None = None,
+        serial_steps: int = 0,
+        *,
+        closes: bool = False,
+    ) -> None:
+        super().__init__(links, exact, program, correct_every, trace, serial_steps)
+        self.closes = closes
 
     def train(
         self, windows: WindowPairs, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
@@ -172,8 +171,9 @@ class MiniBatchRounds(Rounds):
         assert self.program is not None
         exact = self.program.solver.exact
         phase, own = ("serial", serial) if exact else ("parallel", parallel)
+        last = windows[-1][0] if self.closes and closing is not None else None
         for trained, _ in windows:
-            if self.is_serial_start(trained) or self.begin_round():
+            if self.is_serial_start(trained) or self.begin_round() or trained is last:
                 self._drain_into(own)
                 with self.trace.span("serial"):
                     self.add(serial, self.exact.train(trained))
@@ -184,6 +184,10 @@ class MiniBatchRounds(Rounds):
             self._drain_into(own)
         if not own.samples:
             serial.watch += own.watch  # there was nothing but a drain
+        if (filling := self.filling) is not None:
+            own.squares += filling.stats.squares
+            self.fill_steps, self.fill_seconds = filling.stats.steps, filling.watch.seconds()
+            filling.stats, filling.watch = PhaseStats(), Stopwatch()
 
     def _drain_into(self, own: PhaseStats) -> None:
         """Finish what is under way; its time counts as the method's own."""

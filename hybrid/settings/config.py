@@ -13,7 +13,7 @@ from hybrid.settings.sections.rounds import RoundSettings
 from hybrid.settings.sections.steps import DelaySettings, OptimizerSettings, ScheduleSettings
 from hybrid.settings.sections.training import DataSettings, ModelSettings, TrainSettings
 from hybrid.solvers import registry
-from hybrid.solvers.registry import STRATEGIES
+from hybrid.solvers.registry import FILLS, STRATEGIES
 
 __all__ = [
     "CheckpointSettings",
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Config(Section):
-    """All settings of a run; those of solver, correction, sync, sampler by what they are of."""
+    """All settings of a run; those of some sections by what their name names."""
 
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
@@ -41,6 +41,7 @@ class Config(Section):
     schedule: ScheduleSettings = ScheduleSettings()
     delay: DelaySettings = DelaySettings()
     solver: dict[str, Any] = Field(default={"name": registry.DEFAULT})
+    fill: dict[str, Any] = Field(default={"name": registry.DEFAULT_FILL})
     correction: dict[str, Any] = Field(default={})
     sync: dict[str, Any] = Field(default={"name": STRATEGIES.default})
     sampler: dict[str, Any] = Field(default={"name": SAMPLERS.default})
@@ -54,6 +55,11 @@ def declared_settings() -> dict[str, str]:
     """Every "section.key" declared here, and its help."""
     known = {
         "solver.name": f"The method: {', '.join(registry.OWN)}.",
+        "fill.name": (
+            f"Whose local steps ranks take where they would wait: {', '.join(FILLS)}; unset: "
+            f"{registry.DEFAULT_FILL} if nothing is said of solver and windows, else "
+            f"{FILLS.default}."
+        ),
         "sync.name": f"How replicas keep together: {', '.join(STRATEGIES)}.",
         "sampler.name": f"Who chooses the samples of a mini-batch: {', '.join(SAMPLERS)}.",
     }

@@ -16,15 +16,15 @@ from hybrid.registries import SAMPLERS
 from hybrid.settings.config import Config, Section, declared_settings
 from hybrid.settings.sections.base import field_docs, first_fault
 from hybrid.solvers import Solver, acting, registry
-from hybrid.solvers.acting import nearest
+from hybrid.solvers.acting import Settings, nearest
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.named import Named
-from hybrid.solvers.registry import STRATEGIES
+from hybrid.solvers.registry import FILLS, STRATEGIES
 from hybrid.solvers.sync.base import Strategy
 
 T = TypeVar("T")
 
-NAMED: Mapping[str, Named] = {"sync": STRATEGIES, "sampler": SAMPLERS}
+NAMED: Mapping[str, Named] = {"fill": FILLS, "sync": STRATEGIES, "sampler": SAMPLERS}
 """Sections beside [solver] whose settings are those of what their `name` names; a line a section.
 """
 _OWNED: Mapping[str, Named] = {"solver": registry.SOLVERS, **NAMED}
@@ -34,6 +34,12 @@ def solver(config: Config) -> Solver:
     """The solver named in [solver], with its settings."""
     settings = dict(config.solver)
     return _make(registry.solver_class(settings.pop("name")), "solver", settings)
+
+
+def fill(config: Config) -> Settings:
+    """What [fill] names, with its settings."""
+    local: Settings = named(config, "fill")
+    return local
 
 
 def correction(config: Config) -> PassSettings:

@@ -16,7 +16,7 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config, Section, declared_settings
 from hybrid.settings.methods import NAMED
 from hybrid.settings.sections.base import first_fault
-from hybrid.settings.sections.rounds import settled
+from hybrid.settings.sections.rounds import settled, unnamed
 from hybrid.solvers import registry
 from hybrid.solvers.acting import Known, check
 
@@ -46,8 +46,8 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         _check_table(section, table)
         _set(table, values)
     if _name(upper, _name(tree)) != _name(tree):
-        tree.pop("solver", None)
-        tree.pop("correction", None)
+        for section in ("solver", "fill", "correction"):
+            tree.pop(section, None)
         rounds = tree.get("rounds", {})
         tree["rounds"] = {k: rounds[k] for k in rounds if k == "memory_gb"}
     for section in NAMED:
@@ -65,10 +65,12 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
     for section in tree.keys() & Config.model_fields.keys():
         _check_table(section, tree[section])
-    tree["solver"] = {"name": registry.DEFAULT, **tree.get("solver", {})}
+    usual = {section: of.default for section, of in NAMED.items()}
+    if "name" not in tree.get("solver", {}):
+        usual["solver"], usual["fill"] = unnamed(tree.get("rounds", {}))
+    for section, own in usual.items():
+        tree[section] = {"name": own, **tree.get(section, {})}
     name = str(tree["solver"]["name"])
-    for section, of in NAMED.items():
-        tree[section] = {"name": of.default, **tree.get(section, {})}
     names = {section: str(tree[section]["name"]) for section in NAMED}
     known = methods.known_settings(name, names)
     for section, table in tree.items():

@@ -68,8 +68,8 @@ def _resume_grid(resolved: Config, overrides: Mapping[str, Any]) -> None:
     _update(resolved, "split", **grid._asdict())
     if grid.blocks != before.blocks:
         _update(resolved, "split", cuts=[])
-        if "rounds.gaps" not in overrides:
-            _update(resolved, "rounds", gaps=())  # they are of other blocks
+        if "rounds.waits" not in overrides:
+            _update(resolved, "rounds", waits=())  # they are of other blocks
 
 
 def _update(resolved: Config, section: str, **values: Any) -> None:
@@ -260,6 +260,7 @@ def _objects(resolved: Config) -> dict[str, Any]:
     wanted = resolved.split
     return {
         "solver": methods.solver(resolved),
+        "fill": methods.fill(resolved),
         "correction": methods.correction(resolved),
         "sampler": methods.named(resolved, "sampler"),
         "replicas": wanted.replicas or 1,

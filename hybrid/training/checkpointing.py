@@ -20,7 +20,7 @@ from hybrid.solvers.state import State, Stateful, Tensors, entries
 
 FLIGHTS = "under way on block "
 _COMMON = ("images", "serial_seconds", "parallel_seconds")
-TOTALS = (*_COMMON, "idle_seconds", "gap_steps", "gap_seconds", "bytes_sent")
+TOTALS = (*_COMMON, "idle_seconds", "fill_steps", "fill_seconds", "bytes_sent")
 """What a run counts from its first step; the first three are the same on every rank."""
 
 

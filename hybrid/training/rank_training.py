@@ -25,7 +25,8 @@ from hybrid.rounds.epoch_windows import CLOSING
 from hybrid.rounds.phase_report import DivergedError, PhaseReport, Scores
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.block import Block
-from hybrid.solvers.exact.filling import stored_batches
+from hybrid.solvers.delayed.filling import STORED_BATCHES
+from hybrid.solvers.delayed.waits import Waits
 from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.state import Stateful, Tensors
@@ -98,13 +99,13 @@ class RankTraining:
     def _num_asked_again(self) -> int:
         """The last so many mini-batches may be asked for again, or by another block of a process.
 
-        They are of a window, which is swept; under way between blocks; of the stores of gaps, and
+        They are of a window, which is swept; under way between blocks; of records for waits, and
         those that give the weights of an epoch's end its running statistics. Ranks on threads may
         be as far apart as they report.
         """
-        method, size = self.method, self.method.setup.batch_size
-        stored = [stored_batches(gaps, size) for gaps in method.gaps]
-        count = 2 * self.links.size + max([1, method.setup.stored_batches, *stored])
+        method = self.method
+        stored = STORED_BATCHES if method.setup.fills else 1
+        count = 2 * self.links.size + max(stored, method.setup.stored_batches)
         if launch.communicator() is None:
             count += method.setup.window + self._report_every()
         return max(count, CLOSING if method.problem.normed else 0)
@@ -124,8 +125,8 @@ class RankTraining:
         at.totals["images"] += steps * self.options.train.batch_size
         at.totals["idle_seconds"] += traffic.total_waiting - waited
         at.totals["bytes_sent"] += traffic.total_bytes - sent
-        at.totals["gap_steps"] += self.rounds.gap_steps
-        at.totals["gap_seconds"] += self.rounds.gap_seconds
+        at.totals["fill_steps"] += self.rounds.fill_steps
+        at.totals["fill_seconds"] += self.rounds.fill_seconds
         for report in reports:
             at.totals[f"{report.phase}_seconds"] += report.seconds
         return reports
@@ -149,6 +150,7 @@ class RankTraining:
             "cuts": self.method.problem.blocks.cuts,
             "replicas": self.method.setup.replicas,
             "carried_as": self.method.carried_layout,
+            "waits": [list(pair) for pair in self.rounds.waits],
             "shared": shared,
             "totals": self.links.gather(dict(self.position.totals)),
         }
@@ -174,10 +176,15 @@ class RankTraining:
             early = parts.keys() & {"sampler", "schedule"}
             first = {name: parts.pop(name) for name in sorted(early)}
             self.files.restore(first, folder, manifest, device, False)
-        if self.rounds.fill is not None:
+        timed = self.rounds.waits and not self.method.waits
+        if timed and number is not None and [*map(len, manifest["waits"])] == [2] * links.size:
+            # what was timed then holds, or this run would be another
+            self.method.fill(self.rounds, [Waits(*pair) for pair in manifest["waits"]])
+        if self.rounds.filling is not None:
             # the sampler knows which mini-batches came before
-            before = self.windows.before(self.position.epoch, self.position.step)
-            self.rounds.fill.latest = before[::-1]
+            self.rounds.filling.earlier = self.windows.before(
+                self.position.epoch, self.position.step
+            )
         with links.agreement():
             # variables of another layout are of no use: a forward pass makes new ones
             fits = manifest["carried_as"] == self.method.carried_layout
@@ -190,7 +197,7 @@ class RankTraining:
         """What decides whose states a checkpoint holds."""
         return {
             "solver": self.options.names["solver"],
-            "gaps": [list(pair) for pair in self.method.gaps],
+            "fill": self.options.fill.name,
             "sync": self.options.sync.name,
         }
 
@@ -208,8 +215,6 @@ class RankTraining:
         if "solver" in same:
             if self.rounds.program is not None:
                 parts["program"] = self.rounds.program
-            if self.rounds.fill is not None and "gaps" in same:
-                parts["fill"] = self.rounds.fill
             if self.block.sync is not None and "sync" in same:
                 parts["sync"] = self.block.sync  # after the program, whose weights it may keep
         return {**parts, "data": self.windows.data, "callbacks": self.callbacks}

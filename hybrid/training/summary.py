@@ -170,9 +170,9 @@ def make_summary(
             min(1.0, rank["totals"]["idle_seconds"] / seconds) if seconds else 0.0
             for rank in everyone
         ],
-        # within the serial phases
-        "gap_steps": [int(rank["totals"]["gap_steps"]) for rank in everyone],
-        "gap_seconds": [rank["totals"]["gap_seconds"] for rank in everyone],
+        # within the parallel phases
+        "fill_steps": [int(rank["totals"]["fill_steps"]) for rank in everyone],
+        "fill_seconds": [rank["totals"]["fill_seconds"] for rank in everyone],
         "bytes_sent": [int(rank["totals"]["bytes_sent"]) for rank in everyone],
         # of every rank: the steps by which its own gradients are late
         "delay": delays * options.replicas,

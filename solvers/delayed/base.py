@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hybrid.solvers.acting import Acts, CountOrZero, Needs, NotNegative
 from hybrid.solvers.base import GraphBytes, Program, Solver
+from hybrid.solvers.delayed.filling import Filling
 from hybrid.solvers.delayed.stash import Flight, load_flights, save_flights, with_parameter_strides
 from hybrid.solvers.exact.pipeline import MicroBatch, Wire, WireFormat, split_into_micro_batches
 from hybrid.solvers.numerics.group_rates import rate_of_tensor, rate_to_tensor
@@ -106,6 +107,8 @@ class DelayedProgram(Program):
     """One rank's ticks, and the micro-batches whose backward pass is yet to come."""
 
     solver: Delayed
+    filling: Filling | None = None
+    """Local work where this rank would wait; None: it waits."""
 
     def begin(self) -> None:
         solver, block = self.solver, self.block
@@ -134,6 +137,8 @@ class DelayedProgram(Program):
         with stats.timed(self.links):
             for _, batch in window.recorded():
                 self._rate = batch.learning_rate
+                if self.filling is not None:
+                    self.filling.take(batch)
                 for part in split_into_micro_batches(batch, self.num_micro_batches(batch), block):
                     self._ticks += 1
                     self._tick(part, stats)
@@ -145,7 +150,10 @@ class DelayedProgram(Program):
         return stats
 
     def _tick(self, part: MicroBatch | None, stats: PhaseStats) -> None:
-        """A forward pass and the backward pass that is due; in a drain (None) the latter alone."""
+        """A forward pass and the backward pass that is due; in a drain (None) the latter alone.
+
+        The order is that of `waits.delayed_order`.
+        """
         block, flights = self.block, self._flights
         if part is not None:
             flight = Flight(part, self._leaf(self._fetch(part)))
@@ -155,18 +163,31 @@ class DelayedProgram(Program):
                 self._wire.send(self.links.to_next, self._forward(flight))
             flights.append(flight)
         if part is None or len(flights) > self._delay:
-            flight = flights.popleft()
-            p_in = self._loss_adjoint(flight) if block.last else self._backward(flight)
-            if p_in is not None:
-                self._send_adjoint(p_in, flight)
-            if flight.part.is_last:
-                self._step()
+            self._come_back(flights.popleft())
+
+    def _come_back(self, flight: Flight) -> None:
+        """The rest of a tick: backward pass, local work beside it, and the step if it is due."""
+        block, filling = self.block, self.filling
+        if filling is not None:
+            filling.work(flight, 0, filling.waits.adjoint)
+        p_in = self._loss_adjoint(flight) if block.last else self._backward(flight)
+        if p_in is not None:
+            self._send_adjoint(p_in, flight)
+        if filling is not None:
+            filling.record(flight, p_in)
+            filling.work(flight, filling.waits.adjoint, filling.waits.activation)
+        if flight.part.is_last:
+            if filling is not None:
+                filling.add(flight.part.step)
+            self._step()
 
     def drain(self) -> PhaseStats:
         stats = PhaseStats()
         while self._flights:
             self._tick(None, stats)
         self._ticks = 0
+        if self.filling is not None:
+            self.filling.begin()
         self.links.flush()
         return stats
 
@@ -188,6 +209,8 @@ class DelayedProgram(Program):
             running = statistics(self.block.module)
             state |= {f"statistic {i}": x for i, x in enumerate(running)}
         state |= save_flights(self._flights)
+        if self.filling is not None:
+            state |= self.filling.state()
         for i, message in enumerate(self._inbox):
             state |= {f"inbox {i}.{j}": tensor for j, tensor in enumerate(message)}
         return State(flight=state)
@@ -215,6 +238,8 @@ class DelayedProgram(Program):
             self._inbox.append(tuple(entries(saved, f"inbox {i}.").values()))
         for name, grad in with_parameter_strides(module, entries(saved, "gradient ")).items():
             module.get_parameter(name).grad = grad
+        if self.filling is not None:
+            self.filling.load_state(state)
 
     def _adjoints_sent(self) -> int:
         """Adjoints that the next block has sent and this one has not yet received."""
@@ -279,10 +304,12 @@ class DelayedProgram(Program):
         message = self._inbox.popleft() if self._inbox else self._receive_message()
         return partial(next, iter(message))
 
-    def _receive_adjoint(self, part: MicroBatch, dtype: torch.dtype) -> Tensor:
+    def _receive_adjoint(self, flight: Flight, dtype: torch.dtype) -> Tensor:
         """p_{k+1} of the oldest flight, for an output of `dtype`."""
-        wide = dtype if self.block.scaler is None else torch.float32
-        return self._wire.receive_adjoint(self._oldest_message(), wide, part.size)
+        wide, size = dtype if self.block.scaler is None else torch.float32, flight.part.size
+        p_out = self._wire.receive_adjoint(self._oldest_message(), wide, size)
+        flight.p_out = p_out
+        return p_out
 
     def _send_adjoint(self, p_in: Tensor, flight: Flight) -> None:
         """One message to the previous block."""

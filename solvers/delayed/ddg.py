@@ -64,6 +64,7 @@ class DDG(Delayed):
     """
 
     name: ClassVar[str] = "ddg"
+    waits: ClassVar[bool] = True
 
     stash: Annotated[bool, SEVERAL_BLOCKS, FLOAT32] = True
     """Keep the weights of forward passes for their backward passes; false: take the newest."""
@@ -128,9 +129,9 @@ class StashingProgram(DelayedProgram):
         out = flight.out
         if out is None:
             with self._repeated_pass(flight):
-                out = self._compute(flight)
+                out = flight.out = self._compute(flight)
         assert flight.weights is not None
-        p_out = self._receive_adjoint(flight.part, out.dtype)
+        p_out = self._receive_adjoint(flight, out.dtype)
         # the mini-batch's sum of gradients moves to this version and back
         for name, parameter in self._stash.parameters.items():
             flight.weights[name].grad, parameter.grad = parameter.grad, None
@@ -156,7 +157,9 @@ class UnstashedProgram(DelayedProgram):
     def _forward(self, flight: Flight) -> Tensor:
         with activations_kept(self.block.module, flight.stash):
             flight.out = self._compute(flight)
-        return flight.out.detach()
+        x = flight.out.detach()
+        flight.x = None if self.filling is None else x
+        return x
 
     def _rebuild(self, flight: Flight) -> Flight:
         module = self.block.module
@@ -168,7 +171,7 @@ class UnstashedProgram(DelayedProgram):
 
     def _backward(self, flight: Flight) -> Tensor | None:
         assert flight.out is not None
-        p_out = self._receive_adjoint(flight.part, flight.out.dtype)
+        p_out = self._receive_adjoint(flight, flight.out.dtype)
         flight.stash = {}  # the graph lets them go one by one
         self.block.backward(flight.out, p_out, key=flight.part.key)
         return self._input_adjoint(flight)

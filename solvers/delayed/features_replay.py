@@ -24,6 +24,7 @@ class FeaturesReplay(Delayed):
     """
 
     name: ClassVar[str] = "features-replay"
+    waits: ClassVar[bool] = True
 
 
 @program_of(FeaturesReplay)
@@ -36,7 +37,7 @@ class ReplayingProgram(DelayedProgram):
 
     def _backward(self, flight: Flight) -> Tensor | None:
         # the adjoint may still be on its way: it is received after the replay
-        out = self._compute(flight)
-        p_out = self._receive_adjoint(flight.part, out.dtype)
+        out = flight.out = self._compute(flight)
+        p_out = self._receive_adjoint(flight, out.dtype)
         self.block.backward(out, p_out, key=flight.part.key)
         return self._input_adjoint(flight)

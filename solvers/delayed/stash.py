@@ -117,6 +117,10 @@ class Flight:
     """The buffers that passes have changed since, as its forward pass found them."""
     out: Tensor | None = None
     """x_k with its graph, if that is kept."""
+    p_out: Tensor | None = None
+    """p_{k+1}, once it has arrived."""
+    x: Tensor | None = None
+    """x_k alone, if it is to be recorded and no later pass could compute it again."""
 
 
 def save_flights(flights: Iterable[Flight]) -> Tensors:
@@ -125,8 +129,9 @@ def save_flights(flights: Iterable[Flight]) -> Tensors:
     versions: list[Tensors] = []
     for i, flight in enumerate(flights):
         own = {"part": torch.tensor(flight.part[:6])}
-        if flight.lam is not None:
-            own["lam"] = flight.lam
+        for name, tensor in (("lam", flight.lam), ("x", flight.x)):
+            if tensor is not None:
+                own[name] = tensor
         if flight.weights is not None:
             if not versions or flight.weights is not versions[-1]:
                 versions.append(flight.weights)
@@ -144,6 +149,7 @@ def load_flights(found: Tensors, module: nn.Module) -> Iterator[Flight]:
     for i in range(len({name.partition(".")[0] for name in found if name[:6] == "flight"})):
         own = entries(found, f"flight {i}.")
         flight = Flight(MicroBatch(*own.pop("part").tolist()), own.pop("lam", None))
+        flight.x = own.pop("x", None)
         if "version" in own:
             v = int(own.pop("version"))
             if v not in versions:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hybrid.solvers.acting import Acts, Count, NotNegative, Settings
 from hybrid.solvers.base import Program, Recorder
+from hybrid.solvers.block import Block
 from hybrid.solvers.exact.pipeline import (
     Kind,
     MicroBatch,
@@ -30,13 +30,13 @@ from hybrid.solvers.windows import Batch, PhaseStats, Record, Window
 UNUSED = "leave it out, or give an exact solver its own setting of that name"
 TRAINS = Acts(
     "there are serial corrections (rounds.correct_every, rounds.serial_epochs)",
-    lambda run: run.setup.corrects or run.setup.fills,
+    lambda run: run.setup.corrects,
     UNUSED,
 )
 PASSES = Acts(
     "there are serial corrections (rounds.correct_every, rounds.serial_epochs), or forward passes "
     "that start a window",
-    lambda run: run.setup.corrects or run.setup.fills or run.solver.alternates,
+    lambda run: run.setup.corrects or run.solver.alternates,
     UNUSED,
 )
 
@@ -78,24 +78,16 @@ class ExactPass(Program):
     K-1 of m+K-1 slots. BatchNorm then normalizes each micro-batch by its own statistics, and its
     running statistics are updated m times in each step: m > 1 is a different, equally valid
     training run.
-
-    A `Filling` can use the idle slots for local steps.
     """
 
     solver: PassSettings
 
-    def train(
-        self, window: Window, recorder: Recorder | None = None, fill: Filling | None = None
-    ) -> PhaseStats:
-        """One exact step for each mini-batch, which `recorder` records.
-
-        `fill` does local work in the gaps of the pass, and has a recorder of its own.
-        """
+    def train(self, window: Window, recorder: Recorder | None = None) -> PhaseStats:
+        """One exact step for each mini-batch, which `recorder` records."""
         stats = PhaseStats()
-        train_step = self.train_step if fill is None else partial(fill.train_step, self)
         with stats.timed(self.links):
             for rows, batch in window.recorded():
-                train_step(batch, rows, recorder, stats)
+                self.train_step(batch, rows, recorder, stats)
             self.links.flush()
         return stats
 
@@ -121,14 +113,13 @@ class ExactPass(Program):
         """
         block = self.block
         passes = MicroBatchPasses(self, batch, stats)
-        recorders = [] if recorder is None else [(recorder, rows.start)]
         for op in pass_order(block.index, block.count, passes.count):
             if op.kind is Kind.FORWARD:
                 passes.forward()
             else:
                 ends = is_final and passes.left == 1
                 with block.last_pass("exact") if ends else nullcontext():
-                    passes.backward(recorders)
+                    passes.backward(recorder, rows.start)
         passes.count_batch()
 
     def step(self, batch: Batch) -> None:
@@ -176,20 +167,6 @@ class ExactPass(Program):
         return stats
 
 
-class Filling(Protocol):
-    """What works in the gaps of exact passes, and so has their loop."""
-
-    def train_step(
-        self,
-        exact: ExactPass,
-        batch: Batch,
-        rows: slice,
-        recorder: Recorder | None,
-        stats: PhaseStats,
-    ) -> None:
-        """In place of `ExactPass.train_step`."""
-
-
 class MicroBatchPasses:
     """The forward and backward passes of one mini-batch's micro-batches through one block."""
 
@@ -224,10 +201,10 @@ class MicroBatchPasses:
             self.losses.append(classified.loss.detach() * part.own_share)
         self.graphs.append((part, lam, out))
 
-    def backward(self, recorders: Sequence[tuple[Recorder, int]]) -> None:
+    def backward(self, recorder: Recorder | None, row: int) -> None:
         """The oldest micro-batch: fetch p_{k+1}, add its gradient, send p_k down, and record it.
 
-        For each recorder the mini-batch begins at a row of its own.
+        Its mini-batch begins at that row of the records.
         """
         part, lam, out = self.graphs.popleft()
         block, p_out, p_in = self.block, None, None
@@ -241,16 +218,9 @@ class MicroBatchPasses:
             p_in = block.input_adjoint(lam)
             self.wire.send_adjoint(self.links.to_previous, p_in, part.size)
         self.left -= 1
-        for recorder, row in recorders:
-            recorder.record(
-                Record(
-                    slice(row + part.start, row + part.stop),
-                    lam=None if block.first else lam.detach(),
-                    p_in=None if p_in is None else block.stored_adjoint(p_in * part.size),
-                    out=None if block.last else out.detach(),
-                    p_out=None if p_out is None else block.stored_adjoint(p_out * part.size),
-                )
-            )
+        if recorder is not None:
+            rows = slice(row + part.start, row + part.stop)
+            recorder.record(record_of(block, rows, part.size, lam, out, p_in, p_out))
 
     def _recomputable(self, lam: Tensor, part: MicroBatch) -> Tensor:
         """x_k without its graph, which the backward pass makes from lam_k."""
@@ -267,3 +237,26 @@ class MicroBatchPasses:
         self.stats.steps += 1
         if self.losses:
             self.stats.losses.append(torch.stack(self.losses).sum())
+
+
+def record_of(
+    block: Block,
+    rows: slice,
+    size: int,
+    lam: Tensor,
+    out: Tensor,
+    p_in: Tensor | None,
+    p_out: Tensor | None,
+) -> Record:
+    """What a pass over a part of a mini-batch of `size` samples leaves at a block's cuts."""
+
+    def a_sample(p: Tensor | None) -> Tensor | None:
+        return None if p is None else block.stored_adjoint(p * size)
+
+    return Record(
+        rows,
+        lam=None if block.first else lam.detach(),
+        p_in=a_sample(p_in),
+        out=None if block.last else out.detach(),
+        p_out=a_sample(p_out),
+    )

@@ -11,10 +11,16 @@ import torch
 from torch import Tensor
 
 from hybrid.solvers.block import Block
-from hybrid.solvers.exact.gaps import Gaps
 from hybrid.solvers.kernels.operations import pack, unpack
 from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.windows import Batch
+
+
+class Cost(NamedTuple):
+    """Cost of one block's passes over one sample, in seconds or any other unit of time."""
+
+    forward: float
+    backward: float
 
 
 class Kind(IntEnum):
@@ -22,10 +28,8 @@ class Kind(IntEnum):
 
     BACKWARD = 0
     FORWARD = 1
-    MIDDLE = 2
-    """The local work between a pass's forwards and its backwards."""
-    TURN = 3
-    """The local work between one pass and the next."""
+    LOCAL = 2
+    """Local work, in a tick in which the rank would wait."""
 
 
 class Op(NamedTuple):
@@ -39,36 +43,24 @@ class Op(NamedTuple):
     """Which micro-batch."""
 
     def __str__(self) -> str:
-        return f"{self.kind.name[0]}{'' if self.kind > Kind.FORWARD else self.item}"
+        return f"{self.kind.name[0]}{self.item}"
 
 
-def pass_order(index: int, count: int, micro_batches: int, gaps: Gaps | None = None) -> list[Op]:
-    """One block's timetable of a pass. Without gaps, one forward, one backward; K = 3, m = 4:
+def pass_order(index: int, count: int, micro_batches: int) -> list[Op]:
+    """One block's timetable of a flushed pass.
+
+    Forward and backward passes take turns, as soon as they can. With K = 3, m = 4:
 
         block 0   F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3
         block 1      F0 F1 .  B0 F2 B1 F3 B2 .  B3
         block 2         F0 B0 F1 B1 F2 B2 F3 B3
-
-    With gaps, all forwards come first on every block but the last, which leaves it two stretches of
-    time for local work, in the middle of a pass and at the turn of two:
-
-        block 0   F0 F1 F2 F3 M  .  .  B0 B1 B2 .  B3 T
-        block 1      F0 F1 F2 F3 M  B0 B1 B2 .  B3 T
-        block 2         F0 B0 F1 B1 F2 B2 F3 B3 T
     """
-    m = micro_batches
-    warm_up = m
-    if gaps is None or index == count - 1:
-        warm_up = min(m, count - 1 - index)
+    m, warm_up = micro_batches, min(micro_batches, count - 1 - index)
     F, B = Kind.FORWARD, Kind.BACKWARD
     work = [(F, i) for i in range(warm_up)]
-    if gaps is not None and index < count - 1:
-        work.append((Kind.MIDDLE, 0))
     for i in range(m - warm_up):
         work += [(F, warm_up + i), (B, i)]
     work += [(B, i) for i in range(m - warm_up, m)]
-    if gaps is not None:
-        work.append((Kind.TURN, 0))
     return [Op(place, kind, item=item) for place, (kind, item) in enumerate(work)]
 
 

@@ -68,7 +68,6 @@ class BlockADMM(AugmentedLagrangian):
     """
 
     name: ClassVar[str] = "block-admm"
-    fills: ClassVar[bool] = False
 
     sweeps: ClassVar[int] = 2
     acts: ClassVar = {

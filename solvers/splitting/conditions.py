@@ -25,11 +25,11 @@ FILTERED = Acts("solver.filter is above 1", lambda run: run.solver.filter > 1)
 COMPARED = Acts(
     "whole rounds, or the residuals of a third sweep and the second, can be compared "
     "(rounds.correct_every is 1, or rounds.sweeps at least 4)",
-    lambda run: run.setup.correct_every == 1 or run.setup.sweeps >= 4,
+    lambda run: not run.setup.fills and (run.setup.correct_every == 1 or run.setup.sweeps >= 4),
 )
 OWN_STEPS = Acts(
-    "local steps are their own, in a window or with rounds.fill_step 'own'",
-    lambda run: run.setup.stored_batches or run.setup.own_fill or not run.setup.fills,
+    "local steps are steps of their own, in a window",
+    lambda run: not run.setup.fills,
 )
 MOVES = Acts(
     "multipliers move, between several sweeps or from carried records",

@@ -52,7 +52,6 @@ class Penalty(Splitting):
 
     name: ClassVar[str] = "penalty"
     alternates: ClassVar[bool] = True
-    fills: ClassVar[bool] = True
 
     local_lr: Positive = 0.6
     """Learning rate of the parallel phase, relative to the schedule's."""

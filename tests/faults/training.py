@@ -14,7 +14,10 @@ from tests.faults.processes import Job
 
 WAYS = {
     "serial": ("--solver", "backprop"),
-    "gaps filled": (),
+    "waits filled": (
+        *("--solver", "ddg", "--set", "fill.name=augmented-lagrangian"),
+        *("--set", "solver.micro_batches=2"),
+    ),
     "windows": ("--window", "4", "--sweeps", "2"),
     "kept windows": (
         *("--solver", "block-admm", "--window", "all"),

@@ -26,12 +26,8 @@ RECIPES = {
     "backprop, adamw": "optimizer.name=adamw optimizer.lr=0.002",
     "backprop, bfloat16": "train.precision=bfloat16",
     "backprop, float16": "train.precision=float16",
-    "penalty, gaps": "",
     "penalty, window": "rounds.window=4 rounds.sweeps=1",
     "penalty, own sgd": "rounds.window=4 rounds.sweeps=2 solver.momentum=0.5",
-    "augmented-lagrangian, gaps": "",
-    "augmented-lagrangian, own gaps": "rounds.fill=true rounds.fill_step=own"
-    " correction.micro_batches=4",
     "augmented-lagrangian, window": "rounds.window=4 rounds.sweeps=1",
     "augmented-lagrangian, sweeps": "rounds.window=4 rounds.sweeps=3 solver.clip_norm=0.5"
     " solver.return_ratio=9",
@@ -48,6 +44,8 @@ RECIPES = {
     "block-admm, constraint": "rounds.window=4 rounds.sweeps=2 solver.constraint=box:-2:2",
     "auxnet": "rounds.window=4 solver.lam_step=0.1",
     "ddg": "",
+    "ddg, waits": "fill.name=augmented-lagrangian rounds.waits=WAITS",
+    "ddg, waits by penalty": "fill.name=penalty rounds.waits=WAITS solver.stash=false",
     "ddg, m=1": "optimizer.lr=0.02 solver.micro_batches=1",
     "ddg, recompute": "solver.recompute=true",
     "ddg, no stash": "solver.stash=false",
@@ -74,6 +72,8 @@ COMMON = (
 BLOCKS = (1, 2, 4)
 LINKS = {"threads": "", "mpirun": "", "torchrun": "", "virtual": "links.kind=virtual"}
 STEPS_AN_EPOCH = 8
+WAITS = (4, 8)
+"""Samples of local steps of every block in a tick."""
 
 
 def rows(links: str, blocks: int, only: str) -> dict[str, str]:
@@ -81,6 +81,7 @@ def rows(links: str, blocks: int, only: str) -> dict[str, str]:
     found = {}
     for recipe, settings in RECIPES.items():
         row = f"{recipe} | K={blocks} | {links}"
+        settings = settings.replace("WAITS", json.dumps([WAITS] * blocks, separators=(",", ":")))
         words = " --set ".join(["", *f"{COMMON} {settings} {LINKS[links]}".split()])
         found[row] = f"train --solver {recipe.partition(',')[0]} --blocks {blocks} {words}"
     return {row: line for row, line in found.items() if only in row}

@@ -73,16 +73,15 @@ def trained(solver, out=None, resume=False, **settings):
         (Petra(), {}),
         (PDASGD(), {}),
         (LocalUpdates(style="overlapping", chunks=2), {}),
-        (AugmentedLagrangian(), {"gaps": [(2, 1), (2, 1), (0, 2)]}),
+        (DDG(), {"fill": AugmentedLagrangian(), "waits": [(2, 1), (2, 1), (0, 2)]}),
         (AugmentedLagrangian(), {"window": 2, "sweeps": 2}),
         (BlockADMM(), {"window": 2}),
     ],
 )
 def test_a_forward_pass_of_a_mini_batch_moves_them_once(solver, settings):
     """A parallel phase leaves them alone: those of a window are moved by its exact pass."""
-    parts = 4 if "gaps" in settings else 1
     found = trained(solver, **settings)
-    assert int(found["2.seen"]) == int(found["2.unseen"]) == STEPS * parts
+    assert int(found["2.seen"]) == int(found["2.unseen"]) == STEPS
 
 
 @pytest.mark.parametrize("m", [1, 4])

@@ -9,10 +9,10 @@ from declared import declared
 from problems import assert_same, exact_pass, handed_over, make_problem
 
 from hybrid.links import run_threads, run_virtual
-from hybrid.solvers import Penalty, Petra, Solver, registry
+from hybrid.solvers import DDG, Penalty, Petra, Solver, registry
 from hybrid.solvers.base import Recording
-from hybrid.solvers.exact.filling import BubbleFill
-from hybrid.solvers.exact.gaps import Gaps
+from hybrid.solvers.delayed.filling import Filling
+from hybrid.solvers.delayed.waits import Waits
 
 EVERY: dict[str, Solver] = {k: v for examples in declared("EXAMPLES") for k, v in examples.items()}
 """Of each solver, as its own test file gives them."""
@@ -146,19 +146,20 @@ def test_weights_move_in_steps_that_replicas_know_of_and_only_where_they_can_be_
     assert all(tensor.isfinite().all() for tensor in after.values())
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("added", {"exact"}), ("own", {"exact", "local"})])
-def test_replicas_are_asked_where_gaps_are_filled(kind, steps):
+def test_replicas_are_asked_once_a_step_where_waits_are_filled():
     problem = make_problem(1, 3, [2], batch=4, batches=4)
 
     def program(block, links):
         block.sync = watching = Watching(block.module)
-        filling = Penalty().start(block, links, problem.setup(window=2))
-        fill = BubbleFill(filling, [Gaps(4, 0), Gaps(0, 4)][block.index], 4, kind)
-        exact_pass(block, links, micro_batches=2).train(problem.window(), None, fill)
+        mine = DDG(micro_batches=2).start(block, links, problem.setup(window=0))
+        local = Penalty().start(block, links, problem.setup(window=2))
+        mine.filling = Filling(local, Waits(0, 2))
+        mine.train(problem.window())
+        mine.drain()
         watching.join()
-        return set(watching.kinds)
+        return watching.kinds
 
-    assert problem.on_every_block(program) == [steps] * 2
+    assert problem.on_every_block(program) == [["local"] * 4] * 2
 
 
 @pytest.mark.parametrize(

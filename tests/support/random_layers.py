@@ -19,7 +19,6 @@ from hybrid.solvers import (
     LocalUpdates,
     Petra,
 )
-from hybrid.solvers.exact.gaps import Gaps
 from hybrid.solvers.layers.branches import Reversible
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -32,9 +31,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "pd-asgd": {"solver": PDASGD(micro_batches=2)},
     "local-updates": {"solver": LocalUpdates(style="overlapping")},
     "window": {"solver": AugmentedLagrangian(beta=0.1), "window": 2, "sweeps": 3},
-    "gaps": {
-        "solver": AugmentedLagrangian(storage="bfloat16"),
-        "gaps": [Gaps(4, 0), Gaps(0, 12)],
+    "waits": {
+        "solver": DDG(micro_batches=2),
+        "fill": AugmentedLagrangian(storage="bfloat16"),
+        "waits": [(3, 0), (0, 4)],
     },
 }
 

@@ -50,16 +50,11 @@ For runs whose residuals are compared, of methods that have the setting.
 """
 
 
-def filled(solver: str, close: Values) -> Iterator[Mode]:
-    """Gaps, of a method whose sub-problems fill them; `close`: lam stays close with these."""
-    # a third epoch, for what the second one's residual leads to
-    gaps = {**close, **NEVER_RESTS, "train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
-    yield Mode(solver, "gaps", gaps)
-    yield Mode(solver, "own gaps", {**gaps, "rounds.fill_step": "own"})
-    window = {"rounds.fill": True, "rounds.window": 2}
-    yield Mode(solver, "gaps and a window", {**gaps, **window})
-    none = dict.fromkeys(("split.blocks", "rounds.serial_epochs"), "no gaps either")
-    yield Mode(solver, "no gaps", {}, none)
+def filled(solver: str, fill: str) -> Mode:
+    """A delayed pipeline whose ranks take a method's local steps where they would wait."""
+    waits = {"fill.name": fill, "fill.beta": 0.1, "rounds.waits": [(4, 0), (0, 8)]}
+    tries = {"solver.name": ["features-replay"], "fill.name": ["none", "penalty"]}
+    return Mode(solver, f"{fill} in waits", waits, {}, tries)
 
 
 def windowed(
@@ -120,7 +115,12 @@ OTHERS: dict[str, list[Any]] = {
     "rounds.sweeps": [3],
     "rounds.correct_every": [0, 3],
     "rounds.serial_epochs": [0.5],
-    "rounds.gaps": [(), [(4, 0), (0, 4)]],
+    "rounds.waits": [[(4, 0), (0, 4)]],
+    "fill.balance_ratio": [1 + 1e-7],
+    "fill.clip_norm": [1e-3],
+    "fill.lam_beta": [0.02],
+    "fill.momentum": [0.25],
+    "fill.storage": ["bfloat16"],
     "split.blocks": [3],
     "split.cuts": [["layer3.0"]],
     "train.ema": [0.5],

@@ -150,11 +150,13 @@ def command(chosen: Prediction, settings: Config) -> str:
         words.append(f"--blocks {chosen.blocks} --replicas {chosen.replicas}")
     words.append(chosen.recipe.flags())
     texts = [f"split.cuts={json.dumps(chosen.cuts)}"] if chosen.cuts else []
+    if any(map(any, chosen.waits)):
+        texts.append(f"rounds.waits={json.dumps(chosen.waits)}")
     texts += _changed_settings(settings, chosen.replicas)
     return " ".join([*words, *(f"--set {quote(text)}" for text in texts)])
 
 
-_CHOSEN = ("solver", "correction", "rounds", "sync", "split", "links")
+_CHOSEN = ("solver", "fill", "correction", "rounds", "sync", "split", "links")
 """The sections that a plan settles, but for what a user asks for in them."""
 _ASKED = ("rounds.memory_gb", "split.inside", "split.side_by_side")
 _FLAGS = ("model.name", "data.name", "train.batch_size")

@@ -55,25 +55,22 @@ class Memory:
     ) -> tuple[int, int]:
         """Bytes of the graphs that block k holds at once, and the samples of its largest pass.
 
-        In its middle gap a block holds all graphs of the pass, and at the turn none.
+        Local work in a wait has a graph of its own.
         """
-        exact, gaps, K = recipe.serial, method.gaps, method.setup.blocks
+        exact, K = recipe.serial, method.setup.blocks
         size, m = len(whole), exact.micro_batches
         if not (recipe.solver.alternates or recipe.solver.exact):
             part = ceil(size / recipe.solver.num_micro_batches(size))
-            return recipe.solver.held_bytes(module, whole, k, K, self.graph), part
+            local = self.graph(module, whole[:part]) if method.setup.fills else 0
+            return recipe.solver.held_bytes(module, whole, k, K, self.graph) + local, part
         share, a_sample = ceil(size / m), self.graph(module, whole) / size
-        flying = m if gaps and k < K - 1 else min(m, K - k)
+        flying = min(m, K - k)
         graph, kept = share * a_sample, share * a_sample
         if exact.recompute:
             kept = share * prod(whole.shape[1:]) * whole.element_size()
         live = graph + (flying - 1) * kept
         if recipe.windowed:
             live, share = max(live, size * a_sample), size
-        if gaps:
-            middle, turn = (min(gap, size) for gap in gaps[k])
-            live = max(live, flying * kept + middle * a_sample, turn * a_sample)
-            share = max(share, middle, turn)
         return round(live), share
 
     def graph(self, module: nn.Module, x: Tensor) -> int:

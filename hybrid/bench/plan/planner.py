@@ -152,11 +152,13 @@ class Planner:
     def _recipes(self, grid: Grid, micro_batches: Sequence[int]) -> list[Recipe]:
         """Those of one grid; a single block of several replicas has nothing to pipeline."""
         exact, limit = methods.correction(self.settings), self.settings.rounds.memory_gb
+        fills = {self.settings.solver["name"]: methods.fill(self.settings)}
         if grid.replicas == 1:
-            return recipes(micro_batches, exact, self.solvers(), limit)
+            return recipes(micro_batches, exact, self.solvers(), limit, fills)
         sync = methods.sync(self.settings)
         solvers = self.solvers() if grid.blocks > 1 else [BASE.solver]
-        rows = recipes(micro_batches, exact, solvers, limit)[: None if grid.blocks > 1 else 1]
+        rows = recipes(micro_batches, exact, solvers, limit, fills)
+        rows = rows[: None if grid.blocks > 1 else 1]
         return [replace(recipe, sync=sync) for recipe in rows]
 
     def method(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> Method:
@@ -208,11 +210,11 @@ class Planner:
             self.subject.measure(blocks, share, *(ceil(share / m) for m in counts))
             timed = _timed_by(method, self.subject.stand_in(blocks))
 
-        def program(links: Any) -> dict[str, float]:
-            row = MethodContender(timed, links)
-            clocked(links, row.block, self.device)
+        def program(links: Any) -> dict[str, Any]:
+            row = MethodContender(timed, links, partial(clocked, links, self.device))
             row.train(still_batches(self.data, size, warm_up, CPU))
-            return self._timed(row, links, steps)
+            waits = [tuple(pair) for pair in row.rounds.waits]
+            return {**self._timed(row, links, steps), "waits": waits}
 
         # replicas that only let time pass do all the same: one of them is enough
         one = replicas > 1 and not real
@@ -223,8 +225,8 @@ class Planner:
         )
         elapsed, images = (max(r[of] for r in ranks) for of in ("seconds", "images"))
         swept = setup.sweeps if setup.stored_batches else 0
-        gaps = method.gaps
-        local = sum(map(sum, gaps)) / (len(gaps) * share) if gaps else swept
+        waits = ranks[0]["waits"]
+        local = micro_batches * sum(map(sum, waits)) / (len(waits) * share) if waits else swept
         return Prediction(
             len(blocks),
             recipe,
@@ -237,6 +239,7 @@ class Planner:
             share,
             replicas,
             self.settings.optimizer.name,
+            waits,
         )
 
     def _timed(self, row: MethodContender, links: VirtualLinks, steps: int) -> dict[str, float]:

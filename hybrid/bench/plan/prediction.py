@@ -9,7 +9,7 @@ from hybrid.bench.recipes import Recipe
 from hybrid.links.grid import Grid
 
 FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
-"""Progress of local work over that of exact steps on as many images: in gaps, and in sweeps.
+"""Progress of local work over that of steps on as many images: in waits, and in sweeps.
 
 Measured with tuned learning rates: docs/benchmarks/auxiliary/sweeps.md.
 """
@@ -24,7 +24,7 @@ class Prediction:
     cuts: list[str]
     images_per_second: float
     local_share: float
-    """Images of local steps over images of exact steps."""
+    """Images of local steps over images of the others."""
     idle_share: list[float]
     bytes_per_image: float
     memory_bytes: list[int]
@@ -33,6 +33,8 @@ class Prediction:
     replicas: int = 1
     optimizer: str = "sgd"
     """The name of the one whose steps they are."""
+    waits: Sequence[tuple[int, int]] = ()
+    """Samples of local steps that each block has time for in a tick; empty: none are asked for."""
     speed_up: float = 0.0
     """Over the fastest way to train on one rank."""
 
@@ -57,7 +59,9 @@ class Prediction:
         """The progress if replicas always agreed; 0 where it is not measured."""
         own = self.recipe.solver.progress(self.blocks, self.batch_size, self.optimizer)
         if self.recipe.solver.alternates:
-            own = 1 + (FILL_WORTH if self.recipe.rounds.fill else SWEEP_WORTH) * self.local_share
+            own = 1 + SWEEP_WORTH * self.local_share
+        elif own is not None:
+            own *= 1 + FILL_WORTH * self.local_share
         return (own or 0.0) * self.images_per_second
 
 

@@ -17,7 +17,7 @@ from hybrid.networks.blocks import Blocks
 from hybrid.networks.units import Unit, make_single_unit_blocks, mode
 from hybrid.solvers.base import Shape
 from hybrid.solvers.block import Block
-from hybrid.solvers.exact.gaps import Cost
+from hybrid.solvers.exact.pipeline import Cost
 from hybrid.solvers.layers.bundle import Bundle
 
 MESSAGE_OPERATIONS = 4
@@ -107,7 +107,7 @@ def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor
     return replace(blocks, model=nn.Sequential(*made), units=named)
 
 
-def clocked(links: VirtualLinks, block: Block, device: Device | None) -> None:
+def clocked(links: VirtualLinks, device: Device | None, block: Block) -> None:
     """Let a rank's clock count the passes of its stand-ins.
 
     Of a device it counts these, messages and the optimizers' steps, and no time of this machine.

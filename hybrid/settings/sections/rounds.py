@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from hybrid.settings.sections.base import LARGE, MANY, Section, field_docs
-from hybrid.solvers.acting import HAVE_TIME, Acts, Known, Needs, check
-from hybrid.solvers.exact.gaps import FillStep
+from hybrid.solvers import registry
+from hybrid.solvers.acting import Acts, Known, Needs, check
 
 if TYPE_CHECKING:
     from hybrid.solvers import Solver
@@ -31,12 +31,16 @@ def every_round(solver: Any, rounds: Any) -> int:
     return int(solver.alternates) if every is None else every
 
 
-def fills(solver: Any, rounds: Any) -> bool:
-    """`fill`, decided where it is unset."""
-    if rounds.fill is not None or not solver.alternates:
-        return bool(rounds.fill and solver.alternates)
-    asked = rounds.window is not None or rounds.sweeps is not None
-    return bool(solver.fills and not asked) and every_round(solver, rounds) == 1
+def unnamed(rounds: Mapping[str, Any]) -> tuple[str, str]:
+    """The method of a run that names none, and whose local steps its ranks take in their waits.
+
+    One that sweeps, and waits for nobody, where windows are asked for that no correction needs.
+    """
+    every, window = rounds.get("correct_every"), rounds.get("window")
+    corrected = (every or 0) > 1 or rounds.get("serial_end")
+    if rounds.get("sweeps") is not None or every == 1 or (window is not None and not corrected):
+        return registry.DEFAULT_FILL, registry.FILLS.default
+    return registry.DEFAULT, registry.DEFAULT_FILL
 
 
 def _last_start(run: Any) -> int:
@@ -59,8 +63,13 @@ ALTERNATES = Acts(
     here=_solver,
 )
 HAS_WINDOWS = Acts(
-    "the solver sweeps over windows, or serial rounds come between its own (rounds.correct_every)",
-    lambda run: run.solver.alternates or every_round(run.solver, run.rounds),
+    "the solver sweeps over windows, or serial rounds come between its own (rounds.correct_every, "
+    "rounds.serial_end)",
+    lambda run: (
+        run.solver.alternates
+        or every_round(run.solver, run.rounds)
+        or (run.rounds.serial_end and not run.solver.exact)
+    ),
     here=_solver,
 )
 PLAIN_BATCHES = Needs(
@@ -85,17 +94,14 @@ ENDS_BEFORE_LAST = Needs(
     "take fewer serial epochs, or more --epochs",
     here=lambda run: f"train.epochs is {run.train.epochs}, in rounds of {run.setup.window}",
 )
-CAN_FILL = Needs(
-    "the solver has sub-problems that stand by themselves",
-    lambda run: not run.rounds.fill or run.solver.fills,
+FILLS = Acts(
+    "ranks take local steps where they would wait (fill.name)", lambda run: run.setup.fills
+)
+CAN_CLOSE = Acts(
+    "the solver trains by itself, with gradients that are late, so that a serial round adds to it",
+    lambda run: not run.solver.alternates and not run.solver.exact,
     here=_solver,
 )
-FILLS_EVERY_ROUND = Needs(
-    "every round has a serial phase, with gaps to fill (rounds.correct_every is 1)",
-    lambda run: not run.rounds.fill or every_round(run.solver, run.rounds) == 1,
-    "set rounds.correct_every=1, or rounds.fill=false",
-)
-FILLS = Acts("gaps are filled (rounds.fill)", lambda run: fills(run.solver, run.rounds))
 
 
 @dataclass(kw_only=True)
@@ -106,8 +112,7 @@ class RoundOptions:
         int | Literal["all"] | None, INEXACT, HAS_WINDOWS, PLAIN_BATCHES, IN_ANY_ORDER
     ] = None
     """The mini-batches of a round: exact passes train on them, and sweeps go over them. Give a
-    number (4), or all (the training set, whose variables are kept); unset: none if gaps are filled,
-    else 4."""
+    number (4), or all (the training set, whose variables are kept); unset: 4."""
     sweeps: Annotated[int | None, Field(ge=1, le=10**6), ALTERNATES] = None
     """Passes over a window's sub-problems; unset: as many as the solver wants."""
     correct_every: Annotated[int | None, Field(ge=0, le=MANY), INEXACT, TRAINS_BETWEEN] = None
@@ -115,12 +120,11 @@ class RoundOptions:
     for none; unset: 1, or 0 for a method that trains by itself."""
     serial_epochs: Annotated[float, Field(ge=0, le=MANY), INEXACT, ENDS_BEFORE_LAST] = 0.0
     """Epochs at the start whose rounds are serial alone: no delay, no local steps."""
-    fill: Annotated[bool | None, ALTERNATES, CAN_FILL, FILLS_EVERY_ROUND] = None
-    """Local steps in the gaps of the serial pass; unset: if the method can and has no window."""
-    fill_step: Annotated[FillStep, FILLS, HAVE_TIME] = "added"
-    """A filled gap's gradient: added to the exact one, or stepped on its own."""
-    gaps: Annotated[Sequence[tuple[_Count, _Count]], FILLS] = ()
-    """Samples each block has time for, [middle, turn] of a pass; empty: by counted operations."""
+    serial_end: Annotated[bool, CAN_CLOSE] = False
+    """Whether the last round of an epoch is serial: what is then tested has no late gradient."""
+    waits: Annotated[Sequence[tuple[_Count, _Count]], FILLS] = ()
+    """Samples of local steps that each block has time for in a tick, [before, after] its backward
+    pass; empty: from counted operations, and messages timed before training."""
     memory_gb: Annotated[float, Field(gt=0, le=LARGE)] = 4.0
     """Largest store of auxiliary variables a rank may hold, in GB (10^9 bytes)."""
 
@@ -140,12 +144,12 @@ class RoundSettings(Section, RoundOptions):
             raise ValueError("it must be an integer of at least 1, or all")
         return window
 
-    @field_validator("gaps", mode="before")
+    @field_validator("waits", mode="before")
     @classmethod
-    def _a_list(cls, gaps: object) -> object:
-        if not isinstance(gaps, list | tuple):
-            raise ValueError("it must be a list of pairs [middle, turn]")
-        return gaps or ()
+    def _a_list(cls, waits: object) -> object:
+        if not isinstance(waits, list | tuple):
+            raise ValueError("it must be a list of pairs [before, after]")
+        return waits or ()
 
 
 for _name, _help in field_docs(RoundOptions).items():
@@ -157,11 +161,11 @@ def settled(
 ) -> tuple[RoundSettings, Mapping[str, Any]]:
     """`rounds` with everything decided, and what a method wants of the correction for them.
 
-        exact methods       no windows, no gaps: every round is serial
+        exact methods       no windows: every round is serial
         the others          `serial_epochs` are serial, too, whatever else is asked for
-        that do not         mini-batches; every `correct_every`-th window, if any, is serial
-        alternate
-        that alternate      gaps filled, if they can and nothing else is asked for; else windows
+        that do not         mini-batches; every `correct_every`-th window, if any, is serial, and
+        alternate           with `serial_end` the last one of an epoch
+        that alternate      windows
 
     The same rule for the command, the library and the files they write. `batch_size` is of one
     replica. ValueError for what has no effect.
@@ -169,17 +173,14 @@ def settled(
     check({"rounds": rounds}, Known(solver=solver, rounds=rounds))
     if solver.exact:
         return rounds, {}
-    every, fill = every_round(solver, rounds), fills(solver, rounds)
+    every = every_round(solver, rounds)
     decided: dict[str, Any] = {"correct_every": every}
     if not solver.alternates:
-        if every:
+        if every or rounds.serial_end:
             decided["window"] = rounds.window or WINDOW
-        corrects = every or rounds.serial_epochs
+        corrects = every or rounds.serial_epochs or rounds.serial_end
         wanted = {"micro_batches": solver.num_micro_batches(batch_size)} if corrects else {}
         return rounds.model_copy(update=decided), wanted
-    decided["fill"] = fill
-    asked = rounds.window is not None or rounds.sweeps is not None or every != 1
-    if asked or not fill:
-        decided["sweeps"] = rounds.sweeps or solver.sweeps
-        decided["window"] = rounds.window or WINDOW
-    return rounds.model_copy(update=decided), {"micro_batches": 4} if fill else {}
+    decided["sweeps"] = rounds.sweeps or solver.sweeps
+    decided["window"] = rounds.window or WINDOW
+    return rounds.model_copy(update=decided), {}

@@ -74,9 +74,9 @@ ALIKE_IN_FLOAT16 = Needs(
     "choose bfloat16, or sync.name=all-reduce",
 )
 ADDS_ALIKE = Needs(
-    "in float16 no gaps are filled, since its scale may change between the passes of a step",
+    "in float16 no waits are filled, since its scale may change between the passes of a step",
     lambda run: run.train.precision != "float16" or not run.setup.fills,
-    "choose bfloat16, or give a --window",
+    "choose bfloat16, or fill.name=none",
 )
 NO_DRAWS = Needs(
     "no layer of the model draws random numbers, which then would not be repeatable",

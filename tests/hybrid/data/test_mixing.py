@@ -11,7 +11,7 @@ from trainings import assert_same
 from hybrid.data import Mapped
 from hybrid.data.mixing import Mix, generator
 from hybrid.data.sampling import epoch_order
-from hybrid.solvers import AugmentedLagrangian, Backprop
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 
 SAMPLES, BATCH, CLASSES, RATE = 48, 8, 3, 0.1
 X = torch.randn(SAMPLES, 2, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -105,25 +105,25 @@ def test_mixed_mini_batches_train_as_in_a_loop_written_by_hand(kind, blocks):
     assert_same(found, by_hand(mix, loss))
 
 
+SWEEPING = {"solver": AugmentedLagrangian()}
 WAYS = {
-    "alone": (1, {}),
-    "two blocks": (2, {}),
-    "given gaps": (2, {"gaps": [(4, 4), (0, 8)]}),
-    "uneven gaps": (2, {"gaps": [(4, 0), (0, 12)]}),
-    "windows": (2, {"window": 2}),
-    "sweeps": (2, {"window": 3, "sweeps": 2}),
+    "alone": (1, SWEEPING),
+    "two blocks": (2, SWEEPING),
+    "waits": (2, {"solver": DDG(), "fill": "penalty", "waits": [(4, 0), (0, 6)]}),
+    "windows": (2, {**SWEEPING, "window": 2}),
+    "sweeps": (2, {**SWEEPING, "window": 3, "sweeps": 2}),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_default_solver_on_mixed_mini_batches_equals_itself_on_samples_mixed_before(way):
+def test_a_solver_on_mixed_mini_batches_equals_itself_on_samples_mixed_before(way):
     blocks, settings = WAYS[way]
     x, y = torch.zeros_like(X), torch.zeros(SAMPLES, CLASSES)
     for ids, step in batches(1):
         x[ids], y[ids] = mixup(X[ids], Y[ids], generator(0, step))
     entropy = {"loss": nn.functional.cross_entropy, "metrics": {}, "epochs": 1, **settings}
-    mixed = run((X, Y), blocks, AugmentedLagrangian(), batch_transform=mixup, **entropy)
-    assert_same(mixed, run((x, y), blocks, AugmentedLagrangian(), **entropy))
+    mixed = run((X, Y), blocks, batch_transform=mixup, **entropy)
+    assert_same(mixed, run((x, y), blocks, **entropy))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

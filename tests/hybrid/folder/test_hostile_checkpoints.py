@@ -151,7 +151,7 @@ def test_hostile_files_are_one_line_each_in_bounds_and_run_nothing(run, tmp_path
         assert (row["seen"], row["seconds"] < 20) == ([], True)
 
 
-KEYS = ("step", "units", "states", "shared", "totals", "gaps", "format")
+KEYS = ("step", "units", "states", "shared", "totals", "waits", "format")
 
 
 def lacking(key: str, body: dict[str, Any]) -> None:

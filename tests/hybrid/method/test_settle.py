@@ -14,7 +14,7 @@ from hybrid.method.problem import Problem
 from hybrid.method.training_options import Options
 from hybrid.networks import models
 from hybrid.settings.config import RoundSettings
-from hybrid.solvers import DDG, AugmentedLagrangian
+from hybrid.solvers import DDG, AugmentedLagrangian, Penalty
 from hybrid.solvers.sync.local_sgd import LocalSGD
 
 HYBRID = Path(__file__).parents[3] / "hybrid"
@@ -45,8 +45,8 @@ def blocks():
     ("solver", "rounds", "options"),
     [
         (AugmentedLagrangian(beta=0.5), {"window": 4, "memory_gb": 1e-6}, {}),
-        (AugmentedLagrangian(), {"fill": True}, {"train": {"precision": "float16"}}),
-        (AugmentedLagrangian(), {"gaps": [(8, 0)]}, {}),
+        (DDG(4), {}, {"fill": Penalty(), "train": {"precision": "float16"}}),
+        (DDG(4), {"waits": [(8, 0)]}, {"fill": Penalty()}),
         (AugmentedLagrangian(lam_step=0.5), {"window": 4}, {}),
         (DDG(4), {}, {"sync": LocalSGD(), "replicas": 2, "train": {"ema": 0.9}}),
         (DDG(4), {}, {"replicas": 64}),
@@ -58,10 +58,9 @@ def test_a_run_and_a_row_are_refused_for_the_same_reason(given, solver, rounds, 
     trainer = Trainer(blocks(), solver, **rounds, **known, optimizer=OptimizerSettings(lr=0.01))
     reason = refusal(trainer.settle, given[0])
     made = Options(
-        **{key: value for key, value in known.items() if key not in ("sync", "replicas")}
+        **{key: value for key, value in known.items() if key not in ("sync", "replicas", "fill")}
     )
     recipe = Recipe("row", solver, trainer.correction, RoundSettings(**rounds))
-    if "sync" in known:
-        recipe = replace(recipe, sync=known["sync"])
+    recipe = replace(recipe, **{k: v for k, v in known.items() if k in ("sync", "fill")})
     problem = Problem.of(made, blocks(), given[0])
     assert refusal(recipe.method, problem, made, known.get("replicas", 1)) == reason

@@ -65,13 +65,13 @@ def test_a_trained_run_is_reported_in_full_and_stands_alone(hybrid, run_folder):
     page = Page(run_folder / "report" / "index.html")
     summary = json.loads((run_folder / "summary.json").read_text())
     assert page.rows["test accuracy"] == [f"{summary['test_accuracy']:.2%}"]
-    assert page.rows["solver"] == ["augmented-lagrangian"]
+    assert page.rows["solver"] == ["ddg"]
     assert page.rows["blocks"] == ["2"]
     # the row of cut 1 comes after that of rank 1
     assert page.rows["1"] == [summary["cuts"][0], f"{summary['residual'][0]:.3g}"]
     sent, peak = summary["bytes_sent"][0], summary["peak_memory_bytes"][0]
-    idle, steps = f"{summary['idle_share'][0]:.1%}", f"{summary['gap_steps'][0]:,}"
-    assert page.rows["0"] == [idle, amount(sent), amount(peak), steps]
+    idle, steps = f"{summary['idle_share'][0]:.1%}", f"{summary['fill_steps'][0]:,}"
+    assert page.rows["0"] == [idle, amount(sent), amount(peak), steps, "0.125 steps"]
     assert page.links == []
     assert [chart.split(" ")[0] for chart in page.charts] == [
         *("Loss,", "Loss,", "Accuracy,", "Accuracy,", "Relative", "Throughput", "Idle"),
@@ -234,16 +234,16 @@ def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch):
     assert not (by_hand / "report").exists()
 
 
-def test_local_steps_in_gaps_stand_in_place_of_a_parallel_phase_that_there_was_not(by_hand):
+def test_local_steps_in_waits_stand_in_place_of_a_parallel_phase_that_there_was_not(by_hand):
     known = {"idle_share": [0.5, 0.25], "train_seconds": 10.0, "serial_seconds": 10.0}
-    gaps = {"parallel_seconds": 0.0, "gap_steps": [1200, 34]}
+    gaps = {"parallel_seconds": 0.0, "fill_steps": [1200, 34]}
     (by_hand / "summary.json").write_text(json.dumps(known | gaps))
     rows = Page(write(by_hand)).rows
     assert "of it, parallel phases" not in rows
     assert rows["of it, serial phases"] == ["10.0 s"]
-    assert [rows[row][-1] for row in ("rank", "0", "1")] == ["local steps in gaps", "1,200", "34"]
-    none = {"parallel_seconds": 4.0, "gap_steps": [0, 0]}
+    assert [rows[row][-1] for row in ("rank", "0", "1")] == ["local steps in waits", "1,200", "34"]
+    none = {"parallel_seconds": 4.0, "fill_steps": [0, 0]}
     (by_hand / "summary.json").write_text(json.dumps(known | none))
     rows = Page(write(by_hand)).rows
     assert rows["of it, parallel phases"] == ["4.0 s"]
-    assert "local steps in gaps" not in rows["rank"]
+    assert "local steps in waits" not in rows["rank"]

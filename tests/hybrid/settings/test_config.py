@@ -21,11 +21,11 @@ def write(path, text):
 
 
 def test_the_file_beats_the_defaults_and_the_command_line_beats_the_file(tmp_path):
-    path = write(tmp_path / "x.toml", "[train]\nepochs = 3\nseed = 4\n[solver]\nbeta = 0.5\n")
-    config = load(path, {"train.epochs": 7, "solver.lam_step": 0.25})
+    path = write(tmp_path / "x.toml", "[train]\nepochs = 3\nseed = 4\n[fill]\nbeta = 0.5\n")
+    config = load(path, {"train.epochs": 7, "fill.local_lr": 0.25})
     assert (config.train.epochs, config.train.seed) == (7, 4)
     assert config.train.batch_size == Config().train.batch_size
-    assert (config.solver["beta"], config.solver["lam_step"]) == (0.5, 0.25)
+    assert (config.fill["beta"], config.fill["local_lr"]) == (0.5, 0.25)
 
 
 @pytest.mark.parametrize("solver", registry.OWN)
@@ -43,7 +43,7 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
     [
         ({"train": {"epoch": 1}}, "unknown setting 'train.epoch'; did you mean 'train.epochs'?"),
         ({"trian": {"epochs": 1}}, "unknown setting 'trian.epochs'; did you mean 'train.epochs'?"),
-        ({"solver": {"betta": 1}}, "unknown setting 'solver.betta'; did you mean 'solver.beta'?"),
+        ({"fill": {"betta": 1}}, "unknown setting 'fill.betta'; did you mean 'fill.beta'?"),
         ({"solver": {"name": [1]}}, "unknown solver '[1]'; known: "),
         (
             {"solver": {"name": "penalty", "micro_batches": 4}},
@@ -51,7 +51,7 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
             "pd-asgd; this run's solver.name is penalty",
         ),
         ({"train": {"lr": 1}}, "unknown setting 'train.lr'; did you mean 'optimizer.lr'?"),
-        ({"beta": 1}, "unknown setting 'beta'; did you mean 'solver.beta'?"),
+        ({"beta": 1}, "unknown setting 'beta'; did you mean 'fill.beta'?"),
         ({"seed": {}}, "unknown setting 'seed'; did you mean 'train.seed'?"),
     ],
 )
@@ -72,9 +72,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(monkeypatch, tre
         ("rounds.window", 0, "an integer of at least 1, or all"),
         ("rounds.window", 2.5, "an integer of at least 1, or all"),
         ("split.cuts", "layer2.0", "a valid list"),
-        ("rounds.gaps", "most", "a list of pairs"),
-        ("solver.beta", -1.0, "must be positive"),
-        ("solver.beta", float("inf"), "must be at most 1e+15"),
+        ("rounds.waits", "most", "a list of pairs"),
+        ("fill.beta", -1.0, "must be positive"),
+        ("fill.beta", float("inf"), "must be at most 1e+15"),
         ("links.kind", "tcp", "auto, threads, mpi, torch, virtual"),
     ],
 )
@@ -141,7 +141,7 @@ def test_an_override_is_toml_where_it_parses_and_text_elsewhere(text, value):
     [
         *((text, "") for text in ("", "x", "x=1", "a.b", "a\nb", "beta", "optimizer")),
         ("optimizer=AdamW", "; did you mean optimizer.name=AdamW?"),
-        ("beta=1", "; did you mean solver.beta=1 or sampler.beta=1?"),
+        ("beta=1", "; did you mean solver.beta=1 or fill.beta=1 or sampler.beta=1?"),
         ("seed = 3", "; did you mean train.seed= 3?"),
         ("recompute=true", "; did you mean correction.recompute=true or solver.recompute=true?"),
     ],
@@ -161,8 +161,8 @@ trees = st.fixed_dictionaries(
         "optimizer": st.fixed_dictionaries({"lr": positive, "nesterov": st.booleans()}),
         "schedule": st.fixed_dictionaries({"milestones": st.lists(positive)}),
         "rounds": st.fixed_dictionaries({"memory_gb": positive})
-        | st.fixed_dictionaries({"window": st.integers(1) | st.just("all"), "fill": st.booleans()})
-        | st.fixed_dictionaries({"gaps": st.lists(st.tuples(st.integers(0), st.integers(0)))}),
+        | st.fixed_dictionaries({"window": st.integers(1) | st.just("all")})
+        | st.fixed_dictionaries({"sweeps": st.integers(1, 9)}),
         "links": st.fixed_dictionaries(
             {"kind": st.just("virtual"), "latency_microseconds": positive}
         ),

@@ -27,7 +27,7 @@ ROUNDS: list[dict[str, Any]] = [
     {"sweeps": 2},
     {"window": "all", "correct_every": 0},
     {"correct_every": 2},
-    {"fill": True, "window": 2},
+    {"serial_end": True, "window": 2},
 ]
 
 

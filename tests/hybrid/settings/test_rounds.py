@@ -1,7 +1,5 @@
 """A method's rounds: as asked, else as it wants; what cannot act is refused."""
 
-from typing import Any
-
 import pytest
 from answers import refusal
 
@@ -12,10 +10,7 @@ from hybrid.solvers import registry
 CLASSES = {name: registry.solver_class(name) for name in registry.OWN}
 EXACT = [name for name, method in CLASSES.items() if method.exact]
 ALONE = [name for name, m in CLASSES.items() if not m.alternates and not m.exact]
-FILLING = [name for name, method in CLASSES.items() if method.fills]
-SWEEPING = [name for name, m in CLASSES.items() if m.alternates and not m.fills]
-
-NO_WINDOW: dict[str, Any] = {"window": None, "sweeps": None}
+SWEEPING = [name for name, m in CLASSES.items() if m.alternates]
 
 
 def rounds(solver, **asked):
@@ -27,10 +22,9 @@ def rounds(solver, **asked):
     [
         (EXACT, RoundSettings(), 1),
         (ALONE, RoundSettings(correct_every=0), 1),
-        (FILLING, RoundSettings(correct_every=1, fill=True), 4),
-        (SWEEPING, RoundSettings(window=4, sweeps=1, correct_every=1, fill=False), 1),
+        (SWEEPING, RoundSettings(window=4, sweeps=1, correct_every=1), 1),
     ],
-    ids=("exact", "alone", "filling", "sweeping"),
+    ids=("exact", "alone", "sweeping"),
 )
 def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted, micro_batches):
     assert solvers
@@ -41,18 +35,15 @@ def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted, micro_
         assert config.correction["micro_batches"] == micro_batches
 
 
-@pytest.mark.parametrize("solver", FILLING)
 @pytest.mark.parametrize(
-    ("asked", "settled"),
+    ("solver", "asked", "settled"),
     [
-        ({"window": 4}, {"window": 4, "sweeps": 1, "correct_every": 1, "fill": False}),
-        ({"window": "all"}, {"window": "all", "sweeps": 1, "correct_every": 1, "fill": False}),
-        ({"sweeps": 2}, {"window": 4, "sweeps": 2, "correct_every": 1, "fill": False}),
-        ({"fill": False}, {"window": 4, "sweeps": 1, "correct_every": 1, "fill": False}),
-        ({"fill": True}, {**NO_WINDOW, "correct_every": 1, "fill": True}),
-        ({"fill": True, "window": 8}, {"window": 8, "sweeps": 1, "correct_every": 1}),
-        ({"correct_every": 0}, {"window": 4, "sweeps": 1, "correct_every": 0, "fill": False}),
-        ({"correct_every": 1}, {**NO_WINDOW, "correct_every": 1, "fill": True}),
+        ("penalty", {"window": 8}, {"sweeps": 1, "correct_every": 1}),
+        ("penalty", {"window": "all"}, {"sweeps": 1, "correct_every": 1}),
+        ("penalty", {"sweeps": 2}, {"window": 4, "correct_every": 1}),
+        ("penalty", {"correct_every": 0}, {"window": 4, "sweeps": 1}),
+        ("ddg", {"correct_every": 8}, {"window": 4}),
+        ("ddg", {"serial_end": True}, {"window": 4, "correct_every": 0}),
     ],
     ids=str,
 )
@@ -75,19 +66,8 @@ def test_what_is_settled_is_settled_as_it_is(solver):
         (ALONE, {"correct_every": 1}, "rounds.correct_every is 1, which works only where it is 0"),
         (ALONE, {"sweeps": 1}, "rounds.sweeps is 1, which has an effect only where "),
         (ALONE, {"window": 4}, "rounds.window is 4, which has an effect only where "),
-        (ALONE, {"correct_every": 2, "fill": True}, "rounds.fill is True, which has an effect "),
-        (
-            SWEEPING,
-            {"fill": True},
-            "rounds.fill is True, which works only where the solver has sub",
-        ),
-        (
-            FILLING,
-            {"fill": True, "correct_every": 2},
-            "rounds.fill is True, which works only where every round",
-        ),
-        (FILLING, {"window": 4, "gaps": [(8, 8)]}, "rounds.gaps is [(8, 8)], which has an effect"),
-        (FILLING, {"fill": False, "fill_step": "own"}, "rounds.fill_step is 'own', which has an"),
+        (EXACT, {"serial_end": True}, "rounds.serial_end is True, which has an effect only where "),
+        (SWEEPING, {"serial_end": True}, "rounds.serial_end is True, which has an effect only "),
     ],
     ids=str,
 )
@@ -96,42 +76,46 @@ def test_what_cannot_act_is_refused_in_one_line(solvers, asked, said):
         assert refusal(rounds, solver, **asked).startswith(said), solver
 
 
-def test_what_says_nothing_of_the_rounds_leaves_the_gaps_filled():
-    settings = {"memory_gb": 1.0, "fill_step": "own", "gaps": [(8, 8), (0, 8)]}
-    for asked in ({"messages": "bfloat16"}, {"micro_batches": 2}):
-        config = resolve({"rounds": settings, "correction": asked})
-        assert config.rounds == RoundSettings(correct_every=1, fill=True, **settings)
-        wanted = {"messages": "float32", "micro_batches": 4, **asked}
-        assert {key: config.correction[key] for key in wanted} == wanted
+def test_a_run_that_names_no_method_fills_its_waits_and_one_that_does_fills_none():
+    both = {"solver": {"name": registry.DEFAULT}, "fill": {"name": registry.DEFAULT_FILL}}
+    assert resolve({}) == resolve(both)
+    assert resolve({"train": {"epochs": 3}}).fill["name"] == registry.DEFAULT_FILL
+    assert resolve({"solver": {"name": registry.DEFAULT}}).fill == {"name": "none"}
+    assert resolve({"fill": {"name": "none"}}).solver["name"] == registry.DEFAULT
+    for asked in ({"window": 4}, {"sweeps": 2}, {"window": "all", "correct_every": 0}):
+        config = resolve({"rounds": asked})
+        assert (config.solver["name"], config.fill["name"]) == (registry.DEFAULT_FILL, "none")
+    for asked in ({"window": 4, "correct_every": 8}, {"serial_end": True}, {"waits": [(1, 1)]}):
+        config = resolve({"rounds": asked})
+        assert config.solver["name"] == registry.DEFAULT
+
+
+WAITS = [(8, 8), (0, 8)]
 
 
 @pytest.fixture
 def stored(tmp_path):
-    """The settings that a run with filled gaps has written."""
-    tree = {"solver": {"beta": 0.5}, "rounds": {"gaps": [(8, 8), (0, 8)], "memory_gb": 2.0}}
+    """The settings that a run with filled waits has written."""
+    tree = {"fill": {"beta": 0.5}, "rounds": {"waits": WAITS, "memory_gb": 2.0}}
     path = tmp_path / "config.toml"
     path.write_text(to_toml(resolve(tree)))
     return path
 
 
-@pytest.mark.parametrize(
-    "overrides", [{}, {"solver.name": "augmented-lagrangian"}, {"train.epochs": 9}], ids=str
-)
+@pytest.mark.parametrize("overrides", [{}, {"solver.name": "ddg"}, {"train.epochs": 9}], ids=str)
 def test_a_run_taken_up_again_has_its_own_rounds(stored, overrides):
     config = load(None, overrides, base=stored)
-    gaps = [(8, 8), (0, 8)]
-    assert config.rounds == RoundSettings(correct_every=1, fill=True, gaps=gaps, memory_gb=2.0)
-    assert config.correction["micro_batches"] == 4
-    assert config.solver["beta"] == 0.5
+    assert config.rounds == RoundSettings(correct_every=0, waits=WAITS, memory_gb=2.0)
+    assert config.fill["beta"] == 0.5
 
 
-@pytest.mark.parametrize("solver", [*SWEEPING, *ALONE, *EXACT])
+@pytest.mark.parametrize("solver", sorted({*CLASSES} - {"ddg"}))
 def test_a_run_taken_up_with_another_solver_drops_what_was_the_old_ones(solver, stored):
     config = load(None, {"solver.name": solver}, base=stored)
     afresh = resolve({"solver": {"name": solver}, "rounds": {"memory_gb": 2.0}})
     assert (config.rounds, config.solver) == (afresh.rounds, afresh.solver)
-    assert config.correction == afresh.correction
+    assert (config.correction, config.fill) == (afresh.correction, {"name": "none"})
     asked = {"rounds.sweeps": 3, "rounds.window": 8}
     if solver in SWEEPING:
         rounds = load(None, {"solver.name": solver, **asked}, base=stored).rounds
-        assert (rounds.sweeps, rounds.window, rounds.fill) == (3, 8, False)
+        assert (rounds.sweeps, rounds.window) == (3, 8)

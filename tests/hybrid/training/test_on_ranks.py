@@ -24,7 +24,7 @@ from trainings import (
 
 from hybrid import data
 from hybrid.data.sampling import epoch_order
-from hybrid.solvers import FDG, AugmentedLagrangian, Backprop
+from hybrid.solvers import DDG, FDG, Backprop
 
 EPOCHS, STEPS = 2, 6
 DECAY = [1 - i / STEPS for i in range(STEPS)]
@@ -62,7 +62,11 @@ def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, few, by_h
 
 # further methods and rounds: tests/solvers/test_random_layers.py
 WAYS: dict[str, tuple[Any, tuple[object, ...], dict[str, Any]]] = {
-    "gaps": (AugmentedLagrangian(), (), {}),
+    "waits": (
+        DDG(),
+        ("--set", "fill.name=penalty", "--set", "rounds.waits=[[8,0],[0,8]]"),
+        {"fill": "penalty", "waits": [(8, 0), (0, 8)]},
+    ),
     "fdg": (FDG(), (), {}),
 }
 

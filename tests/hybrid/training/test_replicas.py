@@ -88,9 +88,10 @@ def test_replicas_have_the_bits_of_one_chain_that_accumulates(replicas, batch, b
 
 
 def _window(name):
-    if name == "augmented-lagrangian":
-        return {"gaps": [(16, 8), (0, 24)]}
-    return {"window": 2} if name in ("penalty", "block-admm", "auxnet") else {}
+    if name == "ddg":
+        return {"fill": "augmented-lagrangian", "waits": [(2, 2), (0, 4)]}
+    alternates = registry.solver_class(name).alternates
+    return {"window": 2} if alternates else {}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from torch import Tensor
 from trainings import (
-    BATCH,
     OFTEN,
     assert_same,
     digests,
@@ -23,19 +22,23 @@ from trainings import (
 from hybrid import split
 from hybrid.folder import checkpoint
 from hybrid.settings.config import LinkSettings, OptimizerSettings
-from hybrid.solvers import DDG, AugmentedLagrangian, AuxNet, Backprop, BlockADMM, Penalty
-from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.solvers import (
+    DDG,
+    FDG,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    BlockADMM,
+    FeaturesReplay,
+    Penalty,
+)
 from hybrid.training.run import Run
 
 ALONE: dict[str, Any] = {"correct_every": 0}
 KEPT: dict[str, Any] = {"window": "all", "correct_every": 0}
 WINDOWS: dict[str, Any] = {"window": 2, "sweeps": 2}
-# two mini-batches beside the one that is recorded
-GAPS: dict[str, Any] = {
-    "correction": PassSettings(micro_batches=4),
-    "gaps": [(2 * BATCH, 0), (0, 2 * BATCH)],
-    "fill_step": "own",
-}
+FILL = AugmentedLagrangian(beta=0.1)
+FILLED: dict[str, Any] = {"fill": FILL, "waits": [(5, 0), (0, 8)]}
 BALANCED: dict[str, Any] = {"beta": 0.1, "lam_step": 0.3, "balance_ratio": 1.2}
 ADMM: dict[str, Any] = {"rho": 0.1, "balance_ratio": 1.5}
 FOLLOWING = AugmentedLagrangian(**BALANCED, lam_move="step")
@@ -53,7 +56,16 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "auxiliary networks": (AuxNet(), ALONE),
     "auxiliary networks, the whole set": (AuxNet(), KEPT),
-    "gaps": (AugmentedLagrangian(beta=0.1), GAPS),
+    "waits": (DDG(micro_batches=4), FILLED),
+    "waits, Muon, extrapolated": (
+        FDG(micro_batches=2),
+        torch_optimizer("muon") | FILLED | {"delay": "extrapolate", "model": "resnet8"},
+    ),
+    "waits without a stash": (DDG(micro_batches=2, stash=False), FILLED | {"model": "resnet8"}),
+    "waits and replays, closed": (
+        FeaturesReplay(micro_batches=2),
+        FILLED | {"serial_end": True, "window": 2},
+    ),
     "balanced, corrected rarely": (Penalty(**BALANCED), WINDOWS | {"correct_every": 2}),
     "balanced": (FOLLOWING, WINDOWS),
     "balanced and carried": (FOLLOWING, KEPT | {"sweeps": 2}),
@@ -72,11 +84,11 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "an average": (Backprop(), {"train": {"ema": 0.8}}),
     "an average of local steps": (
         AugmentedLagrangian(momentum=0.5),
-        {"fill_step": "own", "train": {"ema": 0.8}},
+        {"window": 2, "train": {"ema": 0.8}},
     ),
     "an average of late gradients": (DDG(), {"train": {"ema": 0.8}}),
 }
-BETAS = ("program/factor", "program/energy", "fill/record energies")
+BETAS = ("program/factor", "program/energy")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -13,17 +13,16 @@ from hybrid.rounds.base import Rounds
 from hybrid.rounds.phase_report import DivergedError
 from hybrid.settings.config import CheckpointSettings, OptimizerSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, BlockADMM
-from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.training.rank_training import RankTraining
 
 EVERY = 5
 """Steps an epoch."""
 WAYS: dict[str, dict[str, Any]] = {
     "serial": {"solver": Backprop()},
-    "gaps filled": {
-        "solver": AugmentedLagrangian(),
-        "correction": PassSettings(micro_batches=2),
-        "fill": True,
+    "waits filled": {
+        "solver": DDG(micro_batches=2),
+        "fill": "augmented-lagrangian",
+        "waits": [(4, 0), (0, 8)],
     },
     "windows": {"solver": AugmentedLagrangian(), "window": 4},
     "kept": {"solver": BlockADMM(rho=0.1), "window": "all", "correct_every": 0},
@@ -67,7 +66,7 @@ def test_serial_training_goes_back_and_on_with_half_the_step(few, tmp_path, monk
     assert steps == sorted(steps), "what was logged after the checkpoint is forgotten"
 
 
-@pytest.mark.parametrize("way", ["gaps filled"])
+@pytest.mark.parametrize("way", ["waits filled"])
 def test_local_steps_are_halved_first(way, few, tmp_path, monkeypatch):
     expected = [{"exact": 1.0, "local": 0.5}, {"exact": 0.5, "local": 0.25}]
     for kind, needed in (("local", 1), ("exact", 2)):

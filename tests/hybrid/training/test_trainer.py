@@ -5,20 +5,22 @@ from typing import Any
 import pytest
 import torch
 from trainings import (
-    BATCH,
+    OFTEN,
+    assert_same,
+    digests,
     digits,
-    network,
+    interrupted,
+    newest,
     refused,
     summary,
+    trained_weights,
     trainer,
 )
 
-from hybrid import split
-from hybrid.folder import traces
+from hybrid.folder import checkpoint, traces
 from hybrid.settings.config import LinkSettings
-from hybrid.solvers import FDG, AugmentedLagrangian, Backprop
-from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.exact.gaps import fit_gaps
+from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
+from hybrid.solvers.delayed.waits import Waits
 
 ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 
@@ -34,9 +36,8 @@ def many():
 
 
 def filled(blocks, out=None, **settings):
-    """A run whose only local work is in the gaps of a pipeline of four micro-batches."""
-    pipeline = {"correction": PassSettings(micro_batches=4), "fill": True}
-    return trainer(AugmentedLagrangian(), out, blocks, **pipeline, **settings)
+    """A run whose ranks take local steps where they would wait."""
+    return trainer(DDG(), out, blocks, fill="augmented-lagrangian", **settings)
 
 
 def test_no_bytes_are_sent_in_the_parallel_phase_of_one_sweep(few):
@@ -53,7 +54,7 @@ def test_the_summary_has_what_scripts_depend_on(few, tmp_path):
     run = tmp_path / "run"
     found = trainer(AugmentedLagrangian(), run, 4, **ONCE).fit(*few)
     assert summary(run) == found
-    per_rank = (*("idle_share", "bytes_sent", "peak_memory_bytes", "delay"), "gap_steps")
+    per_rank = (*("idle_share", "bytes_sent", "peak_memory_bytes", "delay"), "fill_steps")
     assert all(len(found[key]) == 4 for key in per_rank)
     assert len(found["residual"]) == 3
     assert (found["kernels"], found["gpu_memory_bytes"]) == ("torch", [0] * 4)
@@ -66,21 +67,20 @@ def test_the_summary_has_what_scripts_depend_on(few, tmp_path):
     assert list((run / "events").iterdir())
 
 
-def test_local_steps_in_gaps_are_counted_and_timed_on_each_rank_through_a_resume(few, tmp_path):
+def test_local_steps_in_waits_are_counted_and_timed_on_each_rank_through_a_resume(few, tmp_path):
     # a virtual clock stands while others work
-    settings = {"gaps": [(8, 0), (8, 8), (0, 0)], "links": LinkSettings(kind="virtual")}
-    found = trainer(AugmentedLagrangian(), tmp_path, 3, **settings).fit(*few, epochs=1)
-    # the first of five passes has no records to work on
-    assert found["gap_steps"] == [4, 8, 0]
+    settings = {"waits": [(8, 0), (8, 8), (0, 0)], "links": LinkSettings(kind="virtual")}
+    found = filled(3, tmp_path, **settings).fit(*few, epochs=1)
+    # two ticks a mini-batch, the first of five of which has no records to work on
+    assert found["fill_steps"] == [8, 16, 0]
     events = traces.spans(tmp_path)
-    for rank, seconds in enumerate(found["gap_seconds"]):
+    for rank, seconds in enumerate(found["fill_seconds"]):
         own = [e["dur"] for e in events if e["pid"] == rank and e["name"] == "local step"]
-        assert len(own) == found["gap_steps"][rank]
-        assert sum(own) / 1e6 <= seconds <= found["serial_seconds"]
-    assert found["parallel_seconds"] == 0
-    again = trainer(AugmentedLagrangian(), tmp_path, 3, resume=True, **settings).fit(*few, epochs=2)
-    assert again["gap_steps"] == [8, 16, 0]
-    assert again["gap_seconds"][1] > found["gap_seconds"][1]
+        assert len(own) == found["fill_steps"][rank]
+        assert sum(own) / 1e6 <= seconds <= found["parallel_seconds"]
+    again = filled(3, tmp_path, resume=True, **settings).fit(*few, epochs=2)
+    assert again["fill_steps"] == [16, 32, 0]
+    assert again["fill_seconds"][1] > found["fill_seconds"][1]
 
 
 @pytest.mark.parametrize(("ratio", "returns"), [(1e-9, 1), (1e9, 0)])
@@ -91,15 +91,27 @@ def test_a_residual_that_has_grown_too_much_returns_training_to_serial(ratio, re
     assert made.fit(*few)["returns_to_serial"] == returns
 
 
-def test_a_run_folders_settings_give_the_gaps_of_its_run():
-    balanced = filled(3)
-    cut = filled(3)
-    cut.blocks = split(network(), cuts=balanced.blocks.cuts)
-    train, _ = digits(5)
-    gaps = balanced.settle(train).gaps
-    assert any(sum(gap) for gap in gaps)
-    assert list(gaps) == fit_gaps(balanced.blocks.count_costs(train.sample(32)[0]), BATCH, 4)
-    assert cut.settle(train).gaps == gaps
+def test_a_resumed_run_has_the_timetable_of_its_checkpoint(few, tmp_path, monkeypatch):
+    """What would be timed anew, on the virtual clock of slow links, may come out otherwise."""
+    slow = {"links": LinkSettings(kind="virtual", gigabits_per_second=1e-3)}
+    made = filled(3, tmp_path, train={"report_every": 1}, checkpoint=OFTEN, **slow)
+    made.fit(*few, epochs=2)
+    expected = digests(tmp_path)
+    waits = checkpoint.read_manifest(newest(tmp_path))["waits"]
+    assert len(waits) == 3
+    assert all(map(any, waits))
+    interrupted(tmp_path, 7)
+    monkeypatch.setattr("hybrid.method.method.fit_local_work", lambda *_: [Waits(0, 0)] * 3)
+    filled(3, tmp_path, train={"report_every": 1}, resume=True, **slow).fit(*few, epochs=2)
+    assert checkpoint.read_manifest(newest(tmp_path))["waits"] == waits
+    assert digests(tmp_path) == expected
+
+
+def test_where_nobody_waits_the_hybrid_is_the_delayed_pipeline_bit_for_bit(few, tmp_path):
+    """Even blocks of threads, whose messages take no time."""
+    plain = trainer(DDG(), tmp_path / "plain", **ONCE)
+    found = trained_weights(filled(2, tmp_path / "filled", waits=[(0, 0)] * 2, **ONCE), few)
+    assert_same(found, trained_weights(plain, few))
 
 
 def test_virtual_links_under_mpirun_are_refused(few):
@@ -119,9 +131,14 @@ def test_16_bits_train(precision, many):
     ("train", "rounds", "said"),
     [
         ({"kernels": "cupy"}, {"window": 4}, "no GPU"),
-        ({"precision": "float16"}, {"fill": True}, "choose bfloat16, or give a --window"),
+        (
+            {"precision": "float16"},
+            {"solver": DDG(), "fill": "penalty"},
+            "choose bfloat16, or fill.name=none",
+        ),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_what_cannot_be_had_here_is_refused(train, rounds, said, many):
-    assert said in refused(trainer(AugmentedLagrangian(), train=train, **rounds), many)
+    made = trainer(rounds.pop("solver", AugmentedLagrangian()), train=train, **rounds)
+    assert said in refused(made, many)

@@ -71,14 +71,13 @@ UNEVEN = {
     "ddg": (DDG(), 2, {"train": {"batch_size": 63}}),
     "fdg": (FDG(micro_batches=4), 2, {"train": {"batch_size": 7}}),
     "petra": (Petra(micro_batches=4), 2, {"train": {"batch_size": 7}}),
-    "own steps in gaps": (
-        AugmentedLagrangian(),
+    "waits": (
+        DDG(micro_batches=2),
         2,
         {
             "train": {"batch_size": 17},
-            "fill": True,
-            "fill_step": "own",
-            "gaps": [(4, 4), (0, 8), (0, 4)],
+            "fill": AugmentedLagrangian(),
+            "waits": [(2, 2), (0, 4), (0, 3)],
         },
     ),
 }

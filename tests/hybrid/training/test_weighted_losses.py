@@ -52,9 +52,8 @@ CASES = [
     ),
     *(case(solver, replicas, replicas == 3) for solver in OTHERS for replicas in (1, 2, 3)),
     *(
-        pytest.param(AugmentedLagrangian(), r, {"fill": True, "fill_step": kind}, id=f"{kind}-{r}")
+        pytest.param(DDG(micro_batches=2), r, {"fill": AugmentedLagrangian()}, id=f"waits-{r}")
         for r in (1, 2)
-        for kind in ("added", "own")
     ),
     pytest.param(PDASGD(micro_batches=4), 1, {}, id="pd-asgd"),
     pytest.param(Backprop(), 2, {"sync": LocalSGD(steps=2)}, id="local-sgd"),
@@ -80,7 +79,7 @@ def network():
 def trained(loss, targets, solver, replicas, settings):
     model = network()
     if settings.get("fill"):
-        settings = settings | {"gaps": [(4, 2), (3, 20), (0, 9)]}
+        settings = settings | {"waits": [(2, 1), (0, 0), (0, 3)]}
     made = trainer_of(
         model,
         solver,
@@ -157,9 +156,9 @@ def test_a_loss_of_the_users_that_names_its_denominator_is_a_weighted_mean():
     [  # what is in parts
         (Backprop(micro_batches=2), {}, "2 micro-batches would train on another loss"),
         (Backprop(micro_batches=2), {"replicas": 2}, "2 micro-batches and 2 replicas would"),
-        (AugmentedLagrangian(), {"fill": True}, "4 micro-batches of corrections and 4 parts in ga"),
+        (DDG(2), {"correct_every": 2}, "2 micro-batches and 2 micro-batches of corrections"),
     ],
-    ids=["micro-batches", "replicas", "gaps"],
+    ids=["micro-batches", "replicas", "corrections"],
 )
 @pytest.mark.parametrize(
     "loss", [root, nn.CrossEntropyLoss(weight=WEIGHT).forward], ids=["root", "unknown weights"]

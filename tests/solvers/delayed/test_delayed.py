@@ -7,16 +7,14 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from problems import assert_same, copied
-from setting_modes import Mode, alone
-from torch import nn
-from torch.func import functional_call
-from unit_steps import MOMENTUM, trained
+from problems import assert_same
+from setting_modes import Mode, alone, filled
 from unit_steps import made as units_made
+from unit_steps import trained
+from versions_table import Table
 
 from hybrid.solvers import DDG, FDG, FeaturesReplay
 from hybrid.solvers.delayed.ddg import StashingProgram
-from hybrid.solvers.numerics.buffers import frozen_statistics
 
 OTHER = {"ddg": ["features-replay"], "features-replay": ["ddg"], "fdg": ["local-updates"]}
 """Two blocks, corrected so often: DDG's delay is the same as FDG's."""
@@ -36,101 +34,14 @@ MODES = [
     Mode("ddg", "replicas", {"split.replicas": 2}, {}, {"solver.name": OTHER["ddg"]}),
     Mode("ddg", "no stash", {"solver.stash": False}, {}, {"solver.name": OTHER["ddg"]}),
     Mode("ddg", "first serially", FIRST, {}, {"solver.name": OTHER["ddg"]}),
+    filled("ddg", "augmented-lagrangian"),
+    filled("ddg", "penalty"),
 ]
 METHODS = {"ddg": DDG(), "features-replay": FeaturesReplay(), "fdg": FDG(gradient_shrinking=0.7)}
 
 
 def made(K, batch, batches=6):
     return units_made(K, batches, batch, units=7)
-
-
-def hops(name):
-    return 2 if name == "fdg" else 1
-
-
-class Table:
-    """One process that keeps every version of every block's weights.
-
-    Micro-batch n of block k meets the version of tick n: steps made by then, one for every
-    mini-batch whose last micro-batch came back at a tick before, d_k after it went up.
-    """
-
-    def __init__(self, problem, name, m):
-        self.name, self.K, self.batches = name, len(problem.blocks), problem.batches
-        self.modules = [problem.blocks.module(k).train() for k in range(self.K)]
-        self.versions = [[copied(dict(module.named_parameters()))] for module in self.modules]
-        self.momenta = [{} for _ in self.modules]
-        self.sums = [{} for _ in self.modules]
-        self.parts = []
-        for t, batch in enumerate(problem.batches):
-            rows = torch.arange(len(batch)).tensor_split(min(m, len(batch)))
-            self.parts += [(t, r, len(r) / len(batch), r is rows[-1]) for r in rows]
-        self.inputs, self.graphs = ([{} for _ in self.modules] for _ in range(2))
-        self.adjoints = [{} for _ in range(self.K + 1)]
-        self.oldest = [0] * self.K
-
-    def run(self):
-        N = len(self.parts)
-        longest = 2 * (self.K - 1)
-        for n in range(N + longest):
-            if n < N:
-                self.forward(n)
-            for k in reversed(range(self.K)):
-                i = n - hops(self.name) * (self.K - 1 - k)
-                if 0 <= i < N:
-                    self.backward(k, i, self.batches[self.parts[min(n, N - 1)][0]].learning_rate)
-        found = {}
-        for k, module in enumerate(self.modules):
-            tensors = self.versions[k][-1] | dict(module.named_buffers())
-            found |= {module.global_name(name): tensor for name, tensor in tensors.items()}
-        return found
-
-    def forward(self, n):
-        t, rows, _, _ = self.parts[n]
-        x = self.batches[t].images()[rows]
-        for k, module in enumerate(self.modules):
-            self.inputs[k][n] = x
-            replayed = self.name == "features-replay" and k < self.K - 1
-            if replayed:
-                with frozen_statistics(module):
-                    x = functional_call(module, self.versions[k][-1], (x,))
-            else:
-                self.graphs[k][n] = x, *_ = self.computed(k, n, len(self.versions[k]) - 1)
-            x = x.detach()
-
-    def computed(self, k, n, version):
-        lam = self.inputs[k][n].clone().requires_grad_(k > 0)
-        w = {name: t.clone().requires_grad_() for name, t in self.versions[k][version].items()}
-        return functional_call(self.modules[k], w, (lam,)), lam, w, version
-
-    def backward(self, k, n, rate):
-        t, rows, share, ends = self.parts[n]
-        if n not in self.graphs[k]:
-            self.graphs[k][n] = self.computed(k, n, -1)
-        out, lam, w, version = self.graphs[k].pop(n)
-        self.oldest[k] = max(self.oldest[k], len(self.versions[k]) - 1 - version)
-        if k == self.K - 1:
-            labels = self.batches[t].labels()[rows]
-            (nn.functional.cross_entropy(out, labels) * share).backward()
-        else:
-            out.backward(self.adjoints[k + 1].pop(n))
-        if k > 0:
-            self.adjoints[k][n] = lam.grad * 0.7 if self.name == "fdg" else lam.grad
-        for name, weight in w.items():
-            before = self.sums[k].get(name)
-            self.sums[k][name] = weight.grad if before is None else before + weight.grad
-        if ends:
-            self.versions[k].append(self.stepped(k, rate))
-            self.sums[k] = {}
-
-    def stepped(self, k, rate):
-        """v <- momentum v + g,  w <- w - rate (g + momentum v)."""
-        new = {}
-        for name, g in self.sums[k].items():
-            v = self.momenta[k].get(name)
-            v = self.momenta[k][name] = g if v is None else v * MOMENTUM + g
-            new[name] = self.versions[k][-1][name].add(g.add(v, alpha=MOMENTUM), alpha=-rate)
-        return new
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import assert_weights_moved, buffers, make_problem, problems, recorded
-from setting_modes import KEPT, NEVER_RESTS, Mode, filled, windowed
+from setting_modes import KEPT, NEVER_RESTS, Mode, windowed
 
 from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
 from hybrid.solvers.kernels.operations import pool
@@ -19,7 +19,6 @@ CLOSE = {"solver.beta": 0.1}
 
 def _modes():
     for solver in ("penalty", "augmented-lagrangian"):
-        yield from filled(solver, CLOSE)
         yield from windowed(solver, CLOSE, whole=KEPT)
     mine, windows = "augmented-lagrangian", {**CLOSE, **NEVER_RESTS, "rounds.window": 2}
     assist = {"sampler.name": "auto-assist", "sampler.lr": 5.0, "sampler.lag": 2}

@@ -6,7 +6,7 @@ from hybrid.bench.plan import subject
 from hybrid.bench.plan.planner import Planner
 from hybrid.settings import methods
 from hybrid.solvers import DDG
-from hybrid.solvers.exact.gaps import Cost
+from hybrid.solvers.exact.pipeline import Cost
 
 
 @pytest.fixture(autouse=True)

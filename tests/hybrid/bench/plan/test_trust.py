@@ -9,7 +9,7 @@ from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
 from hybrid.links.grid import Grid
 from hybrid.solvers import DDG
-from hybrid.solvers.exact.gaps import Cost
+from hybrid.solvers.exact.pipeline import Cost
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from hybrid.data.samplers import (
 from hybrid.folder import checkpoint
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.settings.config import CheckpointSettings, LinkSettings
-from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
+from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.state import State
 
 
@@ -109,15 +109,14 @@ def test_the_choice_is_the_same_under_mpirun(world, tmp_path, few):
     assert_same(weights(out), trained_weights(made, (few[0], digits()[1])))
 
 
-GAPS = {"gaps": [(16, 8), (0, 24)]}
+FILLED = {"fill": "augmented-lagrangian", "waits": [(16, 0), (0, 8)]}
 RESUMES = [
     # between two epochs, and in the second one
     *((Backprop(), each, 3, 6, {}) for each in EXAMPLES.values()),
     *((Backprop(), EXAMPLES[name], 3, 8, {}) for name in ("auto-assist", "selective-backprop")),
     (DDG(), SelectiveBackprop(lag=4), 2, 10, {}),  # mini-batches are under way between blocks
-    # the records that fill gaps are of mini-batches that the sampler chose before
-    (AugmentedLagrangian(), SelectiveBackprop(lag=2), 2, 10, GAPS),
-    (AugmentedLagrangian(), SelectiveBackprop(lag=3), 2, 9, GAPS),
+    # the records that fill waits are of mini-batches that the sampler chose before
+    (DDG(), SelectiveBackprop(lag=4), 2, 10, FILLED),
 ]
 
 

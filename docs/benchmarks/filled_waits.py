@@ -1,0 +1,180 @@
+"""What local steps in the waits of a delayed pipeline are worth: trainings at equal epochs.
+
+    python docs/benchmarks/filled_waits.py screen --data-dir ~/data [--seeds 0 1] [--rows "K=4"]
+    python docs/benchmarks/filled_waits.py serial --data-dir ~/data
+    python docs/benchmarks/filled_waits.py --only-collect
+
+    screen    ResNet-14, 10,000 images of CIFAR-10, 4 epochs, mini-batches of 128 in 8 micro-batches
+    serial    the same with serial corrections between, at the start, and before a test
+    longer    ResNet-20, 20,000 images, 8 epochs
+
+The local work of a row is given, in samples a tick of the 16 of a micro-batch, on every block: so
+accuracy does not depend on this machine, and times are filled_map.py's. Rates are those of
+tolerance.py: SGD 0.25 (Nesterov 0.9), Muon 0.2, and one warm-up of a tenth. Trainings that are in
+filled_waits.json are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from hybrid import Trainer, data, split
+from hybrid.files import write_atomically
+from hybrid.networks import models
+from hybrid.settings.config import (
+    DelaySettings,
+    LinkSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    TrainSettings,
+)
+from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, FeaturesReplay, Penalty, Solver
+
+RAW = Path(__file__).with_suffix(".json")
+M, MICRO_BATCH = 8, 16
+OPTIMIZERS = {
+    "SGD": OptimizerSettings(lr=0.25),
+    "Muon": OptimizerSettings(name="muon", lr=0.2),
+}
+LOCAL = AugmentedLagrangian(beta=5e-4, local_lr=0.6)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training."""
+
+    solver: Solver
+    blocks: int = 4
+    optimizer: str = "SGD"
+    samples: int = 0
+    """Of local work in a tick, on every block."""
+    fill: Solver = field(default_factory=lambda: LOCAL)
+    mend: str = "none"
+    depth: int = 14
+    images: int = 10_000
+    epochs: int = 4
+    rounds: dict[str, Any] = field(default_factory=dict)
+
+
+def screen() -> Iterator[tuple[str, Row]]:
+    """Those that decide most first."""
+    ddg, fdg = DDG(micro_batches=M), FDG(micro_batches=M)
+    for name in OPTIMIZERS:
+        yield f"flushed, {name}", Row(Backprop(micro_batches=M), 1, name)
+        yield f"ddg, {name}, K=4", Row(ddg, 4, name)
+        for samples in 16, 8:
+            yield f"ddg, {name}, K=4, {samples} local", Row(ddg, 4, name, samples)
+    for name in OPTIMIZERS:
+        yield f"ddg, {name}, K=8", Row(ddg, 8, name)
+        yield f"ddg, {name}, K=8, 16 local", Row(ddg, 8, name, 16)
+        for rate in 0.3, 1.0:
+            fill = AugmentedLagrangian(local_lr=rate)
+            yield f"ddg, {name}, K=4, 16 local at {rate:g}", Row(ddg, 4, name, 16, fill)
+        fill = Penalty(local_lr=0.6)
+        yield f"ddg, {name}, K=4, 16 local by penalty", Row(ddg, 4, name, 16, fill)
+        yield f"fdg, {name}, K=4", Row(fdg, 4, name)
+        yield f"fdg, {name}, K=4, 16 local", Row(fdg, 4, name, 16)
+        eight = DDG(micro_batches=M, messages="int8")
+        yield f"ddg, {name}, K=4, int8", Row(eight, 4, name)
+        yield f"ddg, {name}, K=4, int8, 16 local", Row(eight, 4, name, 16)
+        yield f"ddg, {name}, K=4, 4 local", Row(ddg, 4, name, 4)
+        yield f"ddg, {name}, K=2", Row(ddg, 2, name)
+        yield f"ddg, {name}, K=2, 16 local", Row(ddg, 2, name, 16)
+        replay = FeaturesReplay(micro_batches=M)
+        yield f"features-replay, {name}, K=4", Row(replay, 4, name)
+        yield f"features-replay, {name}, K=4, 16 local", Row(replay, 4, name, 16)
+        mended = Row(ddg, 8, name, 16, mend="extrapolate")
+        yield f"ddg, {name}, extrapolated, K=8, 16 local", mended
+
+
+def serial() -> Iterator[tuple[str, Row]]:
+    """Each beside the same without corrections, which `screen` has."""
+    for name in OPTIMIZERS:
+        ddg, fill = DDG(micro_batches=M), LOCAL
+        ways: dict[str, dict[str, Any]] = {
+            "every 8th window": {"correct_every": 8},
+            "first epoch": {"serial_epochs": 0.4},
+            "last window": {"serial_end": True},
+        }
+        for title, rounds in ways.items():
+            yield f"ddg, {name}, K=8, {title} serial", Row(ddg, 8, name, rounds=rounds)
+            row = Row(ddg, 8, name, 16, fill, rounds=rounds)
+            yield f"ddg, {name}, K=8, 16 local, {title} serial", row
+
+
+def longer() -> Iterator[tuple[str, Row]]:
+    """The two that matter most, for longer."""
+    size: dict[str, Any] = {"depth": 20, "images": 20_000, "epochs": 8}
+    for name in "Muon", "SGD":
+        ddg = DDG(micro_batches=M)
+        yield f"longer: ddg, {name}, K=4", Row(ddg, 4, name, **size)
+        yield f"longer: ddg, {name}, K=4, 16 local", Row(ddg, 4, name, 16, **size)
+
+
+TABLES = {"screen": screen, "serial": serial, "longer": longer}
+
+
+def train(row: Row, seed: int, data_dir: Path) -> dict[str, Any]:
+    """Test accuracies after every epoch."""
+    torch.manual_seed(seed)
+    images, test = data.load("cifar10", data_dir, row.images)
+    settings: dict[str, Any] = dict(row.rounds)
+    if row.samples:
+        settings |= {"fill": row.fill, "waits": [(row.samples, 0)] * row.blocks}
+    accuracies: list[float] = []
+    trainer = Trainer(
+        split(models.build(f"resnet{row.depth}", 10, 3, 32), row.blocks),
+        row.solver,
+        train=TrainSettings(epochs=row.epochs, threads=1, seed=seed, report_every=16),
+        optimizer=OPTIMIZERS[row.optimizer],
+        schedule=ScheduleSettings(name="linear", warmup_epochs=0.1 * row.epochs),
+        delay=DelaySettings(mend=row.mend),
+        links=LinkSettings(kind="virtual"),
+        quiet=True,
+        **settings,
+    )
+    summary = trainer.fit(images, test.take(5_000))
+    accuracies.append(summary["test_accuracy"])
+    return {"accuracy": accuracies[-1], "fill_steps": sum(summary["fill_steps"])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("table", choices=TABLES, nargs="?")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--rows", default="")
+    parser.add_argument("--part", default="0/1", help="every n-th row, from the i-th on: i/n")
+    parser.add_argument("--only-collect", action="store_true")
+    options = parser.parse_args()
+    i, n = map(int, options.part.split("/"))
+    torch.set_num_threads(1)
+    if options.table and not options.only_collect:
+        assert options.data_dir is not None, "give --data-dir"
+        for seed in options.seeds:
+            for name, row in [*TABLES[options.table]()][i::n]:
+                known = json.loads(RAW.read_text()) if RAW.exists() else {}
+                if options.rows not in name or str(seed) in known.get(name, {}):
+                    continue
+                made = train(row, seed, options.data_dir)
+                known = json.loads(RAW.read_text()) if RAW.exists() else {}
+                known.setdefault(name, {})[str(seed)] = made
+                write_atomically(RAW, json.dumps(known, indent=1) + "\n")
+                print(f"{name}, seed {seed}: {made}", flush=True)
+    print("| training | test accuracy, % | mean |\n|---|---|---|")
+    known = json.loads(RAW.read_text()) if RAW.exists() else {}
+    for name, seeds in known.items():
+        found = [100 * seeds[seed]["accuracy"] for seed in sorted(seeds)]
+        print(f"| {name} | {'; '.join(f'{a:.1f}' for a in found)} | {mean(found):.1f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Local steps in the ticks of a delayed pipeline, in which a rank would wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from hybrid.solvers.acting import Settings
+from hybrid.solvers.base import SubProblems
+from hybrid.solvers.block import Block
+from hybrid.solvers.delayed.stash import Flight, with_parameter_strides
+from hybrid.solvers.delayed.waits import Waits
+from hybrid.solvers.exact.exact_pass import record_of
+from hybrid.solvers.numerics.buffers import frozen_statistics
+from hybrid.solvers.numerics.clipping import clip_gradients, gradient_norms, total_norm
+from hybrid.solvers.state import State, Tensors, entries
+from hybrid.solvers.windows import Batch, PhaseStats, Stopwatch
+
+STORED_BATCHES = 2
+"""Mini-batches in the store: the one whose records are complete, and the one being recorded."""
+_RECORDS, _SUMS = "record ", "local "
+"""Prefixes of the records' and of the local gradients' names in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Unfilled(Settings):
+    """Ranks that would wait do so."""
+
+    name: ClassVar[str] = "none"
+
+
+class Filling:
+    r"""Local work of one rank of a delayed pipeline, on the records of what came back to it.
+
+    In the tick in which micro-batch i of mini-batch t comes back, block k has time for n_k samples
+    (`waits.Pipeline`): the first n_k of micro-batch i of mini-batch t-1, whose inputs, outputs and
+    adjoints the block recorded as they came back. With N samples in a mini-batch,
+
+        g    the gradient of mini-batch t, as late as the method makes it
+        l    mean over all local samples since the last step of the local loss's gradient, at w_k
+        c    local_lr min(1, local samples / N), since few samples are a noisy mean
+        w_k  <- optimizer step with g + c l
+
+    A block whose n_k is 0 trains by the method alone. Nothing is sent for the local work, and no
+    weight moves in it. The n_k are fixed before training, so the result does not depend on timing.
+    What is recorded ends when the pipeline is drained.
+    """
+
+    def __init__(self, program: SubProblems, waits: Waits) -> None:
+        self.program, self.waits = program, waits
+        self.block: Block = program.block
+        self.stats = PhaseStats()
+        self.watch = Stopwatch()
+        """The time of the local steps, which is part of the pass's time."""
+        self.earlier: Sequence[Batch] = ()
+        """The epoch's mini-batches before this one, which records in a checkpoint are of."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the records."""
+        self._batches: dict[int, Batch] = {}
+        """By their step: the mini-batches under way, and the recorded one."""
+        self._recorded: int | None = None
+        """The step of the mini-batch whose records are complete."""
+        self._slot = 0
+        """Where in the store the mini-batch that is coming back is recorded."""
+        self._sums: dict[Parameter, Tensor] = {}
+        self._samples = 0
+
+    def take(self, batch: Batch) -> None:
+        """A mini-batch begins its forward pass."""
+        self._batches[batch.step] = batch
+
+    def record(self, flight: Flight, p_in: Tensor | None) -> None:
+        """Record a micro-batch whose backward pass is complete."""
+        part, rows = flight.part, self._rows(flight.part.start, flight.part.stop, self._slot)
+        x = flight.out if flight.x is None else flight.x
+        assert flight.lam is not None
+        assert x is not None
+        passed = flight.lam, x, p_in, flight.p_out
+        self.program.record(record_of(self.block, rows, part.size, *passed))
+
+    def work(self, flight: Flight, first: int, count: int) -> None:
+        """Add up the local gradient of `count` samples from the `first` of those of this tick.
+
+        They are of the recorded mini-batch's micro-batch with the number of this flight's.
+        """
+        start = flight.part.start + first
+        stop = min(start + count, flight.part.stop)
+        if self._recorded is None or stop <= start:
+            return
+        batch = self._batches[self._recorded].part(slice(start, stop))
+        exact = [(p, p.grad) for p in self.block.module.parameters()]
+        self.block.module.zero_grad(set_to_none=True)
+        with self.watch.timing(self.program.links), frozen_statistics(self.block.module):
+            rows = self._rows(start, stop, 1 - self._slot)
+            self.program.gradient(batch, rows, False, self.stats, start)
+        for p, before in exact:
+            if p.grad is not None:
+                gradient = p.grad.mul_(len(batch))
+                self._sums[p] = self._sums[p].add_(gradient) if p in self._sums else gradient
+            p.grad = before
+        self._samples += len(batch)
+
+    def add(self, step: int) -> None:
+        """Add c l to the gradient of a mini-batch, whose records are now complete."""
+        batch = self._batches[step]
+        share = self.program.local_lr * min(1.0, self._samples / len(batch)) * batch.share
+        for p, gradient in self._local_gradient().items():
+            if p.grad is not None:
+                p.grad.add_(gradient, alpha=share)
+        self._recorded, self._slot = step, 1 - self._slot
+        self._batches = {s: b for s, b in self._batches.items() if s >= step}
+
+    def _rows(self, start: int, stop: int, slot: int) -> slice:
+        """The store's rows of a mini-batch's samples."""
+        first = slot * self.program.setup.batch_size
+        return slice(first + start, first + stop)
+
+    def _local_gradient(self) -> dict[Parameter, Tensor]:
+        """l."""
+        mean, self._sums = self._sums, {}
+        present = [mean[p] for p in self.block.module.parameters() if p in mean]
+        if present:
+            torch._foreach_mul_(present, 1 / self._samples)
+        self._samples = 0
+        if present and self.program.clip_norm:
+            norm = total_norm(gradient_norms(present, self.block.device), None)
+            clip_gradients(present, self.program.clip_norm, norm)
+        return mean
+
+    def state(self) -> Tensors:
+        """The records and the local gradient so far."""
+        recorded = -1 if self._recorded is None else self._recorded
+        numbers = torch.tensor([recorded, self._slot, self._samples])
+        state = {"filling": numbers}
+        state |= {_RECORDS + name: tensor for name, tensor in self.program.records().items()}
+        names = {p: name for name, p in self.block.module.named_parameters()}
+        return state | {_SUMS + names[p]: gradient for p, gradient in self._sums.items()}
+
+    def load_state(self, state: State) -> None:
+        """Take back what `state` gave; the records are of `earlier` mini-batches."""
+        saved = state.flight
+        if "filling" not in saved:
+            return
+        recorded, self._slot, self._samples = saved["filling"].tolist()
+        self._recorded = None if recorded < 0 else recorded
+        self._batches = {batch.step: batch for batch in self.earlier}
+        if records := entries(saved, _RECORDS):
+            self.program.load_records(records)
+        sums = with_parameter_strides(self.block.module, entries(saved, _SUMS))
+        self._sums = {self.block.module.get_parameter(name): g for name, g in sums.items()}

@@ -1,0 +1,157 @@
+"""Where the ranks of a pipeline that is never flushed wait, and the local work that fits there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from hybrid.solvers.exact.pipeline import Cost, Kind, Op
+
+LOCAL_COST = 1.25
+"""Time of a local step over that of a forward and backward pass of as many samples.
+
+The record and the coupling move memory. The factor was measured between 1.1 and 1.35 on one core;
+it is largest at cuts with large activations.
+"""
+SHORT = 0.1
+"""Share of a tick below which messages count as none: they hide behind work."""
+
+
+class Waits(NamedTuple):
+    """Samples of local work that a block does in a tick, where it would wait for a neighbor."""
+
+    adjoint: int = 0
+    """Between its forward and its backward pass, for the next block."""
+    activation: int = 0
+    """After its backward pass, for the previous block."""
+
+
+def delayed_order(delay: int, micro_batches: int, waits: Waits = Waits()) -> list[Op]:  # noqa: B008
+    """One block's timetable of so many micro-batches in a pipeline that is never flushed.
+
+    In a tick a block takes the forward pass of one micro-batch, the backward pass of the one that
+    is due, and before or after that, where it would wait, local work: L1 is a part of the step that
+    B1 is a part of. Delays 2, 1, 0; the first block has local work where it waits for an adjoint,
+    the last where it waits for an activation:
+
+        block 0   F0 F1 F2 L0 .  B0 F3 L1 B1 L2 .  B2 L3 .  B3
+        block 1      F0 F1 .  B0 F2 .  B1 F3 .  B2 .  .  B3
+        block 2         F0 B0 L0 F1 B1 L1 F2 B2 L2 F3 B3 L3
+    """
+    F, B, L = Kind.FORWARD, Kind.BACKWARD, Kind.LOCAL
+    work: list[tuple[Kind, int]] = []
+    for n in range(micro_batches + delay):
+        work += [(F, n)] * (n < micro_batches)
+        if n >= delay:
+            work += [(L, n - delay)] * (waits.adjoint > 0)
+            work += [(B, n - delay)]
+            work += [(L, n - delay)] * (waits.activation > 0)
+    return [Op(place, kind, item=item) for place, (kind, item) in enumerate(work)]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    r"""What the ticks of a pipeline that is never flushed depend on, in one unit of time.
+
+    f_k, b_k: a micro-batch's forward and backward pass on block k; t_k: its message over the cut
+    behind block k, either way; d_k: the block's delay in ticks. A micro-batch that goes up from
+    block k comes back over block j > k after d_k - d_j + 1 ticks at the latest, or block k cannot
+    go on. So no tick is shorter than
+
+        T = max over k <= j of (sum_{i=k..j} (f_i + b_i) + 2 sum_{i=k..j-1} t_i) / (d_k - d_j + 1)
+
+    nor than what a message occupies of a cut, which carries one at a time in each direction. A
+    filled pipeline takes T a tick: with F_k and B_k the beginnings of a block's passes in a tick,
+
+        F_0 = 0,  F_{k+1} = F_k + f_k + t_k,
+        B_k = max(F_k + f_k,  B_{k+1} + b_{k+1} + t_k - (d_k - d_{k+1}) T)
+
+    is a timetable that every tick repeats T later. The rank waits from F_k + f_k to B_k for an
+    adjoint, and from B_k + b_k to F_k + T for an activation, T - f_k - b_k in all.
+    """
+
+    costs: Sequence[Cost]
+    """Of each block, for one sample."""
+    delays: Sequence[int]
+    samples: int
+    """Of a micro-batch."""
+    transfers: Sequence[float] = ()
+    """What its message occupies of each cut."""
+    latency: float = 0.0
+    """From there to its arrival."""
+
+    def messages(self) -> list[float]:
+        """t_k."""
+        return [t + self.latency for t in self.transfers or [0.0] * (len(self.costs) - 1)]
+
+    def tick(self) -> float:
+        """T."""
+        n, d = self.samples, self.delays
+        work = [0.0, *accumulate(n * sum(cost) for cost in self.costs)]
+        wire = [0.0, *accumulate(self.messages())]
+        blocks = range(len(self.costs))
+        trips = [
+            (work[j + 1] - work[k] + 2 * (wire[j] - wire[k])) / (d[k] - d[j] + 1)
+            for k in blocks
+            for j in blocks[k:]
+        ]
+        return max([*trips, *self.transfers])
+
+    def idle(self) -> list[tuple[float, float]]:
+        """How long each block waits in a tick, for an adjoint and for an activation."""
+        n, T, t, d = self.samples, self.tick(), self.messages(), self.delays
+        f, b = ([n * getattr(cost, of) for cost in self.costs] for of in Cost._fields)
+        F = [0.0, *accumulate(f[k] + t[k] for k in range(len(t)))]
+        B = [start + forward for start, forward in zip(F, f, strict=True)]
+        for k in reversed(range(len(t))):
+            B[k] = max(B[k], B[k + 1] + b[k + 1] + t[k] - (d[k] - d[k + 1]) * T)
+        return [
+            (max(0.0, B[k] - F[k] - f[k]), max(0.0, F[k] + T - B[k] - b[k])) for k in range(len(f))
+        ]
+
+    def fit(self, grain: int = 0) -> list[Waits]:
+        """The local work that each block has time for, in multiples of `grain` samples.
+
+        At most a micro-batch in a tick; without a grain, in quarters of one. The same on every rank
+        that has the same numbers.
+        """
+        n = self.samples
+        grain = grain or (max(2, n // 4) if n > 2 else n)
+        fitted = []
+        for cost, idle in zip(self.costs, self.idle(), strict=True):
+            a_sample = max(LOCAL_COST * sum(cost), 1e-30)
+            adjoint, activation = (grain * int(each / a_sample / grain + 0.05) for each in idle)
+            adjoint = min(adjoint, n // grain * grain)
+            fitted.append(Waits(adjoint, min(activation, n // grain * grain - adjoint)))
+        return fitted
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds, timed before training, of a micro-batch."""
+
+    passes: Sequence[float]
+    """Its forward and backward pass on each block."""
+    messages: Sequence[float]
+    """Its message over each cut."""
+    latency: float
+    """An empty message, on the fastest cut."""
+
+
+def fit_local_work(
+    costs: Sequence[Cost], delays: Sequence[int], samples: int, measured: Measured | None = None
+) -> list[Waits]:
+    """`Pipeline.fit` from counted costs and, if they are long, measured messages.
+
+    The time of passes only tells how long messages are beside them. How it is shared among the
+    blocks is counted, so that the timetable is the same everywhere if no message is long.
+    """
+    alone = Pipeline(costs, delays, samples)
+    if measured is None or len(costs) == 1:
+        return alone.fit()
+    scale = samples * sum(map(sum, costs)) / max(sum(measured.passes), 1e-30)
+    transfers = [scale * max(0.0, each - measured.latency) for each in measured.messages]
+    joined = Pipeline(costs, delays, samples, transfers, scale * measured.latency)
+    return alone.fit() if max(joined.messages()) < SHORT * alone.tick() else joined.fit()

@@ -1,0 +1,152 @@
+"""Local steps in the waits of a delayed pipeline, against the same in one process."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from problems import assert_same, copied
+from unit_steps import MOMENTUM, numbered
+from unit_steps import made as units_made
+from versions_table import Table
+
+from hybrid.links import run_threads, run_virtual
+from hybrid.solvers import DDG, FDG, AugmentedLagrangian, FeaturesReplay, Penalty
+from hybrid.solvers.delayed.filling import STORED_BATCHES, Filling
+from hybrid.solvers.delayed.waits import Waits
+
+FILL = AugmentedLagrangian(beta=0.3, local_lr=0.7)
+METHODS = {
+    "ddg": DDG(micro_batches=3),
+    "fdg": FDG(micro_batches=3, gradient_shrinking=0.7),
+    "features-replay": FeaturesReplay(micro_batches=3),
+}
+UNEVEN = [(2, 1), (0, 0), (0, 3)]
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def made(K, batch=9, batches=6):
+    return numbered(units_made(K, batches, batch, units=7))
+
+
+def laid_out(K):
+    """As in training: what a checkpoint gives back is laid out like this."""
+    problem = made(K).single_precision()
+    problem.blocks.model.to(memory_format=torch.channels_last)
+    return problem
+
+
+def filled(problem, solver, waits, fill=FILL, at=None, run=run_threads):
+    """All tensors after training, broken off and gone on with at `at`; and bytes sent."""
+
+    def start(block, links):
+        setup = problem.setup(window=0)
+        program = solver.start(block, links, setup)
+        if waits is not None:
+            records = replace(setup, stored_batches=STORED_BATCHES, fills=True)
+            local = fill.start(block, links, records)
+            program.filling = Filling(local, Waits(*waits[block.index]))
+        return program
+
+    def program(block, links):
+        mine = start(block, links)
+        if at is not None:
+            mine.train(problem.window(1, 0, at))
+            state = type(mine.state())(flight=copied(mine.state().flight))
+            block.module.zero_grad()
+            mine = start(block, links)
+            if mine.filling is not None:
+                mine.filling.earlier = problem.batches[:at]
+            mine.load_state(state)
+        mine.train(problem.window(1, at or 0))
+        mine.drain()
+        assert mine.state().flight == {}
+        return links.traffic.total_bytes
+
+    problem.sent = sum(problem.on_every_block(program, MOMENTUM, run))
+    return problem.tensors()
+
+
+@pytest.mark.parametrize("name", METHODS)
+@settings(max_examples=4, deadline=None)
+@given(
+    K=st.sampled_from([2, 3, 5]),
+    m=st.integers(1, 4),
+    batch=st.integers(4, 11),
+    draws=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=5, max_size=5),
+    penalty=st.booleans(),
+)
+@example(K=3, m=3, batch=9, draws=[(2, 1), (0, 0), (0, 3), (0, 0), (0, 0)], penalty=False)
+def test_filled_ticks_equal_a_table_of_versions(name, K, m, batch, draws, penalty):
+    solver = replace(METHODS[name], micro_batches=m)
+    fill = Penalty(beta=0.3, local_lr=0.7, lam_start="feasible") if penalty else FILL
+    table = Table(made(K, batch), name, m, draws[:K], fill)
+    if penalty:  # kappa is 0
+        add = table.local_gradients
+
+        def without_multiplier(k, i, places):
+            lam, out, p = table.records[k][i]
+            table.records[k][i] = lam, out, None if p is None else torch.zeros_like(p)
+            return add(k, i, places)
+
+        table.local_gradients = without_multiplier
+    expected = table.run()
+    found = filled(made(K, batch), solver, draws[:K], fill)
+    for tensor in expected:
+        torch.testing.assert_close(found[tensor], expected[tensor], **CLOSE)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_where_nobody_waits_it_is_the_method_bit_for_bit(name):
+    plain = filled(made(3), METHODS[name], None)
+    assert_same(filled(made(3), METHODS[name], [(0, 0)] * 3), plain)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [*METHODS.values(), DDG(micro_batches=3, recompute=True), DDG(micro_batches=3, stash=False)],
+    ids=lambda solver: f"{solver.name}, {vars(solver)}"[:60],
+)
+def test_local_steps_send_nothing_and_go_on_from_a_checkpoint_bit_for_bit(solver):
+    whole, plain = laid_out(3), laid_out(3)
+    expected = filled(whole, solver, UNEVEN)
+    filled(plain, solver, None)
+    assert whole.sent == plain.sent
+    for at in 2, 3:
+        assert_same(filled(laid_out(3), solver, UNEVEN, at=at), expected)
+    assert_same(filled(laid_out(3), solver, UNEVEN, run=run_virtual), expected)
+
+
+def test_a_graph_that_is_made_again_gives_the_same_records():
+    plain = filled(made(3), DDG(micro_batches=3), UNEVEN)
+    assert_same(filled(made(3), DDG(micro_batches=3, recompute=True), UNEVEN), plain)
+
+
+def test_local_work_leaves_statistics_weights_and_the_gradient_alone(monkeypatch):
+    work, worked = Filling.work, []
+
+    def watched(filling, flight, first, count):
+        module = filling.block.module
+        before = copied(module.state_dict())
+        gradients = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+        steps = filling.stats.steps
+        work(filling, flight, first, count)
+        assert_same(module.state_dict(), before)
+        for p, gradient in zip(module.parameters(), gradients, strict=True):
+            assert (p.grad is None) == (gradient is None)
+            assert gradient is None or torch.equal(p.grad, gradient)
+        worked.append((filling.block.index, filling.stats.steps - steps))
+
+    monkeypatch.setattr(Filling, "work", watched)
+    filled(made(3), METHODS["ddg"], UNEVEN)
+    # five mini-batches follow another, each in three micro-batches
+    done = [sum(n for block, n in worked if block == k) for k in range(3)]
+    assert done == [30, 0, 15]
+
+
+def test_a_local_gradient_is_clipped_by_itself():
+    solver, fill = METHODS["ddg"], replace(FILL, clip_norm=1e-30)
+    plain, found = filled(made(3), solver, None), filled(made(3), solver, UNEVEN, fill)
+    for name, tensor in plain.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,110 @@
+"""The timetable of a delayed pipeline: what a tick takes, who waits, and what fits there."""
+
+from textwrap import indent
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hybrid.solvers.delayed.waits import (
+    LOCAL_COST,
+    Measured,
+    Pipeline,
+    Waits,
+    delayed_order,
+    fit_local_work,
+)
+from hybrid.solvers.exact.pipeline import Cost, drawn
+
+
+@st.composite
+def pipelines(draw):
+    """Uneven costs of 1 to 6 blocks, in the order of ddg or of fdg, and messages between them."""
+    K, hops = draw(st.integers(1, 6)), draw(st.integers(1, 2))
+    cost = st.builds(Cost, st.floats(0.01, 0.1), st.floats(0.01, 0.2))
+    costs = draw(st.lists(cost, min_size=K, max_size=K))
+    transfers = draw(st.lists(st.floats(0.0, 8.0), min_size=K - 1, max_size=K - 1))
+    delays = [hops * (K - 1 - k) for k in range(K)]
+    return Pipeline(costs, delays, 16, transfers, draw(st.floats(0.0, 2.0)))
+
+
+def simulated(pipeline, waits, ticks=400):
+    """Time of a tick of ranks that take their passes in order, each as soon as it can.
+
+    A cut carries one message at a time in each direction.
+    """
+    p, K = pipeline, len(pipeline.costs)
+    free, up, down = [0.0] * K, [0.0] * K, [0.0] * K
+    activations, adjoints = ([[0.0] * ticks for _ in range(K)] for _ in range(2))
+    ends = []
+    for t in range(ticks):
+        for k, (cost, local) in enumerate(zip(p.costs, waits, strict=True)):
+            a_sample = LOCAL_COST * sum(cost)
+            free[k] = max(free[k], activations[k][t]) + p.samples * cost.forward
+            if k < K - 1:
+                up[k] = max(up[k], free[k]) + p.transfers[k]
+                activations[k + 1][t] = up[k] + p.latency
+            i = t - p.delays[k]
+            if i >= 0:
+                free[k] = max(free[k] + local.adjoint * a_sample, adjoints[k][i])
+                free[k] += p.samples * cost.backward
+                if k:
+                    down[k] = max(down[k], free[k]) + p.transfers[k - 1]
+                    adjoints[k - 1][i] = down[k] + p.latency
+                free[k] += local.activation * a_sample
+        ends.append(free[0])
+    return (ends[-1] - ends[ticks // 2]) / (ticks - 1 - ticks // 2)
+
+
+@given(pipelines())
+def test_a_tick_takes_what_a_simulation_of_the_ranks_takes(pipeline):
+    alone = [Waits()] * len(pipeline.costs)
+    assert simulated(pipeline, alone) == pytest.approx(pipeline.tick(), rel=0.01)
+
+
+@given(pipelines(), st.integers(1, 4))
+def test_local_work_that_fits_makes_no_tick_longer(pipeline, grain):
+    rounding = 2 * 0.05 * grain * LOCAL_COST * max(map(sum, pipeline.costs))
+    longest = 1.005 * simulated(pipeline, [Waits()] * len(pipeline.costs)) + rounding
+    assert simulated(pipeline, pipeline.fit(grain)) <= longest
+
+
+@given(pipelines(), st.integers(1, 4))
+def test_the_waits_are_filled_but_for_less_than_a_grain(pipeline, grain):
+    n, T = pipeline.samples, pipeline.tick()
+    fitted = pipeline.fit(grain)
+    assert fitted == pipeline.fit(grain)
+    for cost, idle, local in zip(pipeline.costs, pipeline.idle(), fitted, strict=True):
+        assert sum(idle) == pytest.approx(T - n * sum(cost), abs=1e-9 * T)
+        assert all(samples % grain == 0 for samples in local)
+        assert sum(local) <= n
+        for time, samples in zip(idle, local, strict=True):
+            fits = time / (LOCAL_COST * sum(cost))
+            assert samples <= fits + 0.05 * grain + 1e-6
+            assert sum(local) == n // grain * grain or samples > fits - 0.95 * grain - 1e-6
+
+
+@given(
+    st.integers(1, 40),
+    st.sampled_from([(Cost(1.0, 2.0), Cost(2.0, 4.0)), (Cost(1.0, 2.0),) * 2, (Cost(1.0, 1.0),)]),
+)
+@example(1, (Cost(1.0, 2.0), Cost(2.0, 4.0)))
+def test_short_messages_give_the_timetable_of_none(samples, costs):
+    delays = [len(costs) - 1 - k for k in range(len(costs))]
+    counted = fit_local_work(costs, delays, samples)
+    short = Measured([1.0] * len(costs), [0.01] * (len(costs) - 1), 0.001)
+    assert fit_local_work(costs, delays, samples, short) == counted
+    if len(costs) > 1 and samples >= 4:
+        long = Measured([1.0] * len(costs), [9.0] * (len(costs) - 1), 0.001)
+        whole = samples // max(2, samples // 4) * max(2, samples // 4)
+        assert [sum(each) for each in fit_local_work(costs, delays, samples, long)] == [whole] * 2
+
+
+def test_even_blocks_without_messages_never_wait():
+    assert Pipeline([Cost(1.0, 2.0)] * 4, [3, 2, 1, 0], 16).fit() == [Waits()] * 4
+
+
+def test_the_order_is_the_one_drawn():
+    waits = [Waits(1, 0), Waits(), Waits(0, 1)]
+    drawing = drawn([delayed_order(2 - k, 4, own) for k, own in enumerate(waits)])
+    assert indent(drawing, " " * 8) in delayed_order.__doc__
