@@ -12,7 +12,7 @@ from hybrid.solvers.delayed.waits import Measured
 from hybrid.solvers.exact.pipeline import Wire
 from hybrid.solvers.numerics.buffers import frozen_statistics
 
-ROUNDS = 3
+TURNS = 3
 """Of which the shortest counts: the first meets buffers and kernels that are yet to be made."""
 
 
@@ -23,33 +23,25 @@ def measure_waits(links: RankLinks, block: Block, inputs: Tensor, wire: Wire) ->
     its passes while the others wait, as ranks may share a core. Weights, statistics and gradients
     stay as they are. All ranks call it, and have the first replica's times.
     """
-    passes = list[float]()
-    message, empty = list[float](), list[float]()
-    for _ in range(ROUNDS):
+    passes, packing = list[float](), list[float]()
+    for _ in range(TURNS):
         lam = inputs if block.first else links.from_previous()
         seconds, x = _time_passes(links, block, lam)
         passes.append(seconds)
+        crossing = [lam] * (not block.first) + [x] * (not block.last)
+        packing.append(sum(_time_packing(links, wire, each) for each in crossing))
         if not block.last:
             links.to_next(x)
-    links.flush()
-    for tensor, times in ((x, message), (x.flatten()[:1].contiguous(), empty)):
-        echo = wire if tensor is x else Wire()
-        for _ in range(ROUNDS):
-            if not block.first:
-                like = echo.receive(links.from_previous, block.dtype)
-                echo.send(links.to_previous, like)
-            if not block.last:
-                start = links.now()
-                echo.send(links.to_next, tensor)
-                echo.receive(links.from_next, block.dtype)
-                times.append((links.now() - start) / 2)
-    links.flush()
-    own = min(passes), min(message, default=0.0), min(empty, default=0.0)
-    everyone = links.agree(own)
+    packed = list[Tensor]()
+    wire.send(packed.append, x)
+    message = _time_message(links, block, packed)
+    empty = _time_message(links, block, [x.flatten()[:1].contiguous()])
+    everyone = links.agree((min(passes), min(packing), message, empty))
     return Measured(
-        [each for each, _, _ in everyone],
-        [each for _, each, _ in everyone[:-1]],
-        min(each for _, _, each in everyone[:-1]),
+        [each[0] for each in everyone],
+        [each[1] for each in everyone],
+        [each[2] for each in everyone[:-1]],
+        min(each[3] for each in everyone[:-1]),
     )
 
 
@@ -70,7 +62,38 @@ def _time_passes(links: RankLinks, block: Block, lam: Tensor) -> tuple[float, Te
         seconds = links.now() - start
     for p, before in gradients:
         p.grad = before
-    return seconds, out.detach() if isinstance(out, Tensor) else torch.empty(0)
+    return seconds, out.detach() if isinstance(out, Tensor) else lam[:1]
+
+
+def _time_packing(links: RankLinks, wire: Wire, x: Tensor) -> float:
+    """Seconds to pack a message of x's size, and to unpack another."""
+    x = x.detach()
+    _wait_for(x.device)
+    start, packed = links.now(), list[Tensor]()
+    wire.send(packed.append, x)
+    wire.receive(iter(packed).__next__, x.dtype)
+    _wait_for(x.device)
+    return links.now() - start
+
+
+def _time_message(links: RankLinks, block: Block, tensors: list[Tensor]) -> float:
+    """Half the time in which a message goes to the next block and comes back; 0 on the last.
+
+    A block first answers the one before it, in all turns: the first of them waits until it is free.
+    """
+    times = list[float]()
+    for _ in range(0 if block.first else TURNS * len(tensors)):
+        links.to_previous(links.from_previous())
+    for _ in range(0 if block.last else TURNS):
+        _wait_for(block.device)
+        start = links.now()
+        for tensor in tensors:
+            links.to_next(tensor)
+        for _ in tensors:
+            links.from_next()
+        times.append((links.now() - start) / 2)
+    links.flush()
+    return min(times, default=0.0)
 
 
 def _wait_for(device: torch.device) -> None:

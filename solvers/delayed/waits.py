@@ -81,6 +81,15 @@ class Pipeline:
     """What its message occupies of each cut."""
     latency: float = 0.0
     """From there to its arrival."""
+    packing: Sequence[float] = ()
+    """What a micro-batch's messages cost each block besides, half of it with either pass."""
+
+    def passes(self) -> tuple[list[float], list[float]]:
+        """f_k and b_k."""
+        more = self.packing or [0.0] * len(self.costs)
+        pairs = list(zip(self.costs, more, strict=True))
+        forward = [self.samples * cost.forward + own / 2 for cost, own in pairs]
+        return forward, [self.samples * cost.backward + own / 2 for cost, own in pairs]
 
     def messages(self) -> list[float]:
         """t_k."""
@@ -88,8 +97,8 @@ class Pipeline:
 
     def tick(self) -> float:
         """T."""
-        n, d = self.samples, self.delays
-        work = [0.0, *accumulate(n * sum(cost) for cost in self.costs)]
+        d = self.delays
+        work = [0.0, *accumulate(map(sum, zip(*self.passes(), strict=True)))]
         wire = [0.0, *accumulate(self.messages())]
         blocks = range(len(self.costs))
         trips = [
@@ -101,8 +110,8 @@ class Pipeline:
 
     def idle(self) -> list[tuple[float, float]]:
         """How long each block waits in a tick, for an adjoint and for an activation."""
-        n, T, t, d = self.samples, self.tick(), self.messages(), self.delays
-        f, b = ([n * getattr(cost, of) for cost in self.costs] for of in Cost._fields)
+        T, t, d = self.tick(), self.messages(), self.delays
+        f, b = self.passes()
         F = [0.0, *accumulate(f[k] + t[k] for k in range(len(t)))]
         B = [start + forward for start, forward in zip(F, f, strict=True)]
         for k in reversed(range(len(t))):
@@ -114,8 +123,9 @@ class Pipeline:
     def fit(self, grain: int = 0) -> list[Waits]:
         """The local work that each block has time for, in multiples of `grain` samples.
 
-        At most a micro-batch in a tick; without a grain, in quarters of one. The same on every rank
-        that has the same numbers.
+        At most a micro-batch in a tick, and none where there is time for less than half of one: a
+        pass over few samples takes longer than their share, and is worth less than it costs. A
+        grain of 0 is a quarter of a micro-batch. The same on every rank that has the same numbers.
         """
         n = self.samples
         grain = grain or (max(2, n // 4) if n > 2 else n)
@@ -124,7 +134,8 @@ class Pipeline:
             a_sample = max(LOCAL_COST * sum(cost), 1e-30)
             adjoint, activation = (grain * int(each / a_sample / grain + 0.05) for each in idle)
             adjoint = min(adjoint, n // grain * grain)
-            fitted.append(Waits(adjoint, min(activation, n // grain * grain - adjoint)))
+            own = Waits(adjoint, min(activation, n // grain * grain - adjoint))
+            fitted.append(own if 2 * sum(own) >= n else Waits())
         return fitted
 
 
@@ -134,6 +145,8 @@ class Measured:
 
     passes: Sequence[float]
     """Its forward and backward pass on each block."""
+    packing: Sequence[float]
+    """What its messages cost each block, before they leave and after they have arrived."""
     messages: Sequence[float]
     """Its message over each cut."""
     latency: float
@@ -153,5 +166,6 @@ def fit_local_work(
         return alone.fit()
     scale = samples * sum(map(sum, costs)) / max(sum(measured.passes), 1e-30)
     transfers = [scale * max(0.0, each - measured.latency) for each in measured.messages]
-    joined = Pipeline(costs, delays, samples, transfers, scale * measured.latency)
+    packing = [scale * each for each in measured.packing]
+    joined = Pipeline(costs, delays, samples, transfers, scale * measured.latency, packing)
     return alone.fit() if max(joined.messages()) < SHORT * alone.tick() else joined.fit()

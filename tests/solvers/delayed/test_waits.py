@@ -25,7 +25,8 @@ def pipelines(draw):
     costs = draw(st.lists(cost, min_size=K, max_size=K))
     transfers = draw(st.lists(st.floats(0.0, 8.0), min_size=K - 1, max_size=K - 1))
     delays = [hops * (K - 1 - k) for k in range(K)]
-    return Pipeline(costs, delays, 16, transfers, draw(st.floats(0.0, 2.0)))
+    packing = draw(st.lists(st.floats(0.0, 1.0), min_size=K, max_size=K))
+    return Pipeline(costs, delays, 16, transfers, draw(st.floats(0.0, 2.0)), packing)
 
 
 def simulated(pipeline, waits, ticks=400):
@@ -40,14 +41,15 @@ def simulated(pipeline, waits, ticks=400):
     for t in range(ticks):
         for k, (cost, local) in enumerate(zip(p.costs, waits, strict=True)):
             a_sample = LOCAL_COST * sum(cost)
-            free[k] = max(free[k], activations[k][t]) + p.samples * cost.forward
+            free[k] = max(free[k], activations[k][t])
+            free[k] += p.samples * cost.forward + p.packing[k] / 2
             if k < K - 1:
                 up[k] = max(up[k], free[k]) + p.transfers[k]
                 activations[k + 1][t] = up[k] + p.latency
             i = t - p.delays[k]
             if i >= 0:
                 free[k] = max(free[k] + local.adjoint * a_sample, adjoints[k][i])
-                free[k] += p.samples * cost.backward
+                free[k] += p.samples * cost.backward + p.packing[k] / 2
                 if k:
                     down[k] = max(down[k], free[k]) + p.transfers[k - 1]
                     adjoints[k - 1][i] = down[k] + p.latency
@@ -74,12 +76,18 @@ def test_the_waits_are_filled_but_for_less_than_a_grain(pipeline, grain):
     n, T = pipeline.samples, pipeline.tick()
     fitted = pipeline.fit(grain)
     assert fitted == pipeline.fit(grain)
-    for cost, idle, local in zip(pipeline.costs, pipeline.idle(), fitted, strict=True):
-        assert sum(idle) == pytest.approx(T - n * sum(cost), abs=1e-9 * T)
+    passes = map(sum, zip(*pipeline.passes(), strict=True))
+    blocks = zip(pipeline.costs, passes, pipeline.idle(), fitted, strict=True)
+    for cost, busy, idle, local in blocks:
+        assert sum(idle) == pytest.approx(T - busy, abs=1e-9 * T)
         assert all(samples % grain == 0 for samples in local)
         assert sum(local) <= n
-        for time, samples in zip(idle, local, strict=True):
-            fits = time / (LOCAL_COST * sum(cost))
+        fitting = [time / (LOCAL_COST * sum(cost)) for time in idle]
+        if not any(local):
+            assert sum(fitting) < n / 2 + 2 * grain
+            continue
+        assert sum(local) >= n / 2
+        for fits, samples in zip(fitting, local, strict=True):
             assert samples <= fits + 0.05 * grain + 1e-6
             assert sum(local) == n // grain * grain or samples > fits - 0.95 * grain - 1e-6
 
@@ -92,10 +100,11 @@ def test_the_waits_are_filled_but_for_less_than_a_grain(pipeline, grain):
 def test_short_messages_give_the_timetable_of_none(samples, costs):
     delays = [len(costs) - 1 - k for k in range(len(costs))]
     counted = fit_local_work(costs, delays, samples)
-    short = Measured([1.0] * len(costs), [0.01] * (len(costs) - 1), 0.001)
+    none = [0.0] * len(costs)
+    short = Measured([1.0] * len(costs), none, [0.01] * (len(costs) - 1), 0.001)
     assert fit_local_work(costs, delays, samples, short) == counted
     if len(costs) > 1 and samples >= 4:
-        long = Measured([1.0] * len(costs), [9.0] * (len(costs) - 1), 0.001)
+        long = Measured([1.0] * len(costs), none, [9.0] * (len(costs) - 1), 0.001)
         whole = samples // max(2, samples // 4) * max(2, samples // 4)
         assert [sum(each) for each in fit_local_work(costs, delays, samples, long)] == [whole] * 2
 
