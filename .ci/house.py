@@ -22,7 +22,7 @@ from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-CONCEPTS = ("window", "micro_batches", "sweeps", "gaps")
+CONCEPTS = ("window", "micro_batches", "sweeps", "waits")
 RECIPES = {
     "default": [],
     "ddg": ["--solver", "ddg"],

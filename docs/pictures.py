@@ -34,8 +34,15 @@ BLUE, ORANGE, GREEN, PURPLE, GREY = "#2b6ca3", "#d9822b", "#3a9d6e", "#7a4fa3", 
 TIMELINES: dict[str, tuple[Solver, dict[str, Any], int]] = {
     "backprop": (Backprop(), {}, 3),
     "1f1b": (Backprop(micro_batches=8), {}, 3),
-    "gaps": (AugmentedLagrangian(), {"fill": True, "correction": PassSettings(micro_batches=8)}, 3),
     "no-bubble": (DDG(micro_batches=8), {}, 3),
+    "waits": (
+        DDG(micro_batches=8, messages="bfloat16"),
+        {
+            "fill": AugmentedLagrangian(),
+            "links": LinkSettings(kind="virtual", gigabits_per_second=0.1),
+        },
+        2,
+    ),
     "windows": (
         AugmentedLagrangian(),
         {"window": 3, "correction": PassSettings(micro_batches=8)},
@@ -54,10 +61,9 @@ def run(folder: Path, solver: Solver, steps: int, blocks: int = 4, **settings: A
         solver,
         train=TrainSettings(epochs=1, threads=1),
         optimizer=OptimizerSettings(lr=0.1),
-        links=LinkSettings(kind="virtual"),
+        **{"links": LinkSettings(kind="virtual"), **settings},
         out=folder,
         quiet=True,
-        **settings,
     ).fit(images, test.take(128))
     return folder
 

@@ -23,8 +23,8 @@ CORRECTION = """
 ## correction
 
 The serial passes of a hybrid have the settings of [`backprop`](#backprop), as `correction.messages`
-for instance. `correction.micro_batches` is 4 where gaps are filled, and the method's own number
-where serial rounds stand beside a delayed method.
+for instance. `correction.micro_batches` is the method's own number where serial rounds stand beside
+a delayed method.
 """
 OTHERS = """
 ## {name}

@@ -245,6 +245,11 @@ class Solver(Settings, ABC):
         return issubclass(self.program, Recording)
 
     @property
+    def replays(self) -> bool:
+        """Whether blocks go forward once more before they go backward, but for the last."""
+        return False
+
+    @property
     def own_momentum(self) -> bool:
         """Whether its steps have a momentum of their own, not that of the exact steps."""
         return getattr(self, "momentum", None) is not None

@@ -165,6 +165,8 @@ class Block:
         divided = self.sync is not None or batch.whole is not None or len(sizes) > 1
         if self.objective.weighted is None or not divided:
             return [None] * len(sizes)
+        if batch.weight is not None:
+            return [batch.weight * size for size in sizes]
         labels = labels if batch.whole is None else batch.whole.labels()
         weight = self.objective.weight(labels)
         assert weight is not None

@@ -98,6 +98,8 @@ class Batch:
     """For one replica's share: samples of the mini-batch; 0: these are all of them."""
     whole: Batch | None = None
     """For a part: the mini-batch, or the replica's share of one, that it is taken of."""
+    weight: Tensor | None = None
+    """What each of its samples weighs in the mini-batch's loss, where that is known already."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -29,7 +29,7 @@ from hybrid.settings.config import (
     OptimizerSettings,
     TrainSettings,
 )
-from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, FeaturesReplay, Solver
+from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay, Solver
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,6 @@ def long() -> Iterator[tuple[str, Row]]:
         "flushed, K=2, m=8": (2, Backprop(micro_batches=8)),
         "ddg, K=2, m=8": (2, DDG(micro_batches=8)),
         "ddg, K=8, m=8": (8, DDG(micro_batches=8)),
-        "augmented-lagrangian, gaps filled, K=4": (4, AugmentedLagrangian()),
     }
     for name, (K, solver) in kinds.items():
         yield name, Row(K, solver, 0.1, 30, images=50_000)

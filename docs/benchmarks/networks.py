@@ -2,7 +2,7 @@
 
     python docs/benchmarks/networks.py          writes docs/networks.md
 
-Two blocks on threads, a few mini-batches; as by default, and with gaps and windows for so few.
+Two blocks on threads, a few mini-batches: as by default and with waits filled, or in short windows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zoo_packages import package  # noqa: E402
 from hybrid.solvers import registry  # noqa: E402
 
 BLOCKS, WINDOW = 2, 2
-GAPS = [(8, 0), (0, 8)]
+WAITS = [(8, 0), (0, 8)]
 """Samples of local work of each block, where mini-batches so small leave time for none."""
 PAGE = ROOT / "docs" / "networks.md"
 HEAD = f"""---
@@ -37,10 +37,9 @@ hide: [toc]  # a wide table
 Any `nn.Module` is cut between the calls of its own forward
 (`hybrid.split(model, K, sample=batch)`) and trained by `Trainer.fit`. Each network below was
 trained by each method on {{blocks}} blocks for {{steps}} mini-batches of {BATCH} samples. A method
-that fills the gaps of its pipeline did so in three ways:
-as it does by default, with local steps on 8 samples in every gap, and in windows of {WINDOW};
-another method with sub-problems in windows of {WINDOW}. "yes": every training ended, and the loss
-of the test is finite. A number leads to the one line that says why not.
+whose ranks can step where they would wait did so in a second training, on {WAITS[0][0]} samples in
+every tick; a method with sub-problems in windows of {WINDOW}. "yes": every training ended, and the
+loss of the test is finite. A number leads to the one line that says why not.
 
 Made by `python docs/benchmarks/networks.py` with torch {{torch}}, torchvision {{torchvision}} and
 timm {{timm}}; the networks are those of the tests (`tests/support/networks.py`), which compare
@@ -102,9 +101,10 @@ def fault(network: Network, method: str, way: dict[str, Any]) -> str:
 def ways(method: str) -> list[dict[str, Any]]:
     """Settings of a trainer, for each way in which a method goes."""
     solver = registry.solver_class(method)
-    if not solver.alternates:
-        return [{}]
-    return [*([{}, {"gaps": GAPS}] if solver.fills else []), {"window": WINDOW}]
+    if solver.alternates:
+        return [{"window": WINDOW}]
+    filled = {"fill": registry.DEFAULT_FILL, "waits": WAITS}
+    return [{}, filled] if solver.waits else [{}]
 
 
 def plain(version: str) -> str:

@@ -24,9 +24,8 @@ FIXED = (
     " --set checkpoint.every=100 --set links.kind=virtual"
 )
 SERIAL = "--solver backprop --set solver.micro_batches=4"
-FILL = "--set correction.micro_batches=4 --set rounds.fill=true"
 K2 = "--solver backprop --set solver.micro_batches=8"
-SWEEP = "--set correction.micro_batches=4 --set rounds.fill=false"
+SWEEP = "--solver augmented-lagrangian --set correction.micro_batches=4"
 BIG = "--model resnet20 --set data.limit=20000"
 SMALL = "--model resnet8 --set data.limit=10000 --blocks 4 --epochs 3"
 DEEP = "--model resnet56 --set data.limit=8000 --lr 0.25 --epochs 2 --solver backprop"
@@ -35,9 +34,7 @@ TABLES = {
         "b6": f"{BIG} --lr 0.25 --blocks 1 --epochs 6 --solver backprop",
         "p4-e3": f"{BIG} --lr 0.25 --blocks 4 --epochs 3 {SERIAL}",
         "p4-e4": f"{BIG} --lr 0.25 --blocks 4 --epochs 4 {SERIAL}",
-        "g4-e3": f"{BIG} --lr 0.25 --blocks 4 --epochs 3 {FILL}",
         "p8-e1": f"{BIG} --lr 0.25 --blocks 8 --epochs 1 {SERIAL}",
-        "g8-e3": f"{BIG} --lr 0.25 --blocks 8 --epochs 3 {FILL}",
         "k2-float32": f"{BIG} --lr 0.25 --blocks 2 --epochs 6 {K2}",
         "k2-bfloat16": f"{BIG} --lr 0.25 --blocks 2 --epochs 6 {K2} --set solver.messages=bfloat16",
     },
@@ -61,18 +58,6 @@ TABLES = {
         "serial-lr0.4": f"{SMALL} --lr 0.4 {SERIAL}",
         "serial-lr0.6": f"{SMALL} --lr 0.6 {SERIAL}",
         "serial-5-epochs": f"{SMALL} --lr 0.25 {SERIAL} --epochs 5",
-        "fill-lr0.1": f"{SMALL} --lr 0.1 {FILL}",
-        "fill-lr0.25": f"{SMALL} --lr 0.25 {FILL}",
-        "fill-lr0.4": f"{SMALL} --lr 0.4 {FILL}",
-        "fill-own-step": f"{SMALL} --lr 0.25 {FILL} --set rounds.fill_step=own",
-        "fill-own-momentum": f"{SMALL} --lr 0.25 {FILL} --set rounds.fill_step=own"
-        " --set solver.momentum=0.9",
-        "fill-no-momentum": f"{SMALL} --lr 0.25 {FILL} --set rounds.fill_step=own"
-        " --set solver.momentum=0.0 --set solver.local_lr=3.0",
-        "fill-local-lr1": f"{SMALL} --lr 0.25 {FILL} --set solver.local_lr=1.0",
-        "fill-beta0": f"{SMALL} --lr 0.25 {FILL} --set solver.beta=1e-9",
-        "fill-beta2e-3": f"{SMALL} --lr 0.25 {FILL} --set solver.beta=2e-3",
-        "fill-clip": f"{SMALL} --lr 0.25 {FILL} --set solver.clip_norm=0.1",
         "window4": f"{SMALL} --lr 0.25 {SWEEP} --window 4",
         "window4-sweeps2": f"{SMALL} --lr 0.25 {SWEEP} --window 4 --sweeps 2"
         " --set solver.local_lr=0.3",

@@ -24,7 +24,7 @@ from hybrid import LinkSettings, OptimizerSettings, Trainer, TrainSettings, data
 from hybrid.data import Data, Texts
 from hybrid.networks import models
 from hybrid.settings.config import DelaySettings
-from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, Solver
+from hybrid.solvers import DDG, Backprop, Solver
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.base import Strategy
 from hybrid.solvers.sync.diloco import DiLoCo
@@ -55,9 +55,6 @@ def sgd() -> Mapping[str, Row]:
         "ResNet-20, flushed, K=2, m=8": Row("resnet20", flushed, 2),
         "ResNet-20, ddg, K=2, m=8": Row("resnet20", late, 2),
         "ResNet-20, flushed, K=4, m=8": Row("resnet20", flushed, 4),
-        "ResNet-20, augmented-lagrangian, gaps filled, K=4": Row(
-            "resnet20", AugmentedLagrangian(), 4
-        ),
         "ResNet-20, ddg, K=4, m=4": Row("resnet20", DDG(micro_batches=4), 4),
         "ResNet-20, ddg, K=4, m=8": Row("resnet20", late, 4),
         "ResNet-20, ddg, K=8, m=8": Row("resnet20", late, 8),

@@ -79,7 +79,8 @@ class RunPosition(Part):
     replicas: Annotated[int, Field(ge=1, lt=2**31)]
     sync: str
     carried_as: list[Any]
-    fill: str
+    fill: list[str]
+    part: Count
     waits: list[list[Count]]
     tested: dict[str, Annotated[float, Field(allow_inf_nan=True)]]
     """Test loss and metrics by name; not a number for weights that are about to diverge."""

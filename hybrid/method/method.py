@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil, prod
 
 import torch
@@ -117,6 +118,18 @@ class Method:
         whole = [setup.replicas, setup.stored_batches * setup.total]
         samples = whole if setup.replicas > 1 else [setup.samples]
         return [*samples, *self.solver.layout()] if setup.carried else []
+
+    @property
+    def fill_layout(self) -> list[str]:
+        """What the shapes of records for waits depend on."""
+        fill = self.options.fill
+        return [fill.name, *map(str, fill.layout() if isinstance(fill, Solver) else ())]
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of the first, and largest, micro-batch of the method's own steps."""
+        share = max(1, (self.setup.total or self.setup.batch_size) // self.setup.replicas)
+        return ceil(share / self.solver.num_micro_batches(share))
 
     def copied(self) -> Method:
         """The same with weights of its own."""
@@ -278,14 +291,12 @@ class Method:
 
     def _fitting(self, block: Block, links: RankLinks) -> list[Waits]:
         """The local work that fits, by counted operations and by messages that are timed here."""
-        solver, problem, setup = self.solver, self.problem, self.setup
+        solver, problem, samples = self.solver, self.problem, self.micro_batch
         costs, K = self.costs, len(problem.blocks)
-        share = max(1, (setup.total or setup.batch_size) // links.place.replicas)
-        samples = ceil(share / solver.num_micro_batches(share))
         delays = [solver.delay(k, K) for k in range(K)]
-        if links.in_one_process and not links.clocked:
-            return fit_local_work(costs, delays, samples)
+        fit = partial(fit_local_work, costs, delays, samples, solver.replays)
+        if K == 1 or (links.in_one_process and not links.clocked):
+            return fit()
         rows = torch.arange(samples) % len(problem.sample)
         wire = Wire(getattr(solver, "messages", "float32"))
-        measured = measure_waits(links, block, problem.sample[rows], wire)
-        return fit_local_work(costs, delays, samples, measured)
+        return fit(measure_waits(links, block, problem.sample[rows], wire))

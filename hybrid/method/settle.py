@@ -29,7 +29,7 @@ from hybrid.settings.config import (
 from hybrid.settings.sections.base import Section
 from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import acting, registry
-from hybrid.solvers.acting import Known
+from hybrid.solvers.acting import Known, Settings
 from hybrid.solvers.base import Setup, Solver
 from hybrid.solvers.delayed.waits import Waits
 from hybrid.solvers.exact.pipeline import Cost
@@ -166,17 +166,23 @@ def _micro_batch(options: Options) -> int:
     return ceil(share / options.solver.num_micro_batches(share))
 
 
-def _check_fill(method: Method) -> None:
-    """ValueError for local steps where no rank waits, and for settings of them without effect."""
-    fill, solver = method.options.fill, method.solver
-    if not isinstance(fill, Solver):
-        return
-    if not solver.waits:
+def check_waits(solver: Solver, fill: Settings) -> None:
+    """ValueError for local steps beside a method whose ranks have no waits to fill."""
+    if isinstance(fill, Solver) and not solver.waits:
         others = [name for name in registry.OWN if registry.solver_class(name).waits]
         raise ValueError(
             f"fill.name is {fill.name!r}, but {solver.name} has no pipeline whose ranks could step "
             f"where they would wait: choose --solver {' or '.join(others)}, or fill.name=none"
         )
+
+
+def _check_fill(method: Method) -> None:
+    """ValueError for local steps where no rank waits, and for settings of them without effect."""
+    fill = method.options.fill
+    check_waits(method.solver, fill)
+    if not isinstance(fill, Solver):
+        return
+    fill.check(method.setup)
     run = vars(known(method)) | {"solver": fill, "setup": replace(method.setup, correct_every=1)}
     acting.check({"fill": fill}, Known(**run))
 
@@ -262,7 +268,8 @@ def _check_messages(method: Method) -> None:
     """ValueError for a format or a filter of what crosses a cut that cannot be."""
     solver, correction, blocks = method.solver, method.correction, method.problem.blocks
     passes = solver if solver.exact else correction
-    for made, where in ((solver, "solver"), (correction, "correction")):
+    fill = method.options.fill
+    for made, where in ((solver, "solver"), (correction, "correction"), (fill, "fill")):
         for name in ("messages", "storage"):
             kind = getattr(made, name, "float32")
             for cut in blocks.cuts_changed_by(kind):
@@ -270,7 +277,7 @@ def _check_messages(method: Method) -> None:
                     f"{where}.{name} is {kind!r}, which would change the integers that "
                     f"cross the cut before {cut}: choose float32, or another cut"
                 )
-    factor = max(getattr(solver, "filter", 1), getattr(passes, "filter", 1))
+    factor = max(getattr(each, "filter", 1) for each in (solver, passes, fill))
     for cut, shape in zip(blocks.cuts, method.setup.shapes, strict=True):
         if factor > 1 and (len(shape) != 3 or shape[1] % factor or shape[2] % factor):
             raise ValueError(

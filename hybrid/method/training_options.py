@@ -184,8 +184,13 @@ class Options:
     def __post_init__(self) -> None:
         solver, fill = "", FILLS.default
         if self.solver is None:
-            solver, fill = unnamed(self.rounds.model_dump())
+            solver, fill = unnamed(self.rounds.model_dump(), self.fill)
         self.solver, self.fill = self.solver or solver, self.fill or fill
+        if self.fill.name not in FILLS or type(self.fill) is not FILLS[self.fill.name]:
+            raise ValueError(
+                f"fill is {repr(self.fill)[:80]}, whose local steps stand for none in a wait: "
+                f"choose one of {', '.join(FILLS)}"
+            )
         own = not isinstance(self.optimizer, OptimizerSettings)
         if own and self.schedule == ScheduleSettings():
             # its rates are what its user set, unless a schedule is asked for

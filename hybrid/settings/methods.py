@@ -141,7 +141,7 @@ def _paragraphs(dotted: str, flags: Mapping[str, str]) -> Iterator[str]:
     section, _, key = dotted.partition(".")
     flag = f"\n  also {flags[dotted]}" if dotted in flags else ""
     if section in _OWNED and key == "name":
-        default = _OWNED[section].default
+        default = getattr(Config(), section)["name"]
         yield f"{dotted}: a name, by default {default!r}\n  {declared_settings()[dotted]}{flag}"
         return
     owners: dict[str, list[str]] = {}

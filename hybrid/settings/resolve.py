@@ -67,7 +67,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         _check_table(section, tree[section])
     usual = {section: of.default for section, of in NAMED.items()}
     if "name" not in tree.get("solver", {}):
-        usual["solver"], usual["fill"] = unnamed(tree.get("rounds", {}))
+        usual["solver"], usual["fill"] = unnamed(tree.get("rounds", {}), tree.get("fill"))
     for section, own in usual.items():
         tree[section] = {"name": own, **tree.get(section, {})}
     name = str(tree["solver"]["name"])

@@ -176,15 +176,18 @@ class RankTraining:
             early = parts.keys() & {"sampler", "schedule"}
             first = {name: parts.pop(name) for name in sorted(early)}
             self.files.restore(first, folder, manifest, device, False)
-        timed = self.rounds.waits and not self.method.waits
-        if timed and number is not None and [*map(len, manifest["waits"])] == [2] * links.size:
+        waits = [Waits(*pair) for pair in manifest["waits"] if len(pair) == 2]
+        alike = self._kinds["part"] == manifest["part"] and "program" in parts
+        timed = [] if self.method.waits or number is None else self.rounds.waits
+        if timed and alike and len(waits) == len(timed):
             # what was timed then holds, or this run would be another
-            self.method.fill(self.rounds, [Waits(*pair) for pair in manifest["waits"]])
-        if self.rounds.filling is not None:
-            # the sampler knows which mini-batches came before
-            self.rounds.filling.earlier = self.windows.before(
-                self.position.epoch, self.position.step
-            )
+            self.method.fill(self.rounds, waits)
+        if self.method.setup.fills:
+            # the sampler knows which mini-batches came before; it may ask all ranks
+            earlier = self.windows.before(self.position.epoch, self.position.step)
+            if self.rounds.filling is not None:
+                alike = manifest["fill"] == self._kinds["fill"]
+                self.rounds.filling.expect(earlier, alike)
         with links.agreement():
             # variables of another layout are of no use: a forward pass makes new ones
             fits = manifest["carried_as"] == self.method.carried_layout
@@ -197,7 +200,8 @@ class RankTraining:
         """What decides whose states a checkpoint holds."""
         return {
             "solver": self.options.names["solver"],
-            "fill": self.options.fill.name,
+            "fill": self.method.fill_layout,
+            "part": self.method.micro_batch,
             "sync": self.options.sync.name,
         }
 

@@ -95,7 +95,7 @@ class Run:
         options, at = self.options, self.training.position
         self.callbacks.call("on_start", self._run_info())
         self.callbacks.agree()
-        config = partial(make_config_text, options, self.method)
+        config = partial(make_config_text, options, self.method, self.training.rounds.waits)
         self.folder.open(config, at.step, len(at.rollbacks))
         for line in (describe_run(self.method, options, at.step), *notices):
             self.progress.say(line)

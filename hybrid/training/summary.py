@@ -16,6 +16,7 @@ from hybrid.settings import methods
 from hybrid.settings.config import CheckpointSettings, Config, Section
 from hybrid.settings.resolve import to_toml
 from hybrid.solvers import acting, registry
+from hybrid.solvers.delayed.waits import Waits
 from hybrid.training.callbacks import Callback
 
 OWN_LOSS = "your own"
@@ -66,14 +67,18 @@ class RunOptions(Options):
             )
 
 
-def make_config_text(options: RunOptions, method: Method) -> str:
-    """Text of config.toml; objects of the caller's, which no file can hold, are only mentioned."""
+def make_config_text(options: RunOptions, method: Method, waits: Sequence[Waits]) -> str:
+    """Text of config.toml; objects of the caller's, which no file can hold, are only mentioned.
+
+    `waits`: the timetable in use, so that the file repeats the run.
+    """
+    rounds = options.rounds.model_copy(update={"waits": waits} if waits else {})
     cuts, name = list(method.problem.blocks.cuts), method.solver.name
     if options.config is not None:
         split = options.config.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
         passes = {**options.config.correction, **methods.values(method.correction)}
         # a DataLoader may have said the batch size
-        settled = {"split": split, "train": options.train, "correction": passes}
+        settled = {"split": split, "train": options.train, "correction": passes, "rounds": rounds}
         return to_toml(options.config.model_copy(update=settled))
     notes = ["# a run of the library"]
     if name not in registry.names() or registry.solver_class(name) is not type(method.solver):
@@ -84,7 +89,7 @@ def make_config_text(options: RunOptions, method: Method) -> str:
         "data": {"name": options.names["data"]},
         "solver": {"name": name, **methods.values(method.solver)},
         "correction": methods.values(method.correction),
-        "rounds": options.rounds.model_dump(),
+        "rounds": rounds.model_dump(),
         "split": {"blocks": len(cuts) + 1, "cuts": cuts, "replicas": options.replicas},
     }
     for section, known in methods.NAMED.items():
@@ -113,9 +118,10 @@ def describe_run(method: Method, options: RunOptions, resumed_after: int) -> str
     cuts = f", cut before {' and '.join(blocks.cuts)}" if blocks.cuts else ""
     replicas = f"; {options.replicas} replicas, {options.sync.name}" * (options.replicas > 1)
     once = "" if method.solver.repeatable else "; not reproducible: threads without an order"
+    filled = f" (waits filled by {options.fill.name})" * method.setup.fills
     resumed = f"; resumed after step {resumed_after}" if options.resume else ""
     return (
-        f"{names['model']} on {names['data']}: {names['solver']}, "
+        f"{names['model']} on {names['data']}: {names['solver']}{filled}, "
         f"{len(blocks)} block{'s' * (len(blocks) > 1)}{cuts}{replicas}; "
         f"{torch.get_num_threads()} thread(s) a block on {method.device}{once}{resumed}"
     )
@@ -158,6 +164,7 @@ def make_summary(
         "cuts": method.problem.blocks.cuts,
         "replicas": options.replicas,
         "sync": options.sync.name if options.replicas > 1 else "",
+        "fill": options.fill.name,
         "epochs": options.train.epochs,
         "seed": options.train.seed,
         "train_seconds": seconds,

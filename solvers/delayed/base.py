@@ -172,6 +172,7 @@ class DelayedProgram(Program):
             filling.work(flight, 0, filling.waits.adjoint)
         p_in = self._loss_adjoint(flight) if block.last else self._backward(flight)
         if p_in is not None:
+            p_in = self._shrunk(p_in)
             self._send_adjoint(p_in, flight)
         if filling is not None:
             filling.record(flight, p_in)
@@ -311,10 +312,12 @@ class DelayedProgram(Program):
         flight.p_out = p_out
         return p_out
 
+    def _shrunk(self, p_in: Tensor) -> Tensor:
+        """b p_k."""
+        return p_in if self.solver.shrink == 1.0 else self.solver.shrink * p_in
+
     def _send_adjoint(self, p_in: Tensor, flight: Flight) -> None:
         """One message to the previous block."""
-        shrink = self.solver.shrink
-        p_in = p_in if shrink == 1.0 else shrink * p_in
         self._wire.send_adjoint(self.links.to_previous, p_in, flight.part.size)
 
     def _step(self) -> None:

@@ -71,6 +71,10 @@ class DDG(Delayed):
     recompute: Annotated[bool, SEVERAL_BLOCKS, STASHES] = False
     """Keep only block inputs, and run forward again before backward: less memory, same bits."""
 
+    @property
+    def replays(self) -> bool:
+        return self.recompute
+
     def start(self, block: Block, links: Links, setup: Setup) -> Program:
         kind = self.program if self.stash else UnstashedProgram
         return kind(self, block, links, setup)

@@ -26,6 +26,10 @@ class FeaturesReplay(Delayed):
     name: ClassVar[str] = "features-replay"
     waits: ClassVar[bool] = True
 
+    @property
+    def replays(self) -> bool:
+        return True
+
 
 @program_of(FeaturesReplay)
 class ReplayingProgram(DelayedProgram):
@@ -33,7 +37,9 @@ class ReplayingProgram(DelayedProgram):
 
     def _forward(self, flight: Flight) -> Tensor:
         with torch.no_grad(), frozen_statistics(self.block.module):
-            return self._compute(flight)
+            x = self._compute(flight)
+        flight.x = None if self.filling is None else x
+        return x
 
     def _backward(self, flight: Flight) -> Tensor | None:
         # the adjoint may still be on its way: it is received after the replay

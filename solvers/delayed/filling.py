@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -57,9 +57,16 @@ class Filling:
         self.stats = PhaseStats()
         self.watch = Stopwatch()
         """The time of the local steps, which is part of the pass's time."""
-        self.earlier: Sequence[Batch] = ()
-        """The epoch's mini-batches before this one, which records in a checkpoint are of."""
+        self._earlier: Sequence[Batch] = ()
+        self._alike = True
         self.begin()
+
+    def expect(self, earlier: Sequence[Batch], alike: bool) -> None:
+        """Prepare to load a checkpoint, whose records are of `earlier` mini-batches of the epoch.
+
+        Records that are not `alike`, of another method or with another filter, are left out.
+        """
+        self._earlier, self._alike = earlier, alike
 
     def begin(self) -> None:
         """Forget the records."""
@@ -84,6 +91,9 @@ class Filling:
         assert x is not None
         passed = flight.lam, x, p_in, flight.p_out
         self.program.record(record_of(self.block, rows, part.size, *passed))
+        if part.weight is not None:
+            own = part.weight / (part.stop - part.start)
+            self._batches[part.step] = replace(self._batches[part.step], weight=own)
 
     def work(self, flight: Flight, first: int, count: int) -> None:
         """Add up the local gradient of `count` samples from the `first` of those of this tick.
@@ -139,18 +149,23 @@ class Filling:
         recorded = -1 if self._recorded is None else self._recorded
         numbers = torch.tensor([recorded, self._slot, self._samples])
         state = {"filling": numbers}
+        batch = self._batches.get(recorded)
+        if batch is not None and batch.weight is not None:
+            state["weight"] = batch.weight
         state |= {_RECORDS + name: tensor for name, tensor in self.program.records().items()}
         names = {p: name for name, p in self.block.module.named_parameters()}
         return state | {_SUMS + names[p]: gradient for p, gradient in self._sums.items()}
 
     def load_state(self, state: State) -> None:
-        """Take back what `state` gave; the records are of `earlier` mini-batches."""
+        """Take back what `state` gave."""
         saved = state.flight
-        if "filling" not in saved:
+        self._batches = {batch.step: batch for batch in self._earlier}
+        if "filling" not in saved or not self._alike:
             return
         recorded, self._slot, self._samples = saved["filling"].tolist()
         self._recorded = None if recorded < 0 else recorded
-        self._batches = {batch.step: batch for batch in self.earlier}
+        if "weight" in saved and recorded in self._batches:
+            self._batches[recorded] = replace(self._batches[recorded], weight=saved["weight"])
         if records := entries(saved, _RECORDS):
             self.program.load_records(records)
         sums = with_parameter_strides(self.block.module, entries(saved, _SUMS))

@@ -83,13 +83,20 @@ class Pipeline:
     """From there to its arrival."""
     packing: Sequence[float] = ()
     """What a micro-batch's messages cost each block besides, half of it with either pass."""
+    replays: bool = False
+    """Whether all blocks but the last go forward once more before they go backward."""
 
     def passes(self) -> tuple[list[float], list[float]]:
         """f_k and b_k."""
-        more = self.packing or [0.0] * len(self.costs)
-        pairs = list(zip(self.costs, more, strict=True))
-        forward = [self.samples * cost.forward + own / 2 for cost, own in pairs]
-        return forward, [self.samples * cost.backward + own / 2 for cost, own in pairs]
+        K, more = len(self.costs), self.packing or [0.0] * len(self.costs)
+        forward = [self.samples * cost.forward for cost in self.costs]
+        again = [pass_ * (self.replays and k < K - 1) for k, pass_ in enumerate(forward)]
+        backward = [self.samples * c.backward + r for c, r in zip(self.costs, again, strict=True)]
+        halves = [own / 2 for own in more]
+        return (
+            [f + half for f, half in zip(forward, halves, strict=True)],
+            [b + half for b, half in zip(backward, halves, strict=True)],
+        )
 
     def messages(self) -> list[float]:
         """t_k."""
@@ -154,18 +161,23 @@ class Measured:
 
 
 def fit_local_work(
-    costs: Sequence[Cost], delays: Sequence[int], samples: int, measured: Measured | None = None
+    costs: Sequence[Cost],
+    delays: Sequence[int],
+    samples: int,
+    replays: bool = False,
+    measured: Measured | None = None,
 ) -> list[Waits]:
     """`Pipeline.fit` from counted costs and, if they are long, measured messages.
 
     The time of passes only tells how long messages are beside them. How it is shared among the
     blocks is counted, so that the timetable is the same everywhere if no message is long.
     """
-    alone = Pipeline(costs, delays, samples)
+    alone = Pipeline(costs, delays, samples, replays=replays)
     if measured is None or len(costs) == 1:
         return alone.fit()
     scale = samples * sum(map(sum, costs)) / max(sum(measured.passes), 1e-30)
     transfers = [scale * max(0.0, each - measured.latency) for each in measured.messages]
     packing = [scale * each for each in measured.packing]
-    joined = Pipeline(costs, delays, samples, transfers, scale * measured.latency, packing)
+    latency = scale * measured.latency
+    joined = Pipeline(costs, delays, samples, transfers, latency, packing, replays)
     return alone.fit() if max(joined.messages()) < SHORT * alone.tick() else joined.fit()

@@ -1,1 +1,1 @@
-"""The exact pass over all blocks: its order, its messages, and the local steps in its gaps."""
+"""The exact pass over all blocks: its order and its messages."""

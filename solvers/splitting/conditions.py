@@ -7,7 +7,8 @@ from typing import Any
 from hybrid.solvers.acting import Acts
 
 CORRECTED = Acts(
-    "corrections give the adjoint to start from (rounds.correct_every is above 0)",
+    "exact or late passes give the adjoint to start from (rounds.correct_every is above 0, or it "
+    "fills waits)",
     lambda run: run.setup.correct_every,
 )
 LAM_STEPS = Acts(
@@ -15,16 +16,16 @@ LAM_STEPS = Acts(
     lambda run: run.solver.steps_lam(run.setup),
 )
 LAM_STEPS_OR_STARTS = Acts(
-    "lam takes steps, between several sweeps or as it starts (solver.lam_start 'stepped')",
+    "lam takes steps, between several sweeps or as it starts (its lam_start is 'stepped')",
     lambda run: (
         run.solver.steps_lam(run.setup)
         or (run.solver.lam_start == "stepped" and run.setup.correct_every)
     ),
 )
-FILTERED = Acts("solver.filter is above 1", lambda run: run.solver.filter > 1)
+FILTERED = Acts("its filter is above 1", lambda run: run.solver.filter > 1)
 COMPARED = Acts(
-    "whole rounds, or the residuals of a third sweep and the second, can be compared "
-    "(rounds.correct_every is 1, or rounds.sweeps at least 4)",
+    "it sweeps over windows, and whole rounds, or the residuals of a third sweep and the second, "
+    "can be compared (rounds.correct_every is 1, or rounds.sweeps at least 4)",
     lambda run: not run.setup.fills and (run.setup.correct_every == 1 or run.setup.sweeps >= 4),
 )
 OWN_STEPS = Acts(

@@ -22,12 +22,14 @@ device = "cpu"
 threads = 1
 [split]
 balance = "operations"
+[rounds]
+waits = [[8, 0], [8, 0], [0, 8], [0, 8]]
 """
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Settings of a small training with filled gaps, which keeps records across a stop."""
+    """Settings of a small training with filled waits, which keeps records across a stop."""
     (tmp_path / "first.toml").write_text(SETTINGS)
     return tmp_path / "first.toml"
 

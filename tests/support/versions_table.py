@@ -38,6 +38,7 @@ class Table:
         self.oldest = [0] * self.K
         self.local, self.fill = local or [(0, 0)] * self.K, fill
         self.records = [{} for _ in self.modules]
+        self.sent = {}
 
     def run(self):
         N = len(self.parts)
@@ -64,6 +65,7 @@ class Table:
             if replayed:
                 with frozen_statistics(module):
                     x = functional_call(module, self.versions[k][-1], (x,))
+                self.sent[k, n] = x.detach()
             else:
                 self.graphs[k][n] = x, *_ = self.computed(k, n, len(self.versions[k]) - 1)
             x = x.detach()
@@ -91,7 +93,8 @@ class Table:
             before = self.sums[k].get(name)
             self.sums[k][name] = weight.grad if before is None else before + weight.grad
         N = len(self.batches[t])
-        self.records[k][n] = lam.detach(), out.detach(), None if adjoint is None else adjoint * N
+        x = self.sent.pop((k, n), out.detach())  # a replay computes another
+        self.records[k][n] = lam.detach(), x, None if adjoint is None else adjoint * N
         if ends:
             self.add_local(k, t)
             self.versions[k].append(self.stepped(k, rate))

@@ -27,6 +27,7 @@ from hybrid.links.virtual import VirtualLinks
 from hybrid.method.method import Method
 from hybrid.method.optimizers import count_copies
 from hybrid.method.problem import Problem, check_size
+from hybrid.method.settle import check_waits
 from hybrid.networks.blocks import Blocks
 from hybrid.ranks import launch
 from hybrid.settings import methods
@@ -56,6 +57,7 @@ class Planner:
         self.threads = settings.train.threads or 1
         launch.keep_memory()
         torch.set_num_threads(self.threads)
+        check_waits(methods.solver(settings), methods.fill(settings))
         self.size = settings.train.batch_size
         check_size(self.size, data)
         options = build.build_options(settings)

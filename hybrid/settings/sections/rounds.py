@@ -31,13 +31,16 @@ def every_round(solver: Any, rounds: Any) -> int:
     return int(solver.alternates) if every is None else every
 
 
-def unnamed(rounds: Mapping[str, Any]) -> tuple[str, str]:
+def unnamed(rounds: Mapping[str, Any], fill: object) -> tuple[str, str]:
     """The method of a run that names none, and whose local steps its ranks take in their waits.
 
-    One that sweeps, and waits for nobody, where windows are asked for that no correction needs.
+    One that sweeps, and waits for nobody, where windows are asked for that no correction needs, and
+    no `fill`. The values may not have been looked at yet.
     """
     every, window = rounds.get("correct_every"), rounds.get("window")
-    corrected = (every or 0) > 1 or rounds.get("serial_end")
+    corrected = every not in (None, 0, 1) or rounds.get("serial_end")
+    if fill:
+        return registry.DEFAULT, registry.DEFAULT_FILL
     if rounds.get("sweeps") is not None or every == 1 or (window is not None and not corrected):
         return registry.DEFAULT_FILL, registry.FILLS.default
     return registry.DEFAULT, registry.DEFAULT_FILL

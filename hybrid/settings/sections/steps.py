@@ -48,8 +48,8 @@ DECAY_IS_SET = Acts("optimizer.weight_decay is above 0", lambda run: run.optimiz
 
 def steps_outside(run: Any) -> bool:
     """Whether the optimizer's momentum is used, and not only the solver's own."""
-    corrected = run.setup.corrects or run.setup.fills
-    return corrected or not (run.solver.alternates and run.solver.own_momentum)
+    alone = run.solver.alternates and run.solver.own_momentum
+    return run.setup.corrects or not alone
 
 
 class OptimizerSettings(Section):

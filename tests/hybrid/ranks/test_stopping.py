@@ -23,6 +23,7 @@ from hybrid.errors import STOPPED, StoppedError
 from hybrid.folder.checkpoint import complete, load_model, read_manifest
 from hybrid.ranks.stopping import StopRequest, listening
 from hybrid.solvers import (
+    DDG,
     FDG,
     AugmentedLagrangian,
     AuxNet,
@@ -31,14 +32,14 @@ from hybrid.solvers import (
     LocalUpdates,
     Petra,
 )
-from hybrid.solvers.exact.exact_pass import PassSettings
 
 BLOCKS, STEPS = 2, 10
 WAYS: dict[str, dict[str, Any]] = {
     "serial": {"solver": Backprop(micro_batches=2)},
-    "gaps filled": {
-        "solver": AugmentedLagrangian(),
-        "correction": PassSettings(micro_batches=4),
+    "waits filled": {
+        "solver": DDG(micro_batches=2),
+        "fill": "augmented-lagrangian",
+        "waits": [(4, 0), (0, 8)],
         "model": "resnet8",
     },
     "windows": {"solver": AugmentedLagrangian(), "window": 3, "sweeps": 2},
@@ -135,19 +136,19 @@ def test_what_is_under_way_is_dropped_aloud_where_the_cuts_are_others(
     assert (said.out + said.err).count(told) == 1
 
 
-@pytest.mark.parametrize("report", [3, 4])
+@pytest.mark.parametrize("report", [2, 3])
 def test_a_run_may_stop_at_an_epochs_last_report_and_in_the_next_epoch(
     report: int, few, undisturbed, tmp_path, monkeypatch
 ) -> None:
     run = tmp_path / "run"
     ask_at(monkeypatch, report)
     with pytest.raises(StoppedError):
-        train("gaps filled", run, few)
+        train("waits filled", run, few)
     monkeypatch.undo()
     manifest = read_manifest(newest(run))
     assert manifest["epoch"] == 1
-    assert bool(manifest["states"]) == (report == 4), "records outlive no epoch"
-    assert_same(train("gaps filled", run, few, resume=True), undisturbed("gaps filled")[0])
+    assert bool(manifest["states"]) == (report == 3), "records outlive no epoch"
+    assert_same(train("waits filled", run, few, resume=True), undisturbed("waits filled")[0])
 
 
 def test_a_request_after_the_last_step_is_too_late_to_matter(few, tmp_path, monkeypatch) -> None:
@@ -220,7 +221,7 @@ def test_a_run_that_is_asked_to_stop_before_it_begins_leaves_no_folder(
 ) -> None:
     monkeypatch.setattr(StopRequest, "__call__", lambda self: "SIGTERM")
     with pytest.raises(StoppedError, match="stopped by SIGTERM before training began; nothing"):
-        train("gaps filled", tmp_path / "run", few)
+        train("waits filled", tmp_path / "run", few)
     assert not (tmp_path / "run").exists()
 
 

@@ -73,6 +73,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(monkeypatch, tre
         ("rounds.window", 2.5, "an integer of at least 1, or all"),
         ("split.cuts", "layer2.0", "a valid list"),
         ("rounds.waits", "most", "a list of pairs"),
+        ("rounds.correct_every", "abc", "a valid integer"),
         ("fill.beta", -1.0, "must be positive"),
         ("fill.beta", float("inf"), "must be at most 1e+15"),
         ("links.kind", "tcp", "auto, threads, mpi, torch, virtual"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from answers import refusal
 from trainings import (
     OFTEN,
     assert_same,
@@ -12,6 +13,7 @@ from trainings import (
     interrupted,
     newest,
     refused,
+    stopped,
     summary,
     trained_weights,
     trainer,
@@ -19,8 +21,10 @@ from trainings import (
 
 from hybrid.folder import checkpoint, traces
 from hybrid.settings.config import LinkSettings
-from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
+from hybrid.settings.resolve import load
+from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, BlockADMM
 from hybrid.solvers.delayed.waits import Waits
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 
@@ -112,6 +116,60 @@ def test_where_nobody_waits_the_hybrid_is_the_delayed_pipeline_bit_for_bit(few, 
     plain = trainer(DDG(), tmp_path / "plain", **ONCE)
     found = trained_weights(filled(2, tmp_path / "filled", waits=[(0, 0)] * 2, **ONCE), few)
     assert_same(found, trained_weights(plain, few))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"fill": "penalty"},
+        {"fill": AugmentedLagrangian(filter=2)},
+        {"fill": "none"},
+        {"waits": [(4, 0), (0, 4)]},
+    ],
+    ids=str,
+)
+def test_a_run_goes_on_in_mid_epoch_with_other_local_steps(other, few, tmp_path):
+    """Records of another kind are left out; a block that had none begins with the next ones."""
+    settings = {"train": {"report_every": 1}, "checkpoint": OFTEN}
+    filled(2, tmp_path, waits=[(0, 0), (0, 8)], **settings).fit(*few, epochs=2)
+    stopped(tmp_path, 8)
+    again = {"fill": "augmented-lagrangian", "waits": [(0, 0), (0, 8)], **other}
+    again = again if again["fill"] != "none" else {"fill": "none"}
+    made = trainer(DDG(), tmp_path, 2, resume=True, **again, **settings)
+    assert made.fit(*few, epochs=2)["test_accuracy"] > 0.2
+
+
+def test_one_block_and_replicas_have_no_waits_and_train(few):
+    alone = {"links": LinkSettings(kind="virtual"), **ONCE}
+    found = trained_weights(filled(1, **alone), few)
+    assert_same(found, trained_weights(trainer(DDG(), None, 1, **alone), few))
+    grid = filled(2, replicas=2, links=LinkSettings(kind="virtual", gigabits_per_second=1e-3))
+    assert sum(grid.fit(*few, epochs=1)["fill_steps"]) > 0
+
+
+def test_a_run_folders_settings_repeat_its_timetable(few, tmp_path):
+    slow = {"links": LinkSettings(kind="virtual", gigabits_per_second=1e-3)}
+    filled(3, tmp_path, **slow, **ONCE).fit(*few)
+    waits = checkpoint.read_manifest(newest(tmp_path))["waits"]
+    assert [[*pair] for pair in load(tmp_path / "config.toml", {}).rounds.waits] == waits
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"fill": PassSettings()}, "fill is PassSettings("),
+        ({"fill": BlockADMM()}, "fill is BlockADMM("),
+        ({"fill": AugmentedLagrangian(filter=3)}, "the filter is 3"),
+        ({"fill": AugmentedLagrangian(momentum=0.5)}, "fill.momentum is 0.5, which has an effect"),
+        ({"fill": "penalty", "waits": [(30, 9), (0, 8)]}, "rounds.waits gives block 0 30 and 9"),
+        ({"solver": FDG(), "fill": "ddg"}, "unknown local method 'ddg'"),
+        ({"solver": Backprop(), "fill": "penalty"}, "fill.name is 'penalty', but backprop has no"),
+    ],
+)
+def test_local_steps_that_cannot_be_are_refused(settings, said, few):
+    solver = settings.get("solver", DDG())
+    more = {key: value for key, value in settings.items() if key != "solver"}
+    assert refusal(lambda: trainer(solver, **more).fit(*few, epochs=1)).startswith(said)
 
 
 def test_virtual_links_under_mpirun_are_refused(few):

@@ -53,7 +53,7 @@ CASES = [
     *(case(solver, replicas, replicas == 3) for solver in OTHERS for replicas in (1, 2, 3)),
     *(
         pytest.param(DDG(micro_batches=2), r, {"fill": AugmentedLagrangian()}, id=f"waits-{r}")
-        for r in (1, 2)
+        for r in (1, 2, 3)
     ),
     pytest.param(PDASGD(micro_batches=4), 1, {}, id="pd-asgd"),
     pytest.param(Backprop(), 2, {"sync": LocalSGD(steps=2)}, id="local-sgd"),
@@ -79,7 +79,7 @@ def network():
 def trained(loss, targets, solver, replicas, settings):
     model = network()
     if settings.get("fill"):
-        settings = settings | {"waits": [(2, 1), (0, 0), (0, 3)]}
+        settings = settings | {"waits": [(1, 1), (0, 0), (0, 2)]}
     made = trainer_of(
         model,
         solver,

@@ -57,7 +57,7 @@ def filled(problem, solver, waits, fill=FILL, at=None, run=run_threads):
             block.module.zero_grad()
             mine = start(block, links)
             if mine.filling is not None:
-                mine.filling.earlier = problem.batches[:at]
+                mine.filling.expect(problem.batches[:at], alike=True)
             mine.load_state(state)
         mine.train(problem.window(1, at or 0))
         mine.drain()

@@ -25,8 +25,9 @@ def pipelines(draw):
     costs = draw(st.lists(cost, min_size=K, max_size=K))
     transfers = draw(st.lists(st.floats(0.0, 8.0), min_size=K - 1, max_size=K - 1))
     delays = [hops * (K - 1 - k) for k in range(K)]
+    replays = draw(st.booleans())
     packing = draw(st.lists(st.floats(0.0, 1.0), min_size=K, max_size=K))
-    return Pipeline(costs, delays, 16, transfers, draw(st.floats(0.0, 2.0)), packing)
+    return Pipeline(costs, delays, 16, transfers, draw(st.floats(0.0, 2.0)), packing, replays)
 
 
 def simulated(pipeline, waits, ticks=400):
@@ -49,7 +50,8 @@ def simulated(pipeline, waits, ticks=400):
             i = t - p.delays[k]
             if i >= 0:
                 free[k] = max(free[k] + local.adjoint * a_sample, adjoints[k][i])
-                free[k] += p.samples * cost.backward + p.packing[k] / 2
+                again = cost.forward if p.replays and k < K - 1 else 0.0
+                free[k] += p.samples * (cost.backward + again) + p.packing[k] / 2
                 if k:
                     down[k] = max(down[k], free[k]) + p.transfers[k - 1]
                     adjoints[k - 1][i] = down[k] + p.latency
@@ -102,11 +104,13 @@ def test_short_messages_give_the_timetable_of_none(samples, costs):
     counted = fit_local_work(costs, delays, samples)
     none = [0.0] * len(costs)
     short = Measured([1.0] * len(costs), none, [0.01] * (len(costs) - 1), 0.001)
-    assert fit_local_work(costs, delays, samples, short) == counted
+    assert fit_local_work(costs, delays, samples, False, short) == counted
     if len(costs) > 1 and samples >= 4:
         long = Measured([1.0] * len(costs), none, [9.0] * (len(costs) - 1), 0.001)
         whole = samples // max(2, samples // 4) * max(2, samples // 4)
-        assert [sum(each) for each in fit_local_work(costs, delays, samples, long)] == [whole] * 2
+        assert [sum(each) for each in fit_local_work(costs, delays, samples, False, long)] == [
+            whole
+        ] * 2
 
 
 def test_even_blocks_without_messages_never_wait():
