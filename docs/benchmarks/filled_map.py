@@ -48,7 +48,7 @@ LINKS = {
     "memory": (4e11, 1e-6),
 }
 """Bits a second, and latency in seconds."""
-FORMATS: tuple[WireFormat, ...] = ("float32", "bfloat16", "int8")
+FORMATS: tuple[WireFormat, ...] = ("float32", "int8")
 WORTH = 0.35
 """Progress of local steps over that of the pipeline's on as many samples: filled_waits.py."""
 PARTED = 0.73
@@ -164,11 +164,19 @@ GROUPS = {
 
 def of_cell(found: dict[str, dict[str, float | None]]) -> dict[str, tuple[float, str]]:
     """By group: the best in it, and its name."""
-    best = {"one rank": (1.0, "one rank")}
+    found, best = settled(found), {"one rank": (1.0, "one rank")}
     for group, names in GROUPS.items():
         if names:
             best[group] = max((weighed(name, found[name]), name) for name in names)
     return best
+
+
+def settled(found: dict[str, dict[str, float | None]]) -> dict[str, dict[str, float | None]]:
+    """The rows, of which those without any local step are the unfilled ones, bit for bit."""
+    return {
+        name: row if row["local"] or " filled" not in name else found[name.replace(" filled", "")]
+        for name, row in found.items()
+    }
 
 
 def table() -> None:

@@ -15,6 +15,8 @@ LOCAL_COST = 1.25
 The record and the coupling move memory. The factor was measured between 1.1 and 1.35 on one core;
 it is largest at cuts with large activations.
 """
+MARGIN = 0.85
+"""Share of a wait that local work may take: on a real machine passes and messages vary."""
 SHORT = 0.1
 """Share of a tick below which messages count as none: they hide behind work."""
 
@@ -77,10 +79,10 @@ class Pipeline:
     delays: Sequence[int]
     samples: int
     """Of a micro-batch."""
-    transfers: Sequence[float] = ()
-    """What its message occupies of each cut."""
-    latency: float = 0.0
-    """From there to its arrival."""
+    messages: Sequence[float] = ()
+    """t_k of each cut, from a message's leaving to its arrival; empty: none takes any time."""
+    occupied: Sequence[float] = ()
+    """What a message occupies of each cut, where many follow each other: t_k less a latency."""
     packing: Sequence[float] = ()
     """What a micro-batch's messages cost each block besides, half of it with either pass."""
     replays: bool = False
@@ -98,26 +100,27 @@ class Pipeline:
             [b + half for b, half in zip(backward, halves, strict=True)],
         )
 
-    def messages(self) -> list[float]:
+    @property
+    def t(self) -> list[float]:
         """t_k."""
-        return [t + self.latency for t in self.transfers or [0.0] * (len(self.costs) - 1)]
+        return [*self.messages] or [0.0] * (len(self.costs) - 1)
 
     def tick(self) -> float:
         """T."""
         d = self.delays
         work = [0.0, *accumulate(map(sum, zip(*self.passes(), strict=True)))]
-        wire = [0.0, *accumulate(self.messages())]
+        wire = [0.0, *accumulate(self.t)]
         blocks = range(len(self.costs))
         trips = [
             (work[j + 1] - work[k] + 2 * (wire[j] - wire[k])) / (d[k] - d[j] + 1)
             for k in blocks
             for j in blocks[k:]
         ]
-        return max([*trips, *self.transfers])
+        return max([*trips, *self.occupied])
 
     def idle(self) -> list[tuple[float, float]]:
         """How long each block waits in a tick, for an adjoint and for an activation."""
-        T, t, d = self.tick(), self.messages(), self.delays
+        T, t, d = self.tick(), self.t, self.delays
         f, b = self.passes()
         F = [0.0, *accumulate(f[k] + t[k] for k in range(len(t)))]
         B = [start + forward for start, forward in zip(F, f, strict=True)]
@@ -139,7 +142,7 @@ class Pipeline:
         fitted = []
         for cost, idle in zip(self.costs, self.idle(), strict=True):
             a_sample = max(LOCAL_COST * sum(cost), 1e-30)
-            adjoint, activation = (grain * int(each / a_sample / grain + 0.05) for each in idle)
+            adjoint, activation = (grain * int(MARGIN * each / a_sample / grain) for each in idle)
             adjoint = min(adjoint, n // grain * grain)
             own = Waits(adjoint, min(activation, n // grain * grain - adjoint))
             fitted.append(own if 2 * sum(own) >= n else Waits())
@@ -155,9 +158,9 @@ class Measured:
     packing: Sequence[float]
     """What its messages cost each block, before they leave and after they have arrived."""
     messages: Sequence[float]
-    """Its message over each cut."""
-    latency: float
-    """An empty message, on the fastest cut."""
+    """Its message over each cut, alone."""
+    occupied: Sequence[float]
+    """The same where many follow each other."""
 
 
 def fit_local_work(
@@ -176,8 +179,10 @@ def fit_local_work(
     if measured is None or len(costs) == 1:
         return alone.fit()
     scale = samples * sum(map(sum, costs)) / max(sum(measured.passes), 1e-30)
-    transfers = [scale * max(0.0, each - measured.latency) for each in measured.messages]
-    packing = [scale * each for each in measured.packing]
-    latency = scale * measured.latency
-    joined = Pipeline(costs, delays, samples, transfers, latency, packing, replays)
-    return alone.fit() if max(joined.messages()) < SHORT * alone.tick() else joined.fit()
+    messages, occupied, packing = (
+        [scale * each for each in times]
+        for times in (measured.messages, measured.occupied, measured.packing)
+    )
+    joined = Pipeline(costs, delays, samples, messages, occupied, packing, replays)
+    longest = max(*messages, *occupied)
+    return alone.fit() if longest < SHORT * alone.tick() else joined.fit()

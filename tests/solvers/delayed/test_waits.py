@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hybrid.solvers.delayed.waits import (
     LOCAL_COST,
+    MARGIN,
     Measured,
     Pipeline,
     Waits,
@@ -27,7 +28,8 @@ def pipelines(draw):
     delays = [hops * (K - 1 - k) for k in range(K)]
     replays = draw(st.booleans())
     packing = draw(st.lists(st.floats(0.0, 1.0), min_size=K, max_size=K))
-    return Pipeline(costs, delays, 16, transfers, draw(st.floats(0.0, 2.0)), packing, replays)
+    messages = [each + draw(st.floats(0.0, 2.0)) for each in transfers]
+    return Pipeline(costs, delays, 16, messages, transfers, packing, replays)
 
 
 def simulated(pipeline, waits, ticks=400):
@@ -45,16 +47,16 @@ def simulated(pipeline, waits, ticks=400):
             free[k] = max(free[k], activations[k][t])
             free[k] += p.samples * cost.forward + p.packing[k] / 2
             if k < K - 1:
-                up[k] = max(up[k], free[k]) + p.transfers[k]
-                activations[k + 1][t] = up[k] + p.latency
+                up[k] = max(up[k], free[k]) + p.occupied[k]
+                activations[k + 1][t] = up[k] + p.messages[k] - p.occupied[k]
             i = t - p.delays[k]
             if i >= 0:
                 free[k] = max(free[k] + local.adjoint * a_sample, adjoints[k][i])
                 again = cost.forward if p.replays and k < K - 1 else 0.0
                 free[k] += p.samples * (cost.backward + again) + p.packing[k] / 2
                 if k:
-                    down[k] = max(down[k], free[k]) + p.transfers[k - 1]
-                    adjoints[k - 1][i] = down[k] + p.latency
+                    down[k] = max(down[k], free[k]) + p.occupied[k - 1]
+                    adjoints[k - 1][i] = down[k] + p.messages[k - 1] - p.occupied[k - 1]
                 free[k] += local.activation * a_sample
         ends.append(free[0])
     return (ends[-1] - ends[ticks // 2]) / (ticks - 1 - ticks // 2)
@@ -68,8 +70,7 @@ def test_a_tick_takes_what_a_simulation_of_the_ranks_takes(pipeline):
 
 @given(pipelines(), st.integers(1, 4))
 def test_local_work_that_fits_makes_no_tick_longer(pipeline, grain):
-    rounding = 2 * 0.05 * grain * LOCAL_COST * max(map(sum, pipeline.costs))
-    longest = 1.005 * simulated(pipeline, [Waits()] * len(pipeline.costs)) + rounding
+    longest = 1.005 * simulated(pipeline, [Waits()] * len(pipeline.costs))
     assert simulated(pipeline, pipeline.fit(grain)) <= longest
 
 
@@ -84,14 +85,14 @@ def test_the_waits_are_filled_but_for_less_than_a_grain(pipeline, grain):
         assert sum(idle) == pytest.approx(T - busy, abs=1e-9 * T)
         assert all(samples % grain == 0 for samples in local)
         assert sum(local) <= n
-        fitting = [time / (LOCAL_COST * sum(cost)) for time in idle]
+        fitting = [MARGIN * time / (LOCAL_COST * sum(cost)) for time in idle]
         if not any(local):
             assert sum(fitting) < n / 2 + 2 * grain
             continue
         assert sum(local) >= n / 2
         for fits, samples in zip(fitting, local, strict=True):
-            assert samples <= fits + 0.05 * grain + 1e-6
-            assert sum(local) == n // grain * grain or samples > fits - 0.95 * grain - 1e-6
+            assert samples <= fits + 1e-6
+            assert sum(local) == n // grain * grain or samples > fits - grain - 1e-6
 
 
 @given(
@@ -103,10 +104,10 @@ def test_short_messages_give_the_timetable_of_none(samples, costs):
     delays = [len(costs) - 1 - k for k in range(len(costs))]
     counted = fit_local_work(costs, delays, samples)
     none = [0.0] * len(costs)
-    short = Measured([1.0] * len(costs), none, [0.01] * (len(costs) - 1), 0.001)
+    short = Measured([1.0] * len(costs), none, *[[0.01] * (len(costs) - 1)] * 2)
     assert fit_local_work(costs, delays, samples, False, short) == counted
     if len(costs) > 1 and samples >= 4:
-        long = Measured([1.0] * len(costs), none, [9.0] * (len(costs) - 1), 0.001)
+        long = Measured([1.0] * len(costs), none, *[[9.0] * (len(costs) - 1)] * 2)
         whole = samples // max(2, samples // 4) * max(2, samples // 4)
         assert [sum(each) for each in fit_local_work(costs, delays, samples, False, long)] == [
             whole
