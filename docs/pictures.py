@@ -180,13 +180,8 @@ def speed() -> None:
     rates = json.loads((RAW / "virtual_rates.json").read_text())
     figure, drawn = axes()
     for row, (label, style, color) in {
-        "ResNet-20, ddg, K={}, m=8": ("ResNet-20, no bubble", "-", BLUE),
+        "ResNet-20, ddg, K={}, m=8": ("ResNet-20, no bubble, the default", "-", BLUE),
         "ResNet-20, flushed, K={}, m=8": ("ResNet-20, flushed pipeline", "--", BLUE),
-        "ResNet-20, augmented-lagrangian, gaps filled, K={}": (
-            "ResNet-20, the default, gaps filled",
-            "--",
-            GREEN,
-        ),
         "ResNet-56, ddg, K={}, m=8": ("ResNet-56, no bubble", "-", ORANGE),
         "ResNet-56, flushed, K={}, m=8": ("ResNet-56, flushed pipeline", "--", ORANGE),
     }.items():

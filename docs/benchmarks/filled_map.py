@@ -1,14 +1,17 @@
-"""The fastest way to train, link by link: simulated rates, weighed by what a step is worth.
+"""The fastest way to train, link by link: calculated rates, weighed by what a step is worth.
 
     python docs/benchmarks/filled_map.py rates [--models resnet20 wrn-16-4 resnet18 gpt-8-256]
+    python docs/benchmarks/filled_map.py check --models resnet20
     python docs/benchmarks/filled_map.py table
     python docs/benchmarks/filled_map.py picture
 
-`rates`: units are timed once on this machine, one thread; the methods' real programs then run on
-stand-ins that let that time go by, on 2, 4 and 8 virtual ranks and links of 10 Mb/s to 400 Gb/s
-(one machine's memory), as `hybrid plan` does. Mini-batches of 128 images in 8 parts; of 32 texts
-of 128 bytes in 4. Cuts are balanced by measured time, as far as units allow. Cells that
-filled_map.json has are not repeated.
+`rates`: units, packing and optimizer steps are timed once on this machine, one thread. Pipelines
+then take what `waits.Pipeline` says (a flushed one what its order takes), and replicas what
+`hybrid plan` simulates, on 2, 4 and 8 ranks and links of 10 Mb/s to 400 Gb/s (one machine's
+memory). Mini-batches have 128 images, or 32 texts of 128 bytes, in 2, 4 or 8 parts, whichever is
+best for a way. Cuts are balanced by
+measured time, as far as units allow. `check` runs the real programs on virtual links of 100 Mb/s
+and 1 Gb/s beside it.
 
 `table` and `picture` weigh each rate by the progress of a step over an exact one: of late gradients
 as `hybrid plan` has it (tolerance.md), of local steps WORTH, of replicas that talk every 8 or 16
@@ -19,11 +22,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
+from math import ceil
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import BASE, Recipe
@@ -32,8 +41,9 @@ from hybrid.files import write_atomically
 from hybrid.links import Network
 from hybrid.networks import models
 from hybrid.settings.resolve import resolve
-from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
-from hybrid.solvers.exact.pipeline import WireFormat
+from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Solver
+from hybrid.solvers.delayed.waits import Pipeline
+from hybrid.solvers.exact.pipeline import Cost, Kind, Wire, WireFormat, pass_order
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.local_sgd import LocalSGD
@@ -49,25 +59,13 @@ LINKS = {
 }
 """Bits a second, and latency in seconds."""
 FORMATS: tuple[WireFormat, ...] = ("float32", "int8")
-WORTH = 0.35
+PARTS = 2, 4, 8
+WORTH = 0.3
 """Progress of local steps over that of the pipeline's on as many samples: filled_waits.py."""
 PARTED = 0.73
 """Of replicas by local-sgd and diloco over a common step: strategies.md, two replicas."""
 BLOCKS = "ddg", "fdg", "filled"
 LENGTH, TEXTS = 128, 32
-
-
-def recipes(m: int) -> list[Recipe]:
-    """Ways to train in blocks."""
-    made = []
-    for form in FORMATS:
-        made.append(Recipe(f"flushed, {form}", Backprop(micro_batches=m, messages=form)))
-        for kind in (DDG, FDG):
-            solver = kind(micro_batches=m, messages=form)
-            made.append(Recipe(f"{kind.name}, {form}", solver))
-            filled = Recipe(f"{kind.name} filled, {form}", solver, fill=AugmentedLagrangian())
-            made.append(filled)
-    return made
 
 
 SYNCS = {
@@ -102,45 +100,176 @@ def planner_of(model: str) -> Planner:
     return Planner(settings, network, samples, Network())
 
 
+class Timed:
+    """What passes, messages and steps of a network in K blocks take, in seconds."""
+
+    def __init__(self, planner: Planner, K: int, m: int) -> None:
+        self.blocks, self.m, self.n = planner.blocks(K), m, ceil(planner.size / m)
+        units = planner.subject.costs(self.blocks, self.n)
+        ends = [*self.blocks.starts[1:], len(units)]
+        self.costs = [
+            Cost(*(sum(way) for way in zip(*units[a:b], strict=True)))
+            for a, b in zip(self.blocks.starts, ends, strict=True)
+        ]
+        self.shapes = [tuple(x.shape[1:]) for x in planner.subject.inputs(self.blocks)[1:]]
+        kind = torch.optim.AdamW if planner.settings.optimizer.name == "adamw" else torch.optim.SGD
+        more = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        self.packing: dict[tuple[Any, ...], float] = {}
+        self.steps = []
+        for k in range(K):
+            weights = [p.detach().clone() for p in self.blocks.module(k).parameters()]
+            for w in weights:
+                w.grad = torch.ones_like(w)
+            self.steps.append(_seconds(kind(weights, lr=1e-6, **more).step))
+
+    def messages(self, form: WireFormat, network: Network) -> tuple[list[float], list[float]]:
+        """Of a micro-batch over every cut: what it occupies, and what both its ends pack."""
+        wire, occupied, packing = Wire(form), [], []
+        for shape in self.shapes:
+            occupied.append(network.seconds(self.n * wire.bytes_per_sample(shape)))
+            key = form, shape
+            if key not in self.packing:
+                x = torch.randn(self.n, *shape)
+                self.packing[key] = _seconds(partial(_pass_on, wire, x))
+            packing.append(self.packing[key])
+        return occupied, packing
+
+    def pipeline(self, solver: Solver, form: WireFormat, network: Network) -> Pipeline:
+        """The delayed pipeline; its steps count with the messages as work beside the passes."""
+        K = len(self.costs)
+        occupied, cuts = self.messages(form, network)
+        beside = [
+            step / self.m + sum(cuts[max(0, k - 1) : k + 1]) for k, step in enumerate(self.steps)
+        ]
+        alone = [each + network.latency_seconds for each in occupied]
+        delays = [solver.delay(k, K) for k in range(K)]
+        return Pipeline(self.costs, delays, self.n, alone, occupied, beside)
+
+    def flushed(self, form: WireFormat, network: Network) -> float:
+        """Seconds of a mini-batch in a flushed pipeline."""
+        p = self.pipeline(DDG(micro_batches=self.m), form, network)
+        K, (f, b) = len(self.costs), p.passes()
+        orders = [deque(pass_order(k, K, self.m)) for k in range(K)]
+        free = [0.0] * K
+        up, down = ([dict[int, float]() for _ in range(K)] for _ in range(2))
+        wires = [[0.0, 0.0] for _ in range(K)]
+        while any(orders):
+            for k, order in enumerate(orders):
+                while order:
+                    kind, i = order[0].kind, order[0].item
+                    forward = kind is Kind.FORWARD
+                    inbox = up[k] if forward else down[k]
+                    if i not in inbox and (k > 0 if forward else k < K - 1):
+                        break
+                    order.popleft()
+                    free[k] = max(free[k], inbox.get(i, 0.0)) + (f[k] if forward else b[k])
+                    to = k + 1 if forward else k - 1
+                    if 0 <= to < K:
+                        cut, way = min(k, to), int(forward)
+                        wires[cut][way] = max(wires[cut][way], free[k]) + p.occupied[cut]
+                        box = up[to] if forward else down[to]
+                        box[i] = wires[cut][way] + network.latency_seconds
+        return max(free)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    """The least of five."""
+    times = []
+    for _ in range(5):
+        start = thread_time()
+        work()
+        times.append(thread_time() - start)
+    return min(times)
+
+
+def _pass_on(wire: Wire, x: Tensor) -> None:
+    packed = list[Tensor]()
+    wire.send(packed.append, x)
+    wire.receive(iter(packed).__next__, x.dtype)
+
+
 def rates(names: list[str]) -> None:
     torch.set_num_threads(1)
     for model in names:
         planner = planner_of(model)
-        m = 4 if model.startswith("gpt") else 8
         base = planner.predict(planner.blocks(1), BASE).images_per_second
         for K in (2, 4, 8):
             if planner.subject.most < K:
                 continue
-            blocks = planner.blocks(K)
+            ways = [Timed(planner, K, m) for m in PARTS]
             for link, (bits, latency) in LINKS.items():
-                known = json.loads(RAW.read_text()) if RAW.exists() else {}
-                cell = f"{model}, K={K}, {link}"
-                if cell in known:
-                    continue
-                planner.network = Network(bits / 8, latency)
-                found: dict[str, Any] = {}
-                for recipe in recipes(m):
-                    made = planner.predict(blocks, recipe, steps=2)
-                    found[recipe.name] = _row(made, base)
+                network = planner.network = Network(bits / 8, latency)
+                found = best_of(in_blocks(planner, timed, network, base) for timed in ways)
                 for name, sync in SYNCS.items():
                     own = replace(BASE, sync=sync)
-                    found[name] = _row(planner.predict(planner.blocks(1), own, 2, replicas=K), base)
+                    made = planner.predict(planner.blocks(1), own, 2, replicas=K)
+                    gain = made.images_per_second / base
+                    found[name] = {"speed_up": gain, "progress": 1.0, "local": 0.0}
                 known = json.loads(RAW.read_text()) if RAW.exists() else {}
-                known[cell] = found
+                known[f"{model}, K={K}, {link}"] = found
                 write_atomically(RAW, json.dumps(known, indent=1) + "\n")
-                print(cell, {k: round(v["speed_up"], 2) for k, v in found.items()}, flush=True)
+                print(model, K, link, {k: round(v["speed_up"] or 0, 2) for k, v in found.items()})
 
 
-def _row(made: Any, base: float) -> dict[str, float]:
-    """The rate over one rank's, the progress of a delayed step, and the share of local steps."""
-    solver = made.recipe.solver
-    late = solver.progress(made.blocks, made.batch_size, made.optimizer)
-    return {
-        "speed_up": made.images_per_second / base,
-        "progress": 1.0 if solver.exact else late,
-        "local": made.local_share,
-        "idle": max(made.idle_share),
-    }
+Rows = dict[str, dict[str, float | None]]
+
+
+def best_of(found: Iterable[Rows]) -> Rows:
+    """Each way in the number of parts in which it makes the most progress."""
+    best: Rows = {}
+    for rows in found:
+        for name, row in rows.items():
+            if name not in best or weighed(name, row) > weighed(name, best[name]):
+                best[name] = row
+    return best
+
+
+def in_blocks(planner: Planner, timed: Timed, network: Network, base: float) -> Rows:
+    """By way: the rate over one rank's, the progress of a late step, the share of local steps."""
+    found: Rows = {}
+    K, size, m = len(timed.costs), planner.size, timed.m
+    for form in FORMATS:
+        gain = size / timed.flushed(form, network) / base
+        found[f"flushed, {form}"] = {"speed_up": gain, "progress": 1.0, "local": 0.0, "m": m}
+        for kind in (DDG, FDG):
+            solver = kind(micro_batches=m)
+            pipeline = timed.pipeline(solver, form, network)
+            late = solver.progress(K, size, planner.settings.optimizer.name)
+            local = sum(map(sum, pipeline.fit())) / (K * timed.n)
+            gain = size / (m * pipeline.tick()) / base
+            row = {"speed_up": gain, "progress": late, "local": 0.0, "m": m}
+            found[f"{solver.name}, {form}"] = row
+            found[f"{solver.name} filled, {form}"] = {**row, "local": local}
+    return found
+
+
+def check(names: list[str]) -> None:
+    """Beside the calculated rates those of the real programs on virtual links."""
+    torch.set_num_threads(1)
+    print("| network, K, link | way | calculated | virtual | local steps |\n|---|---|---|---|---|")
+    for model in names:
+        planner, m = planner_of(model), 8
+        base = planner.predict(planner.blocks(1), BASE).images_per_second
+        for K in (4,):
+            timed = Timed(planner, K, m)
+            for link in ("100 Mb/s", "1 Gb/s"):
+                bits, latency = LINKS[link]
+                network = planner.network = Network(bits / 8, latency)
+                found = in_blocks(planner, timed, network, base)
+                for form in FORMATS:
+                    for kind in (DDG, FDG):
+                        solver = kind(micro_batches=m, messages=form)
+                        for fill in (None, AugmentedLagrangian()):
+                            more = {} if fill is None else {"fill": fill}
+                            made = planner.predict(
+                                timed.blocks, Recipe("row", solver, **more), steps=2
+                            )
+                            way = f"{kind.name}{' filled' * (fill is not None)}, {form}"
+                            print(
+                                f"| {model}, K={K}, {link} | {way} | {found[way]['speed_up']:.2f} "
+                                f"| {made.images_per_second / base:.2f} | {made.local_share:.2f} |",
+                                flush=True,
+                            )
 
 
 def weighed(name: str, row: dict[str, float | None]) -> float:
@@ -164,19 +293,11 @@ GROUPS = {
 
 def of_cell(found: dict[str, dict[str, float | None]]) -> dict[str, tuple[float, str]]:
     """By group: the best in it, and its name."""
-    found, best = settled(found), {"one rank": (1.0, "one rank")}
+    best = {"one rank": (1.0, "one rank")}
     for group, names in GROUPS.items():
         if names:
             best[group] = max((weighed(name, found[name]), name) for name in names)
     return best
-
-
-def settled(found: dict[str, dict[str, float | None]]) -> dict[str, dict[str, float | None]]:
-    """The rows, of which those without any local step are the unfilled ones, bit for bit."""
-    return {
-        name: row if row["local"] or " filled" not in name else found[name.replace(" filled", "")]
-        for name, row in found.items()
-    }
 
 
 def table() -> None:
@@ -223,6 +344,8 @@ def picture() -> None:
                 if found is None:
                     continue
                 best = of_cell(found)
+                if best["filled"][0] <= 1.005 * best["ddg, fdg"][0]:
+                    del best["filled"]  # nobody waits, and it is the same
                 order = sorted(best.items(), key=lambda item: -item[1][0])
                 winner, (value, _) = order[0]
                 margin = value / order[1][1][0]
@@ -235,8 +358,9 @@ def picture() -> None:
         axes.set_title(network, fontsize="medium")
         axes.tick_params(length=0)
     handles = [_tile(0, 0, color) for color in colors.values()]
+    names = [*list(colors)[:-2], "filled = ddg, fdg: nobody waits", "filled"]
     figure.legend(
-        handles, list(colors), ncols=6, loc="outside lower center", frameon=False, fontsize="small"
+        handles, names, ncols=6, loc="outside lower center", frameon=False, fontsize="small"
     )
     site = Path(__file__).parents[1] / "site"
     figure.savefig(site / "filled-map.png", dpi=110)
@@ -250,13 +374,15 @@ def _tile(column: float, row: float, color: str) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["rates", "table", "picture"])
+    parser.add_argument("what", choices=["rates", "check", "table", "picture"])
     parser.add_argument(
         "--models", nargs="+", default=["resnet20", "wrn-16-4", "gpt-8-256", "resnet18"]
     )
     options = parser.parse_args()
     if options.what == "rates":
         rates(options.models)
+    elif options.what == "check":
+        check(options.models)
     elif options.what == "table":
         table()
     else:

@@ -25,6 +25,10 @@ from hybrid.solvers.splitting.variables import AuxiliaryVariables, Splitting
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
+IN_WINDOWS, IN_WAITS = 0.6, 0.3
+"""Relative learning rates of local steps: of their own, and as part of a step on a late gradient.
+"""
+
 
 @dataclass(frozen=True)
 class Penalty(Splitting):
@@ -53,8 +57,8 @@ class Penalty(Splitting):
     name: ClassVar[str] = "penalty"
     alternates: ClassVar[bool] = True
 
-    local_lr: Positive = 0.6
-    """Learning rate of the parallel phase, relative to the schedule's."""
+    local_lr: Positive | None = None
+    """Learning rate of local steps, relative to the schedule's; unset: 0.6, and 0.3 in waits."""
     momentum: Annotated[Share | None, OWN_STEPS] = None
     """Momentum of the parallel phase's own SGD; unset: it shares the exact pass's optimizer."""
     clip_norm: NotNegative = 0.0
@@ -78,7 +82,8 @@ class PenaltyProgram(SubProblems):
         solver, block = self.solver, self.block
         self.variables = AuxiliaryVariables(solver, block.index, self.setup)
         self.store = self.variables.store
-        self.local_lr, self.clip_norm = solver.local_lr, solver.clip_norm
+        usual = IN_WAITS if self.setup.fills else IN_WINDOWS
+        self.local_lr, self.clip_norm = solver.local_lr or usual, solver.clip_norm
         self._sweep = 0
         if solver.momentum is not None:
             block.own_optimizer(solver.momentum)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from hybrid.bench.recipes import Recipe
 from hybrid.links.grid import Grid
 
-FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
+FILL_WORTH, SWEEP_WORTH = 0.3, 0.6
 """Progress of local work over that of steps on as many images: in waits, and in sweeps.
 
-Measured with tuned learning rates: docs/benchmarks/auxiliary/sweeps.md.
+Measured: docs/benchmarks/auxiliary/filled-waits.md, and sweeps.md beside it.
 """
 
 

@@ -11,6 +11,7 @@ from setting_modes import KEPT, NEVER_RESTS, Mode, windowed
 
 from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
 from hybrid.solvers.kernels.operations import pool
+from hybrid.solvers.splitting.penalty import IN_WINDOWS
 from hybrid.solvers.splitting.variables import Store
 
 CLOSE = {"solver.beta": 0.1}
@@ -139,7 +140,7 @@ def test_local_clipping_bounds_each_block_by_itself():
 
         return problem.on_every_block(program, momentum=0.0)
 
-    rate = problem.batches[0].learning_rate * clipped.local_lr
+    rate = problem.batches[0].learning_rate * IN_WINDOWS
     assert moved(clipped) == pytest.approx([1e-3 * rate] * 2, rel=1e-2)
     assert all(m > 1e-2 * rate for m in moved(free))
 
