@@ -84,6 +84,8 @@ def test_a_training_started_by_srun_finds_its_ranks_and_ends_well(
         "train.epochs=1",
         "--set",
         "data.limit=64",
+        "--set",
+        "rounds.waits=[[8,0],[0,8]]",
         "--out",
         run,
     )

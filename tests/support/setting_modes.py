@@ -120,6 +120,7 @@ OTHERS: dict[str, list[Any]] = {
     "fill.clip_norm": [1e-3],
     "fill.lam_beta": [0.02],
     "fill.momentum": [0.25],
+    "fill.local_lr": [0.25],
     "fill.storage": ["bfloat16"],
     "split.blocks": [3],
     "split.cuts": [["layer3.0"]],
