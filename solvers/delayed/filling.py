@@ -85,12 +85,14 @@ class Filling:
 
     def record(self, flight: Flight, p_in: Tensor | None) -> None:
         """Record a micro-batch whose backward pass is complete."""
-        part, rows = flight.part, self._rows(flight.part.start, flight.part.stop, self._slot)
-        x = flight.out if flight.x is None else flight.x
+        part, x = flight.part, flight.out if flight.x is None else flight.x
         assert flight.lam is not None
         assert x is not None
-        passed = flight.lam, x, p_in, flight.p_out
-        self.program.record(record_of(self.block, rows, part.size, *passed))
+        few = min(sum(self.waits), part.stop - part.start)  # those that local steps will take
+        passed = flight.lam[:few], x if self.block.last else x[:few]
+        adjoints = (None if p is None else p[:few] for p in (p_in, flight.p_out))
+        rows = self._rows(part.start, part.start + few, self._slot)
+        self.program.record(record_of(self.block, rows, part.size, *passed, *adjoints))
         if part.weight is not None:
             own = part.weight / (part.stop - part.start)
             self._batches[part.step] = replace(self._batches[part.step], weight=own)
@@ -147,7 +149,7 @@ class Filling:
     def state(self) -> Tensors:
         """The records and the local gradient so far."""
         recorded = -1 if self._recorded is None else self._recorded
-        numbers = torch.tensor([recorded, self._slot, self._samples])
+        numbers = torch.tensor([recorded, self._slot, self._samples, sum(self.waits)])
         state = {"filling": numbers}
         batch = self._batches.get(recorded)
         if batch is not None and batch.weight is not None:
@@ -162,7 +164,10 @@ class Filling:
         self._batches = {batch.step: batch for batch in self._earlier}
         if "filling" not in saved or not self._alike:
             return
-        recorded, self._slot, self._samples = saved["filling"].tolist()
+        recorded, slot, samples, few = saved["filling"].tolist()
+        if few < sum(self.waits):  # of each micro-batch fewer are recorded than this rank will take
+            return
+        self._slot, self._samples = slot, samples
         self._recorded = None if recorded < 0 else recorded
         if "weight" in saved and recorded in self._batches:
             self._batches[recorded] = replace(self._batches[recorded], weight=saved["weight"])

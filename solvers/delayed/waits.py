@@ -87,6 +87,8 @@ class Pipeline:
     """What a micro-batch's messages cost each block besides, half of it with either pass."""
     replays: bool = False
     """Whether all blocks but the last go forward once more before they go backward."""
+    fixed: Sequence[float] = ()
+    """What a forward and backward pass takes on each block however few its samples are."""
 
     def passes(self) -> tuple[list[float], list[float]]:
         """f_k and b_k."""
@@ -139,10 +141,11 @@ class Pipeline:
         """
         n = self.samples
         grain = grain or (max(2, n // 4) if n > 2 else n)
-        fitted = []
-        for cost, idle in zip(self.costs, self.idle(), strict=True):
-            a_sample = max(LOCAL_COST * sum(cost), 1e-30)
-            adjoint, activation = (grain * int(MARGIN * each / a_sample / grain) for each in idle)
+        fitted, fixed = [], self.fixed or [0.0] * len(self.costs)
+        for cost, once, idle in zip(self.costs, fixed, self.idle(), strict=True):
+            a_sample = max(sum(cost) - once / n, 1e-30)
+            times = (max(0.0, MARGIN * each / LOCAL_COST - once) for each in idle)
+            adjoint, activation = (grain * int(time / a_sample / grain) for time in times)
             adjoint = min(adjoint, n // grain * grain)
             own = Waits(adjoint, min(activation, n // grain * grain - adjoint))
             fitted.append(own if 2 * sum(own) >= n else Waits())
@@ -155,6 +158,8 @@ class Measured:
 
     passes: Sequence[float]
     """Its forward and backward pass on each block."""
+    fixed: Sequence[float]
+    """What of it is there for one sample, too."""
     packing: Sequence[float]
     """What its messages cost each block, before they leave and after they have arrived."""
     messages: Sequence[float]
@@ -179,10 +184,10 @@ def fit_local_work(
     if measured is None or len(costs) == 1:
         return alone.fit()
     scale = samples * sum(map(sum, costs)) / max(sum(measured.passes), 1e-30)
-    messages, occupied, packing = (
+    messages, occupied, packing, fixed = (
         [scale * each for each in times]
-        for times in (measured.messages, measured.occupied, measured.packing)
+        for times in (measured.messages, measured.occupied, measured.packing, measured.fixed)
     )
-    joined = Pipeline(costs, delays, samples, messages, occupied, packing, replays)
+    joined = Pipeline(costs, delays, samples, messages, occupied, packing, replays, fixed)
     longest = max(*messages, *occupied)
     return alone.fit() if longest < SHORT * alone.tick() else joined.fit()

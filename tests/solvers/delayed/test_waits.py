@@ -29,7 +29,15 @@ def pipelines(draw):
     replays = draw(st.booleans())
     packing = draw(st.lists(st.floats(0.0, 1.0), min_size=K, max_size=K))
     messages = [each + draw(st.floats(0.0, 2.0)) for each in transfers]
-    return Pipeline(costs, delays, 16, messages, transfers, packing, replays)
+    shares = draw(st.lists(st.floats(0.0, 0.5), min_size=K, max_size=K))
+    fixed = [share * 16 * sum(cost) for share, cost in zip(shares, costs, strict=True)]
+    return Pipeline(costs, delays, 16, messages, transfers, packing, replays, fixed)
+
+
+def local_seconds(p, k, samples):
+    """Of local work on so many samples, which has a part that none of them adds to."""
+    a_sample = sum(p.costs[k]) - p.fixed[k] / p.samples
+    return LOCAL_COST * (p.fixed[k] + samples * a_sample) if samples else 0.0
 
 
 def simulated(pipeline, waits, ticks=400):
@@ -43,7 +51,7 @@ def simulated(pipeline, waits, ticks=400):
     ends = []
     for t in range(ticks):
         for k, (cost, local) in enumerate(zip(p.costs, waits, strict=True)):
-            a_sample = LOCAL_COST * sum(cost)
+            local_ = [local_seconds(p, k, samples) for samples in local]
             free[k] = max(free[k], activations[k][t])
             free[k] += p.samples * cost.forward + p.packing[k] / 2
             if k < K - 1:
@@ -51,13 +59,13 @@ def simulated(pipeline, waits, ticks=400):
                 activations[k + 1][t] = up[k] + p.messages[k] - p.occupied[k]
             i = t - p.delays[k]
             if i >= 0:
-                free[k] = max(free[k] + local.adjoint * a_sample, adjoints[k][i])
+                free[k] = max(free[k] + local_[0], adjoints[k][i])
                 again = cost.forward if p.replays and k < K - 1 else 0.0
                 free[k] += p.samples * (cost.backward + again) + p.packing[k] / 2
                 if k:
                     down[k] = max(down[k], free[k]) + p.occupied[k - 1]
                     adjoints[k - 1][i] = down[k] + p.messages[k - 1] - p.occupied[k - 1]
-                free[k] += local.activation * a_sample
+                free[k] += local_[1]
         ends.append(free[0])
     return (ends[-1] - ends[ticks // 2]) / (ticks - 1 - ticks // 2)
 
@@ -80,12 +88,13 @@ def test_the_waits_are_filled_but_for_less_than_a_grain(pipeline, grain):
     fitted = pipeline.fit(grain)
     assert fitted == pipeline.fit(grain)
     passes = map(sum, zip(*pipeline.passes(), strict=True))
-    blocks = zip(pipeline.costs, passes, pipeline.idle(), fitted, strict=True)
-    for cost, busy, idle, local in blocks:
+    blocks = zip(pipeline.costs, pipeline.fixed, passes, pipeline.idle(), fitted, strict=True)
+    for cost, once, busy, idle, local in blocks:
         assert sum(idle) == pytest.approx(T - busy, abs=1e-9 * T)
         assert all(samples % grain == 0 for samples in local)
         assert sum(local) <= n
-        fitting = [MARGIN * time / (LOCAL_COST * sum(cost)) for time in idle]
+        a_sample = sum(cost) - once / n
+        fitting = [max(0.0, MARGIN * time / LOCAL_COST - once) / a_sample for time in idle]
         if not any(local):
             assert sum(fitting) < n / 2 + 2 * grain
             continue
@@ -104,10 +113,10 @@ def test_short_messages_give_the_timetable_of_none(samples, costs):
     delays = [len(costs) - 1 - k for k in range(len(costs))]
     counted = fit_local_work(costs, delays, samples)
     none = [0.0] * len(costs)
-    short = Measured([1.0] * len(costs), none, *[[0.01] * (len(costs) - 1)] * 2)
+    short = Measured([1.0] * len(costs), none, none, *[[0.01] * (len(costs) - 1)] * 2)
     assert fit_local_work(costs, delays, samples, False, short) == counted
     if len(costs) > 1 and samples >= 4:
-        long = Measured([1.0] * len(costs), none, *[[9.0] * (len(costs) - 1)] * 2)
+        long = Measured([1.0] * len(costs), none, none, *[[9.0] * (len(costs) - 1)] * 2)
         whole = samples // max(2, samples // 4) * max(2, samples // 4)
         assert [sum(each) for each in fit_local_work(costs, delays, samples, False, long)] == [
             whole
