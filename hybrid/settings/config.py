@@ -56,8 +56,8 @@ def declared_settings() -> dict[str, str]:
     known = {
         "solver.name": f"The method: {', '.join(registry.OWN)}.",
         "fill.name": (
-            f"Whose local steps ranks take where they would wait: {', '.join(FILLS)}; unset: "
-            f"{registry.DEFAULT_FILL} if nothing is said of solver and windows, else "
+            f"Whose local steps ranks take where they would wait: {', '.join(FILLS.places)}; "
+            f"unset: {registry.DEFAULT_FILL} if nothing is said of solver and windows, else "
             f"{FILLS.default}."
         ),
         "sync.name": f"How replicas keep together: {', '.join(STRATEGIES)}.",
