@@ -238,7 +238,8 @@ class Method:
         every = 0 if solver.exact else setup.correct_every
         common = links, exact, program, every, trace, setup.serial_steps
         if not solver.alternates:
-            rounds = MiniBatchRounds(*common, closes=setup.serial_end)
+            rounds = MiniBatchRounds(*common)
+            rounds.closes = setup.serial_end
             if setup.fills:
                 self.fill(rounds, self.waits or self._fitting(block, links))
             return rounds

@@ -144,26 +144,14 @@ def _swept_residual(reports: list[PhaseReport]) -> list[float]:
 class MiniBatchRounds(Rounds):
     """The program trains every mini-batch once; every `correct_every`-th round is serial instead.
 
-    The first `serial_steps` steps are serial, too, and with `closes` the last round of an epoch.
-    Before a serial round, and at the end of an epoch, the program is drained: the time of what it
-    then finishes counts as its own. The phase of an exact method is called serial.
+    The first `serial_steps` steps are serial, too. Before a serial round, and at the end of an
+    epoch, the program is drained: the time of what it then finishes counts as its own. The phase of
+    an exact method is called serial.
     """
 
     alternates = False
-
-    def __init__(
-        self,
-        links: RankLinks,
-        exact: ExactPass,
-        program: Program | None = None,
-        correct_every: int = 1,
-        trace: Trace | None = None,
-        serial_steps: int = 0,
-        *,
-        closes: bool = False,
-    ) -> None:
-        super().__init__(links, exact, program, correct_every, trace, serial_steps)
-        self.closes = closes
+    closes = False
+    """Whether the last round of an epoch is serial, too."""
 
     def train(
         self, windows: WindowPairs, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
