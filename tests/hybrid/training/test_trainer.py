@@ -136,7 +136,8 @@ def test_a_run_goes_on_in_mid_epoch_with_other_local_steps(other, few, tmp_path)
     again = {"fill": "augmented-lagrangian", "waits": [(0, 0), (0, 8)], **other}
     again = again if again["fill"] != "none" else {"fill": "none"}
     made = trainer(DDG(), tmp_path, 2, resume=True, **again, **settings)
-    assert made.fit(*few, epochs=2)["test_accuracy"] > 0.2
+    assert made.fit(*few, epochs=2)["epochs"] == 2
+    assert checkpoint.read_manifest(newest(tmp_path))["step"] == 10
 
 
 def test_one_block_and_replicas_have_no_waits_and_train(few):

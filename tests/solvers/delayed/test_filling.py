@@ -13,8 +13,10 @@ from versions_table import Table
 
 from hybrid.links import run_threads, run_virtual
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, FeaturesReplay, Penalty
+from hybrid.solvers.delayed.ddg import StashingProgram
 from hybrid.solvers.delayed.filling import STORED_BATCHES, Filling
-from hybrid.solvers.delayed.waits import Waits
+from hybrid.solvers.delayed.waits import Waits, delayed_order
+from hybrid.solvers.exact.pipeline import Kind
 
 FILL = AugmentedLagrangian(beta=0.3, local_lr=0.7)
 METHODS = {
@@ -143,6 +145,39 @@ def test_local_work_leaves_statistics_weights_and_the_gradient_alone(monkeypatch
     # five mini-batches follow another, each in three micro-batches
     done = [sum(n for block, n in worked if block == k) for k in range(3)]
     assert done == [30, 0, 15]
+
+
+@pytest.mark.parametrize("name", ["ddg", "fdg"])
+def test_a_program_goes_in_the_order_of_its_timetable(name, monkeypatch):
+    m, batches, seen = 3, 4, [list[tuple[Kind, int]]() for _ in range(3)]
+
+    def noting(method, kind):
+        plain = getattr(StashingProgram, method)
+
+        def noted(self, flight, *arguments):
+            seen[self.block.index].append((kind, m * flight.part.step + flight.part.number))
+            return plain(self, flight, *arguments)
+
+        monkeypatch.setattr(StashingProgram, method, noted)
+
+    for method in ("_forward", "_classify"):
+        noting(method, Kind.FORWARD)
+    for method in ("_backward", "_loss_adjoint"):
+        noting(method, Kind.BACKWARD)
+    work = Filling.work
+
+    def worked(filling, flight, first, count):
+        if count:
+            item = m * flight.part.step + flight.part.number
+            seen[filling.block.index].append((Kind.LOCAL, item))
+        work(filling, flight, first, count)
+
+    monkeypatch.setattr(Filling, "work", worked)
+    solver = METHODS[name]
+    filled(made(3, batches=batches), solver, UNEVEN)
+    for k, found in enumerate(seen):
+        order = delayed_order(solver.delay(k, 3), m * batches, Waits(*UNEVEN[k]))
+        assert found == [(op.kind, op.item) for op in order], k
 
 
 def test_a_local_gradient_is_clipped_by_itself():
