@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from hybrid.solvers.layers.projection import Projection
+from hybrid.solvers.mean_check import MeanCheck
 from hybrid.solvers.metrics import FAULTS, described, failure
 from hybrid.solvers.norms import SharedNorms
 from hybrid.solvers.numerics.clipping import Chain, clip_gradients, gradient_norms, total_norm
@@ -30,6 +31,7 @@ from hybrid.solvers.numerics.optimizer_state import (
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.peers import Sync, Tied
+from hybrid.solvers.penalty import Penalty
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, Classified
 
@@ -64,8 +66,12 @@ class Block:
     """Which parameters are not trained in an epoch; None: all are."""
     norms: SharedNorms | None = None
     """BatchNorms over all replicas' samples; None: each replica normalizes by its own."""
+    penalty: Penalty | None = None
+    """What the loss has beside it for the weights; None: nothing."""
     scaler: torch.amp.GradScaler | None = field(init=False, default=None)
     """Keeps float16 gradients in range; other formats need none."""
+    check: MeanCheck | None = None
+    """Sees now and then whether the loss is a mean of parts; None: it is known to be one."""
     watch: Callable[[str, Key], AbstractContextManager[None]] | None = None
     """A context around every pass and step, from its name and key; None: there is none."""
     companions: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
@@ -194,7 +200,9 @@ class Block:
             if self.sync is None or self.sync.before_step(kind, rate):
                 if self.ties is not None:
                     self.ties.sum_gradients()
-                    self._drop_frozen()
+                if self.penalty is not None and kind != "auxiliary":
+                    self.penalty.add_gradient(self.loss_scale, only)
+                self._drop_frozen()
                 if clip_norm:
                     self._clip(self.optimizers[kind], clip_norm, chain, only)
                 self.move(kind, rate, only)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure, tree_unflatten
 
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import (
@@ -83,32 +83,50 @@ class OverClasses:
         return torch.where(counts, weights.double(), 0.0).sum()
 
 
-@dataclass(frozen=True)
-class ModelLoss:
-    """What an output holds as its `loss`: the mean over samples, or over those that count.
+Counts = Literal["samples", "labels", "shifted labels"]
+"""What a mean is over: samples, labels that are not left out, or these without the first of each
+sample, which a causal language model does not predict."""
 
-    `counts` says what it is divided by: samples, labels other than -100, or these without the first
-    of each sample, which a causal language model does not predict. It must be finite where its
-    denominator is 0, or have no gradient there, as torch's cross-entropy has none.
+
+@dataclass(frozen=True)
+class DividedBy:
+    """A loss that is a weighted mean, and what it is divided by, as its user declares it.
+
+    Where nothing counts it is 0, and must have no gradient there, as torch's losses have none.
     """
 
-    counts: Literal["samples", "labels", "shifted labels"] = "samples"
+    loss: Loss
+    sum_of_weights: Callable[[Any], Any]
+    """targets -> sum_i v_i, a tensor of one number or a number."""
 
     def __call__(self, output: Any, targets: Any) -> Tensor:
-        """The loss; 0 where nothing counts. ValueError for an output without one."""
-        loss = loss_of(output)
-        return torch.where(self.denominator(targets).to(loss.device) > 0, loss, 0.0)
+        loss = self.loss(output, targets)
+        weight = self.denominator(targets)
+        return torch.where(weight.to(loss.device) > 0, loss, torch.zeros_like(loss))
 
     def denominator(self, targets: Any) -> Tensor:
-        if self.counts == "samples":
-            return torch.tensor(float(len(tree_leaves(targets)[0])), dtype=torch.float64)
-        labels = targets[:, 1:] if self.counts == "shifted labels" else targets
-        counts: Tensor = labels != LEFT_OUT
-        return counts.double().sum()
+        weight = self.sum_of_weights(targets)
+        return weight if isinstance(weight, Tensor) else torch.tensor(weight, dtype=torch.float64)
 
 
-def loss_of(output: Any) -> Tensor:
-    """The loss in a network's output: its `loss`, or the first of several tensors."""
+@dataclass(frozen=True)
+class CountOf:
+    """How many samples or labels of targets (N, ...) a mean is over."""
+
+    what: Counts
+    left_out: int = LEFT_OUT
+    """The label that does not count."""
+
+    def __call__(self, targets: Any) -> Tensor:
+        first = tree_leaves(targets)[0]
+        if self.what == "samples":
+            return torch.tensor(float(len(first)), dtype=torch.float64)
+        labels: Tensor = first[:, 1:] if self.what == "shifted labels" else first
+        return (labels != self.left_out).double().sum()
+
+
+def loss_of(output: Any, targets: Any = None) -> Tensor:
+    """A network's own loss, in its output: its `loss`, or the first of several tensors."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(output, tuple | list) and output and loss is None:
         loss = output[0]
@@ -154,8 +172,6 @@ class Objective:
     """Whether the loss of each sample is needed, besides their mean."""
     output: TreeSpec = field(default_factory=lambda: tree_structure(0))
     """The structure of the network's output."""
-    splits: bool = True
-    """Whether the loss of a mini-batch is the mean, weighted or not, of those of its parts."""
     alike: bool = False
     """Whether all targets are known to weigh alike in it."""
 
@@ -195,6 +211,10 @@ class Objective:
         scores = call_user_code("the metric 'accuracy'", function, detached(out), unpacked)
         return Classified(loss, training_sum(scores, count), each)
 
+    def mean_of(self, out: Any, targets: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The loss alone, as a call gives it."""
+        return self._mean(out, self._unpacked(targets), len(targets), weight)
+
     def _unpacked(self, targets: Tensor) -> Any:
         return targets if self.targets is None else self.targets.unpack(targets)
 
@@ -232,11 +252,8 @@ class Objective:
 
     @cached_property
     def accumulated(self) -> dict[str, Accumulating]:
-        """What is no sum over batches: such metrics and, if it cannot be divided, the loss."""
-        accumulating = {k: v for k, v in self.metrics.items() if isinstance(v, Accumulating)}
-        return (
-            accumulating if self.splits else {"loss": AllSamples("loss", self.loss), **accumulating}
-        )
+        """The metrics that are no sums over batches."""
+        return {k: v for k, v in self.metrics.items() if isinstance(v, Accumulating)}
 
     @property
     def sums(self) -> list[str]:
@@ -277,74 +294,6 @@ class Objective:
             out = tree_unflatten(leaves, self.output)
             for name in names:
                 call_user_code(f"the metric {name!r}", self.accumulated[name].update, out, unpacked)
-
-
-def check_mean(named: str, loss: Loss, out: Any, targets: Any) -> None:
-    """ValueError for a loss that grows when the same samples are given several times.
-
-    A mean does not grow, whether it is weighted or leaves samples out. A sum does, and then
-    micro-batches and replicas would give other steps than the whole mini-batch: each weighs its
-    part by its samples, as a mean. If the loss fails here, or is random, nothing is concluded.
-    """
-    losses = []
-    for times in (1, 2, 4):
-        try:
-            many, theirs = tree_map(
-                lambda x, n=times: torch.cat([x] * n) if x.dim() else x, (detached(out), targets)
-            )
-            with torch.no_grad():
-                losses.append(float(mean(loss(many, theirs), len(tree_leaves(theirs)[0]))))
-        except FAULTS:
-            return
-    once, twice, fourfold = losses
-    grown = twice - once
-    # beside a constant that is so much larger, rounding in float32 would hide the growth
-    if not abs(grown) > 1e-4 * max(abs(once), abs(twice)):
-        return
-    if abs(fourfold - twice - 2 * grown) <= 0.01 * abs(grown):
-        samples = len(tree_leaves(targets)[0])
-        raise ValueError(
-            f"{named} is {once:.4g} for {samples} samples and {twice:.4g} for the same twice, so "
-            "it is a sum: give their mean (torch's reduction='mean'), or one value for each sample "
-            "(reduction='none')"
-        )
-
-
-def whole_and_parts(loss: Loss, out: Any, targets: Any) -> tuple[float, float] | None:
-    """The loss of some samples and the mean of theirs one by one, if these differ.
-
-    Then the parts of a mini-batch have another loss, and other gradients, than the whole of it. If
-    the loss fails here, or is random, nothing is concluded.
-    """
-    count, weighted_loss = len(tree_leaves(targets)[0]), weighted(loss)
-
-    def of(rows: slice) -> tuple[float, float | int]:
-        some, theirs = rows_of((detached(out), targets), rows)
-        samples = len(range(count)[rows])
-        weight = (
-            samples
-            if weighted_loss is None
-            else float(denominator("the loss", weighted_loss, theirs))
-        )
-        return float(mean((weighted_loss or loss)(some, theirs), samples)), weight
-
-    try:
-        with torch.no_grad():
-            whole, again = of(slice(None))[0], of(slice(None))[0]
-            each = [of(slice(i, i + 1)) for i in range(count)]
-    except FAULTS:
-        return None
-    total = sum(weight for _, weight in each)
-    if whole != again or total == 0:
-        return None
-    parts = sum(one * weight for one, weight in each) / total
-    size = sum(abs(one) * weight for one, weight in each) / total
-    return None if abs(whole - parts) <= 1e-4 * size else (whole, parts)
-
-
-def rows_of(value: Any, rows: slice | Tensor) -> Any:
-    """Some samples of outputs and targets; what has no rows, such as a loss, stays as it is."""
-    return tree_map(lambda x: x[rows] if getattr(x, "shape", ()) else x, value)
 
 
 def denominator(named: str, loss: Weighted, targets: Any) -> Tensor:

@@ -87,11 +87,6 @@ class Data(ABC):
         Raises ValueError for any other target; `targets` raises it where they are not known yet.
         """
 
-    def expect_counted(self, values: Sequence[int], reason: str) -> None:
-        """Raise ValueError for targets of these values, `targets` where they are not known yet."""
-        for value in filter(self.leaves_out, values):
-            raise ValueError(reason.format(f"some sample has the target {value}"))
-
     def leaves_out(self, target: int) -> bool:
         """Whether some target may be this one, which the loss leaves out."""
         return True

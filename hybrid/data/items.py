@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,6 @@ class Items(Data):
         self.labels_are_inputs = labels_are_inputs
         self._classes = 0
         """What `expect_classes` was given."""
-        self._counted: Sequence[int] = ()
-        self._reason = ""
 
     def _learn_structure(self) -> None:
         first, second = pair = self.sample(2)
@@ -66,9 +64,6 @@ class Items(Data):
 
     def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
         targets = self._targets_of(ids, seed, epoch)
-        for value in self._counted:
-            if any(bool((x == value).any()) for x in tree_leaves(targets)):
-                raise ValueError(self._reason.format(f"a mini-batch has the target {value}"))
         if self.answers is not None:
             return self.answers.pack(targets)
         if self._classes:
@@ -81,9 +76,6 @@ class Items(Data):
 
     def expect_classes(self, count: int) -> None:
         self._classes = count
-
-    def expect_counted(self, values: Sequence[int], reason: str) -> None:
-        self._counted, self._reason = values, reason
 
     def _split(self, batch: Any, count: int) -> tuple[Any, Any]:
         """Inputs and targets of a batch; ValueError unless each has `count` rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,6 +40,7 @@ from hybrid.solvers.numerics.optimizer_state import Average
 from hybrid.solvers.optimizers.mends import Extrapolation
 from hybrid.solvers.optimizers.muon import Muon
 from hybrid.solvers.peers import Sharing
+from hybrid.solvers.penalty import Penalty
 from hybrid.solvers.sync.ties import AllTies, Ties
 
 FIRST = Place()
@@ -149,10 +150,13 @@ class Method:
         fill = self.options.fill
         return needed + (fill.memory(self._filled, index) if isinstance(fill, Solver) else 0)
 
-    def block(self, links: RankLinks) -> Block:
+    def block(
+        self, links: RankLinks, make: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    ) -> Block:
         """This rank's block, with what keeps it together with those of other replicas.
 
         It is in training mode on its device. Late gradients may be mended, exact ones never are.
+        `make` gives an optimizer in place of the method's own.
         """
         problem, options, place = self.problem, self.options, links.place
         train, blocks, index = options.train, problem.blocks, place.block
@@ -163,9 +167,9 @@ class Method:
         head = output_weight(blocks.module(k) for k in range(len(blocks)))
         named = {n: p for unit in blocks.units_of(index) for n, p in unit.parameters().items()}
         freezing = Freezing(named, self.frozen, late > 0)
-        exact = self._optimizer(module, head, named)
+        exact = self._optimizer(module, head, named) if make is None else make(module)
         optimizers = {"exact": exact, "local": exact}
-        if options.delay.mend == "extrapolate" and late:
+        if options.delay.mend == "extrapolate" and late and make is None:
             cap = min(options.delay.cap, late)
             optimizers["local"] = Extrapolation(exact.param_groups, exact, cap)
         if train.ema:
@@ -192,6 +196,7 @@ class Method:
             draws=Draws(train.seed, drawing, place.replica) if drawing else None,
             objective=problem.objectives.training,
             freezing=freezing,
+            penalty=None if options.penalty is None else Penalty(options.penalty, named),
         )
         if blocks.ties:
             block.ties = AllTies(self._ties(links, named, exact, size))

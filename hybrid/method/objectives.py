@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import (
-    tree_flatten,
     tree_leaves,
     tree_map,
     tree_structure,
@@ -26,7 +25,6 @@ from hybrid.networks.calls import CallUnit
 from hybrid.solvers.acting import unknown
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import (
-    FAULTS,
     LEFT_OUT,
     AllSamples,
     Metric,
@@ -36,15 +34,15 @@ from hybrid.solvers.metrics import (
     right_logits,
     tried_metrics,
 )
+from hybrid.solvers.numerics.traces import untraced
 from hybrid.solvers.objective import (
+    CountOf,
+    DividedBy,
     Loss,
-    ModelLoss,
     Objective,
     OverClasses,
-    check_mean,
-    rows_of,
+    loss_of,
     weighted,
-    whole_and_parts,
 )
 
 if TYPE_CHECKING:
@@ -58,12 +56,10 @@ LOSSES: Mapping[str, Loss] = {
     "l1": nn.functional.l1_loss,
     "huber": nn.functional.huber_loss,
     "bce": nn.functional.binary_cross_entropy_with_logits,
-    MODEL: ModelLoss(),
+    MODEL: loss_of,
 }
 TRIED = 2
 """The number of samples to try them on."""
-MOST_CLASSES = 64
-"""Whose losses are compared, one by one and together."""
 
 
 class Objectives(NamedTuple):
@@ -74,15 +70,12 @@ class Objectives(NamedTuple):
     mix: Mix | None
     output: tuple[int, ...] | None
     """The shape of one sample's output; None: several tensors."""
-    undivided: str = ""
-    """How the loss of a mini-batch differs from that of its parts; empty: it does not."""
-    left_out: tuple[int, ...] = ()
-    """Targets with which it does, as the loss leaves them out without naming its denominator."""
 
     @classmethod
     def settle(cls, options: Options, blocks: Blocks, train: Data, test: Data) -> Objectives:
         """ValueError, with the reason, for a loss or a metric that fails on outputs and targets."""
-        loss, smoothed = _losses(options)
+        loss, smoothed = _losses(options, blocks)
+        _check_loss(options.loss)
         mix, (inputs, targets) = None, train.sample(TRIED)
         if options.batch_transform is not None:
             mix, inputs, targets = Mix.of(options.batch_transform, train, TRIED)
@@ -94,51 +87,40 @@ class Objectives(NamedTuple):
             )
         out = tree_map(_leaf, blocks.compute_outputs(inputs))
         named = "the loss" if options.loss else f"the loss {options.train.loss!r}"
-        undivided = ""
-        left_out: tuple[int, ...] = ()
-        if isinstance(loss, ModelLoss):
-            named = "the network's own loss"
-            loss, differs = settle_own_loss(blocks, inputs, targets)
-            smoothed, undivided = loss, _unlike(named, differs)
-            check_mean(named, OfInputs(blocks, loss), inputs, targets)
-        else:
-            check_mean(named, loss, out, targets)
+        named = "the network's own loss" if has_own_loss(options) else named
         if "loss" in (options.metrics or {}):
             raise ValueError("metrics has 'loss', which the loss is called: give it another name")
 
         def objective(
             loss: Loss, out: Any, targets: Any, answers: Bundle | None, each: bool = False
-        ) -> Objective:
+        ) -> tuple[Objective, Tensor]:
             metrics = test.metrics if options.metrics is None else options.metrics
             if metrics is None:
-                metrics = _default_metrics(loss, out, targets)
+                metrics = _default_metrics(options, out, targets)
             _check_shapes(options, loss, out, targets)
             metrics = tried_metrics(metrics, out, targets)
             made = Objective(loss, metrics, answers, named, each, tree_structure(out))
-            packed = targets if answers is None else answers.pack(targets)
-            made(out, packed)
-            made.measured(detached(out), packed)
-            return made
+            return made, targets if answers is None else answers.pack(targets)
 
-        packing = train.answers if mix is None else mix.answers
-        learns = isinstance(options.sampler, Learning)
-        training = objective(smoothed, out, targets, packing, learns)
-        tested_out = out
-        if shapes(given) != shapes(inputs):
-            tested_out = tree_map(_leaf, blocks.compute_outputs(given))
-        tested = objective(loss, tested_out, expected, test.answers)
+        with untraced(options.loss):
+            packing = train.answers if mix is None else mix.answers
+            learns = isinstance(options.sampler, Learning)
+            training, packed = objective(smoothed, out, targets, packing, learns)
+            training(out, packed)
+            tested_out = out
+            if shapes(given) != shapes(inputs):
+                tested_out = tree_map(_leaf, blocks.compute_outputs(given))
+            tested, packed = objective(loss, tested_out, expected, test.answers)
+            if test is not train:
+                tested.measured(detached(tested_out), packed)
         classified = loss is nn.functional.cross_entropy
         train.expect_classes(_classes(out, targets) if classified and mix is None else 0)
         test.expect_classes(_classes(out, expected) if classified else 0)
         output = tuple(out.shape[1:]) if isinstance(out, Tensor) else None
-        if not isinstance(loss, ModelLoss):
-            undivided = _unlike(named, whole_and_parts(loss, *_varied(out, targets)))
-            left_out = () if undivided else _find_left_out(loss, out, targets)
-            tested = replace(tested, splits=not undivided or test.varies)
         training = replace(training, alike=mix is None and _alike(smoothed, train))
         tested = replace(tested, alike=_alike(loss, test))
         _check_at_once(tested, blocks, test)
-        return cls(training, tested, mix, output, undivided, left_out)
+        return cls(training, tested, mix, output)
 
 
 def _check_at_once(tested: Objective, blocks: Blocks, test: Data) -> None:
@@ -169,12 +151,26 @@ def _of_lengths(given: Any, inputs: Any, others: Sequence[tuple[Any, Any]]) -> b
     return True
 
 
-def _losses(options: Options) -> tuple[Loss, Loss]:
-    """The loss, and the same with smoothed labels, for training."""
+def has_own_loss(options: Options) -> bool:
+    """Whether the network computes the loss that is trained."""
+    return options.loss is None and options.train.loss == MODEL
+
+
+def _losses(options: Options, blocks: Blocks) -> tuple[Loss, Loss]:
+    """The loss with what it is divided by, and the same with smoothed labels, for training."""
     name, smoothing = options.train.loss, options.train.label_smoothing
     if options.loss is None and name not in LOSSES:
         raise ValueError(unknown(name, LOSSES, "loss"))
     loss = options.loss or LOSSES[name]
+    if options.denominator is not None:
+        if not callable(options.denominator):
+            raise ValueError(
+                f"denominator is {repr(options.denominator)[:80]}: give a function of the targets, "
+                "the sum of their weights in the loss, or leave it out"
+            )
+        loss = DividedBy(loss, options.denominator)
+    elif has_own_loss(options) and (count := count_of_transformers(blocks.model)) is not None:
+        loss = DividedBy(loss, count)
     if not smoothing:
         return loss, loss
     if loss is not nn.functional.cross_entropy:
@@ -184,6 +180,41 @@ def _losses(options: Options) -> tuple[Loss, Loss]:
             "it out"
         )
     return loss, partial(nn.functional.cross_entropy, label_smoothing=smoothing)
+
+
+def count_of_transformers(model: nn.Module) -> CountOf | None:
+    """What the loss of one of Hugging Face's models is a mean over, by the name of its class.
+
+    None: samples, as for any other network.
+    """
+    within = getattr(model, "get_base_model", None)  # of peft's, around a model
+    model = within() if callable(within) else model
+    if not any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__):
+        return None
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if name.endswith("ForSemanticSegmentation"):
+        return CountOf("labels", getattr(config, "semantic_loss_ignore_index", LEFT_OUT))
+    if name.endswith(("ForMaskedLM", "ForTokenClassification")):
+        return CountOf("labels")
+    if name.endswith("ForConditionalGeneration") and getattr(config, "is_encoder_decoder", False):
+        return CountOf("labels")
+    if name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+        return CountOf("shifted labels")
+    return None
+
+
+def _check_loss(loss: Any) -> None:
+    """ValueError for a loss with weights of its own, which no block would step."""
+    trained = isinstance(loss, nn.Module) and [
+        name for name, p in loss.named_parameters() if p.requires_grad
+    ]
+    if trained:
+        raise ValueError(
+            f"the loss, {type(loss).__name__}, has {len(trained)} parameters to train, "
+            f"{trained[0]!r} first, and only those of the network are trained: make it the last "
+            "module of the network, with the targets among its inputs (labels_are_inputs=True), or "
+            "freeze them by requires_grad_(False)"
+        )
 
 
 def _check_shapes(options: Options, loss: Loss, out: Any, targets: Any) -> None:
@@ -209,54 +240,22 @@ def _classes(out: Any, targets: Any) -> int:
     return out.shape[1] if classes and out.shape[:1] + out.shape[2:] == targets.shape else 0
 
 
-def _default_metrics(loss: Loss, out: Any, targets: Any) -> Mapping[str, Metric]:
+def _default_metrics(options: Options, out: Any, targets: Any) -> Mapping[str, Metric]:
     """The accuracy, where the output has a logit for each class."""
-    if isinstance(loss, ModelLoss):
+    if has_own_loss(options):
         return {"accuracy": right_logits} if _classes(logits_of(out), targets) else {}
     return {"accuracy": right_answers} if _classes(out, targets) else {}
 
 
-def _unlike(named: str, differs: tuple[float, float] | None) -> str:
-    """How the loss of several samples differs from that of their parts; empty: it does not."""
-    if differs is None:
-        return ""
-    whole, parts = differs
-    return f"{named} of a few samples is {whole:.4g}, and the mean of theirs one by one {parts:.4g}"
-
-
-def _find_left_out(loss: Loss, out: Any, targets: Any) -> tuple[int, ...]:
-    """The targets that a loss leaves out of its mean, of those that usually are."""
-    labels = [x for x in tree_leaves(targets) if not x.is_floating_point()]
-    if not labels or weighted(loss) is not None:
-        return ()
-    some, theirs = rows_of((out, targets), torch.arange(5) % len(labels[0]))
-
-    def without(value: int) -> Any:
-        return tree_map(lambda x: x if x.is_floating_point() else _left_out(x, value), theirs)
-
-    values = (LEFT_OUT, -1, 0)
-    return tuple(v for v in values if whole_and_parts(loss, some, without(v)) is not None)
-
-
 def _alike(loss: Loss, data: Data) -> bool:
     """Whether all targets of the data weigh alike, in a loss that could weigh them."""
-    if isinstance(loss, ModelLoss):
-        return loss.counts == "samples" or not data.leaves_out(LEFT_OUT)
+    if isinstance(loss, DividedBy):
+        count = loss.sum_of_weights
+        return isinstance(count, CountOf) and not data.leaves_out(count.left_out)
     known = weighted(loss)
     if not isinstance(known, OverClasses) or known.class_weights is not None:
         return False
     return not data.leaves_out(known.left_out)
-
-
-def _varied(out: Any, targets: Any) -> tuple[Any, Any]:
-    """More of such outputs and targets, with every class among these, where they are classes."""
-    classes = _classes(out, targets)
-    rows = torch.arange(max(4, min(classes, MOST_CLASSES))) % len(tree_leaves(targets)[0])
-    out, targets = rows_of((out, targets), rows)
-    if classes:
-        others = torch.arange(targets.numel(), device=targets.device) % classes
-        targets = torch.where(targets == LEFT_OUT, targets, others.view_as(targets))
-    return out, targets
 
 
 def _leaf(x: Any) -> Any:
@@ -279,79 +278,3 @@ def input_names(blocks: Blocks) -> set[str]:
     structure = first.calls.code.inputs.structure
     names = tree_unflatten(range(structure.num_leaves), structure)
     return {*names} if isinstance(names, Mapping) else set()
-
-
-@dataclass(frozen=True)
-class OfInputs:
-    """A network's own loss as a function of the network's inputs, in evaluation mode."""
-
-    blocks: Blocks
-    loss: ModelLoss
-
-    def __call__(self, inputs: Any, targets: Any) -> Tensor:
-        return self.loss(self.blocks.compute_outputs(inputs), targets)
-
-    def denominator(self, targets: Any) -> Tensor:
-        return self.loss.denominator(targets)
-
-
-def settle_own_loss(
-    blocks: Blocks, inputs: Any, targets: Any
-) -> tuple[ModelLoss, tuple[float, float] | None]:
-    """The network's loss and what it divides by, found by trial.
-
-    If it is none of the means that a `ModelLoss` can be: the loss of some samples, too, and the
-    mean of theirs one by one. ValueError if the network has no loss.
-    """
-    ModelLoss()(blocks.compute_outputs(inputs), targets)
-    for some, theirs in _variants(inputs, targets):
-        try:
-            if not OfInputs(blocks, ModelLoss())(some, theirs).isfinite():
-                continue
-        except FAULTS:  # it knows no targets that are left out
-            continue
-        differs = whole_and_parts(OfInputs(blocks, ModelLoss()), some, theirs)
-        if differs is None:
-            return ModelLoss(), None
-        for counts in ("labels", "shifted labels") if theirs.dim() > 1 else ("labels",):
-            loss = ModelLoss(counts)
-            if whole_and_parts(OfInputs(blocks, loss), some, theirs) is None:
-                return loss, None
-        return ModelLoss(), differs
-    return ModelLoss(), None
-
-
-def _variants(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
-    """More of such samples, of which unlike numbers of labels and of tokens count."""
-    rows = torch.arange(5) % len(tree_leaves(targets)[0])
-    some, labels = rows_of((inputs, targets), rows)
-    masked = some
-    if isinstance(some, Mapping):
-        masked = {k: _shortened(x) if "mask" in k else x for k, x in some.items()}
-    if isinstance(labels, Tensor) and not labels.is_floating_point():
-        fewer = _left_out(labels)
-        same = [isinstance(x, Tensor) and torch.equal(x, labels) for x in tree_leaves(some)]
-        leaves, structure = tree_flatten(masked)
-        changed = [fewer if is_label else x for x, is_label in zip(leaves, same, strict=True)]
-        yield tree_unflatten(changed, structure), fewer
-    yield masked, labels
-    yield some, labels
-
-
-def _left_out(labels: Tensor, value: int = LEFT_OUT) -> Tensor:
-    """Labels of 5 samples: all of the first are left as they are, none of the third."""
-    if labels.dim() == 1:
-        return labels.masked_fill(torch.tensor([False, False, True, False, True]), value)
-    length = labels.shape[1]
-    kept = torch.tensor([length, 1, 0, (length + 1) // 2, max(1, length - 1)])
-    beyond = torch.arange(length) >= kept[:, None]
-    return labels.masked_fill(beyond.view(*beyond.shape, *[1] * (labels.dim() - 2)), value)
-
-
-def _shortened(mask: Any) -> Any:
-    """A mask (5, L) with unlike numbers of tokens, at least one in each sample."""
-    if not isinstance(mask, Tensor) or mask.dim() != 2:
-        return mask
-    length = mask.shape[1]
-    kept = (torch.tensor([2, 4, 6, 5, 3]) * length // 6).clamp_min(1)
-    return mask * (torch.arange(length) < kept[:, None])

@@ -60,7 +60,6 @@ def settle(problem: Problem, options: Options) -> Method:
     method.solver.check(method.setup)
     acting.check(sections(method), known(method))
     _check_fill(method)
-    _check_loss(method)
     _check_messages(method)
     _check_ties(method)
     _check_lengths(method)
@@ -237,31 +236,6 @@ def sections(method: Method) -> dict[str, Any]:
         tables["checkpoint"] = options.checkpoint
     own = [n for n in ("optimizer", "schedule") if not isinstance(tables[n], Section)]
     return {name: table for name, table in tables.items() if name not in own}
-
-
-def _check_loss(method: Method) -> None:
-    """ValueError for a loss of whole mini-batches where they are trained in parts."""
-    setup, options = method.setup, method.options
-    parts = {
-        "micro-batches": method.solver.num_micro_batches(setup.batch_size),
-        "micro-batches of corrections": method.correction.micro_batches if setup.corrects else 1,
-        "replicas": setup.replicas if options.sync.exact else 1,
-    }
-    into = [f"{count} {what}" for what, count in parts.items() if count > 1]
-    objectives = method.problem.objectives
-    if not into:
-        return
-    reason = (
-        f"{' and '.join(into)} would train on another loss than the whole mini-batch. Give a value "
-        "for each sample (reduction='none'), torch's CrossEntropyLoss or NLLLoss with class "
-        "weights, or a loss with a method denominator(targets); or train undivided, with 1 "
-        "micro-batch and 1 replica"
-    )
-    if objectives.undivided:
-        raise ValueError(f"{objectives.undivided}: {reason}")
-    method.problem.data.expect_counted(
-        objectives.left_out, f"{{}}, which the loss leaves out: {reason}"
-    )
 
 
 def _check_messages(method: Method) -> None:

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import torch
+from torch import Tensor
 
 from hybrid.data import Data
 from hybrid.data.mixing import Transform
@@ -175,6 +176,12 @@ class Options:
     """How ranks reach each other: settings, a dict, or the kind of links alone."""
     loss: Loss | None = None
     """(output, targets) -> mean loss or a loss of each sample; None: cross-entropy of classes."""
+    denominator: Callable[[Any], Any] | None = None
+    """targets -> the sum of their weights, by which the loss, or the network's own, is divided;
+    None: what torch's and Hugging Face's losses are known to be divided by, else samples."""
+    penalty: Callable[[Mapping[str, Tensor]], Any] | None = None
+    """{name: parameter} -> what is added to the loss for them: the penalty of a network is the sum
+    of its blocks', each of which calls it with its own parameters once in a step."""
     metrics: Mapping[str, Metric] | None = None
     """By name what is measured, see `Metric`; None: accuracy of classes."""
     batch_transform: Transform | None = None

@@ -63,7 +63,7 @@ def divide(make: Callable[[], nn.Module], cut: Cut, measured: bool) -> Division:
     A network that can neither be built nor cut without its weights is built whole.
     """
     whole = cut(make()) if measured else None
-    restore = _remember_generators()
+    restore = remember_generators()
     division = _divide_without_weights(make, cut, None if whole is None else whole.cuts)
     restore()
     if division is None:
@@ -80,7 +80,7 @@ def build_own(make: Callable[[], nn.Module], division: Division, own: Collection
     foreign = {i: a for i, a in division.allocations.items() if a.blocks.isdisjoint(own)}
     if not foreign:
         return make()
-    restore, allocations = _remember_generators(), _Allocations(foreign)
+    restore, allocations = remember_generators(), _Allocations(foreign)
     try:
         with allocations:
             network = make()
@@ -355,7 +355,7 @@ def _memory(x: Tensor) -> int:
     return int(x.untyped_storage()._cdata)
 
 
-def _remember_generators() -> Callable[[], None]:
+def remember_generators() -> Callable[[], None]:
     """What sets Python's, numpy's and torch's generators back to what they are now."""
     python, numpys, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
 

@@ -73,6 +73,8 @@ class Summary(BaseModel):
     stopped_early: str | None = None
     rollbacks: list[Rollback] = []
     checkpoint_seconds: list[float] = []
+    proof: str | None = None
+    """Whether its gradient was compared with the undivided network's: passed, or why not."""
 
     @property
     def seconds(self) -> str:

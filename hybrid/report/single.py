@@ -68,6 +68,7 @@ def _facts(summary: Summary, ended: bool) -> Html:
         ("images per second", summary.images_per_second, "{:,.1f}"),
         ("waited for checkpoints", max(summary.checkpoint_seconds, default=None), "{:.2f} s"),
         ("returns to a checkpoint", returns or None, "{}"),
+        ("gradient against the undivided network's", summary.proof, "{}"),
     ]
     shown = [(name, form.format(value)) for name, value, form in rows if value is not None]
     return table("Run" if ended else "Run so far", (), shown)

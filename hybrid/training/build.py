@@ -333,6 +333,7 @@ def build_trainer(
         resume=resume,
         names={"model": resolved.model.name, "data": resolved.data.name},
         config=resolved,
+        whole=None if division is None else partial(build_network, resolved, loaded[0]),
     )
 
 

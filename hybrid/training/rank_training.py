@@ -27,11 +27,13 @@ from hybrid.rounds.trace import Trace
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.filling import STORED_BATCHES
 from hybrid.solvers.delayed.waits import Waits
+from hybrid.solvers.mean_check import MeanCheck
 from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
 from hybrid.training.checkpointing import Position, StateFiles, check_same_run
+from hybrid.training.proof import is_checked
 from hybrid.training.summary import RunOptions
 
 TOGETHER = 4
@@ -57,6 +59,8 @@ class RankTraining:
         self.callbacks, self.num_samples = callbacks, len(data)
         train, place = options.train, links.place
         self.block = method.block(links)
+        if self.block.last and not self.block.norms and is_checked(method, options, data):
+            self.block.check = MeanCheck(self.block, method.steps)
         if self.block.sync is not None:
             self.block.sync.start_alike()
         exact = self.block.optimizers["exact"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import isfinite
 from typing import Any
+
+from torch import nn
 
 from hybrid.data import Data, Dataset
 from hybrid.errors import AgreedError, StoppedError
@@ -23,6 +26,7 @@ from hybrid.training.callbacks import (
     ProgressPrinter,
     RunInfo,
 )
+from hybrid.training.proof import prove, said_of
 from hybrid.training.rank_training import RankTraining, measure_network
 from hybrid.training.shared_folder import SharedFolder
 from hybrid.training.summary import (
@@ -46,6 +50,7 @@ class Run:
         test: Data | None,
         stop: StopRequest,
         kernels: str = "torch",
+        whole: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.options, self.links, self.stop, self.kernels = options, links, stop, kernels
         self.train, self.test = train, test
@@ -61,6 +66,8 @@ class Run:
         self.stopped = ""
         """Why any rank has been asked to stop."""
         self.trace = Trace(links.place, links.now, links.epoch())
+        self.proof = prove(self.method, options, links, train, whole)
+        """Whether the run's gradient is the undivided network's, or why that was not compared."""
         links.watch = self.trace.add
         with links.agreement():
             self.training = self._make_training()
@@ -97,7 +104,7 @@ class Run:
         self.callbacks.agree()
         config = partial(make_config_text, options, self.method, self.training.rounds.waits)
         self.folder.open(config, at.step, len(at.rollbacks))
-        for line in (describe_run(self.method, options, at.step), *notices):
+        for line in (describe_run(self.method, options, at.step), *said_of(self.proof), *notices):
             self.progress.say(line)
         try:
             if at.step == 0:
@@ -320,6 +327,7 @@ class Run:
             "residual": at.residual,
             "returns_to_serial": training.rounds.returns,
             "rollbacks": at.rollbacks,
+            "proof": self.proof,
         }
         if self._early_reason:
             results |= {"epochs": at.epoch, "stopped_early": self._early_reason}

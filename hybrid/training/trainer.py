@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from hybrid.data import Data, as_data
 from hybrid.errors import no_exit
@@ -53,6 +54,8 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
 
     rounds: RoundSettings = field(init=False)
     """The settings of [rounds], with everything decided that was unset."""
+    whole: Callable[[], nn.Module] | None = field(default=None, kw_only=True)
+    """Makes the undivided network, where ranks have made their own weights alone."""
     _arrangement: Arrangement = field(init=False, default="chain")
     """How the grid lay on the ranks in training, which decides what block a rank has."""
 
@@ -103,11 +106,14 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             self._arrangement = method.arrangement
 
             def program(links: RankLinks) -> dict[str, Any]:
-                if launch.communicator() is not None:
+                alone = launch.communicator() is None
+                if not alone:
                     with links.agreement():
                         read_weights(self.blocks, [links.rank])
+                run = Run(method, self, links, train, test, request, kernels, self.whole)
+                if not alone:
+                    with links.agreement():
                         let_go(self.blocks, links.rank)
-                run = Run(method, self, links, train, test, request, kernels)
                 leave_if_asked(links, request)
                 return run.fit()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +101,11 @@ class Delayed(Solver):
     def shrink(self) -> float:
         """b, by which an adjoint shrinks at every hop."""
         return 1.0
+
+    def lossless(self, formats: bool = False) -> Delayed:
+        """The same, whose gradients at equal weights are exact; `formats`: but for rounding."""
+        plain: dict[str, Any] = {} if formats else {"messages": "float32"}
+        return replace(self, clip_norm=0.0, **plain)
 
 
 class DelayedProgram(Program):
@@ -278,10 +283,13 @@ class DelayedProgram(Program):
 
     def _classify(self, flight: Flight, stats: PhaseStats) -> Tensor:
         """The last block's forward pass: a micro-batch's part of the mini-batch's loss."""
-        part = flight.part
+        part, out = flight.part, self._compute(flight)
         assert part.labels is not None
-        classified = self.block.classify(self._compute(flight), part.labels, part.weight)
+        assert flight.lam is not None
+        classified = self.block.classify(out, part.labels, part.weight)
         stats.scored(classified)
+        if self.block.check is not None:
+            self.block.check.take(part, flight.lam, out, classified.loss)
         self._losses.append(classified.loss.detach() * part.own_share)
         return classified.loss * part.share
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from hybrid.solvers.acting import ShareOrWhole
+from hybrid.solvers.delayed.base import Delayed
 from hybrid.solvers.delayed.ddg import DDG
 
 
@@ -28,3 +29,7 @@ class FDG(DDG):
     @property
     def shrink(self) -> float:
         return self.gradient_shrinking
+
+    def lossless(self, formats: bool = False) -> Delayed:
+        exact: Delayed = DDG.lossless(replace(self, gradient_shrinking=1.0), formats)
+        return exact

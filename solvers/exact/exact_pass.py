@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,6 +63,11 @@ class PassSettings(Settings):
     """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
     filter: Count = 1
     """Side of the squares whose mean crosses a cut in place of their pixels; 1: every pixel."""
+
+    def lossless(self, formats: bool = False) -> PassSettings:
+        """The same, with the whole gradient of the undivided network; `formats`: rounded as set."""
+        plain: dict[str, Any] = {} if formats else {"messages": "float32", "filter": 1}
+        return replace(self, clip_norm=0.0, **plain)
 
 
 class ExactPass(Program):
@@ -197,6 +202,8 @@ class MicroBatchPasses:
         else:
             classified = block.classify(out, part.labels, part.weight)
             self.stats.scored(classified)
+            if block.check is not None:
+                block.check.take(part, lam, out, classified.loss)
             out = classified.loss * part.share
             self.losses.append(classified.loss.detach() * part.own_share)
         self.graphs.append((part, lam, out))

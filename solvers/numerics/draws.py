@@ -44,7 +44,7 @@ class RandomOperations(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
-            self.drew |= not _drops_nothing(func, args, kwargs)
+            self.drew |= not drops_nothing(func, args, kwargs)
         self.read |= not _READ.isdisjoint(func.tags)
         return func(*args, **kwargs)
 
@@ -67,7 +67,7 @@ class _Drawing(DispatchMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("generator") is not None:  # of a mode within this one, or the module's own
             return func(*args, **kwargs)
-        if torch.Tag.nondeterministic_seeded not in func.tags or _drops_nothing(func, args, kwargs):
+        if torch.Tag.nondeterministic_seeded not in func.tags or drops_nothing(func, args, kwargs):
             return func(*args, **kwargs)
         self.drew = True
         devices = (a.device for a in args if isinstance(a, Tensor))
@@ -222,7 +222,7 @@ def find_random_parts(
             hook.remove()
 
 
-def _drops_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+def drops_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether it is attention without dropout, which draws nothing."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_not
 from typing import Annotated, ClassVar
 
@@ -66,6 +66,9 @@ class AllReduce(Strategy):
 
     def copies(self, replicas: int) -> float:
         return left_over(self.messages, replicas)
+
+    def lossless(self) -> AllReduce:
+        return replace(self, messages="float32")
 
 
 class AllReduced(Sync):

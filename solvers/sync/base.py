@@ -69,6 +69,10 @@ class Strategy(Settings, ABC):
         """Numbers that a rank keeps for each of its weights, from one step to the next."""
         return 0.0
 
+    def lossless(self) -> Strategy:
+        """The same, whose sums of gradients are not rounded."""
+        return self
+
     def start(self, block: Replica, peers: Peers, share: float) -> Sync:
         """This rank's part; `share` is what its replica has of every mini-batch."""
         return self.program(self, block, peers, share)

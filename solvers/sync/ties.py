@@ -144,6 +144,11 @@ class AllTies:
     def __init__(self, ties: Sequence[Ties] = ()) -> None:
         self.ties = list(ties)
 
+    @property
+    def lag(self) -> int:
+        """The most steps by which a gradient is used later than it is there."""
+        return max((max(each.lags.values()) for each in self.ties), default=0)
+
     def begin(self) -> None:
         """Before the first step, on all blocks at once: agree on where each of them is."""
         for each in self.ties:

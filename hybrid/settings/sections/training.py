@@ -134,6 +134,10 @@ class TrainSettings(Section):
     early_stop: Annotated[int, TRAIN_OR_PLAN, TESTS_BEFORE_END] = Field(default=0, ge=0, le=10**6)
     """Stop once so many epochs have passed since the one with the best test metric, or training
     loss where there is no test set; 0: never."""
+    verify: Annotated[Literal["auto", "always", "never"], TRAIN] = "auto"
+    """Compare the gradient of a pass with the undivided network's before the first step, and now
+    and then the loss of a mini-batch with that of its parts; auto: of your own network, data or
+    loss."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads a rank; 0: the cores it may use, shared among the ranks of its host."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

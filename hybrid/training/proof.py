@@ -1,0 +1,342 @@
+"""The proof of a run: its gradient against the undivided network's, before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from hybrid.data import Data, Dataset, Texts
+from hybrid.errors import AgreedError, one_line
+from hybrid.links import RankLinks
+from hybrid.method.method import Method
+from hybrid.method.objectives import LOSSES, MODEL
+from hybrid.networks.models import Chain
+from hybrid.networks.own_units import remember_generators
+from hybrid.rounds.epoch_windows import EpochSource
+from hybrid.solvers.windows import Batch
+from hybrid.training.proof_passes import (
+    Exact,
+    Late,
+    Shares,
+    plain,
+    rounds,
+    share_weights,
+    shares_of,
+)
+from hybrid.training.summary import RunOptions
+from hybrid.training.undivided import (
+    PROJECTIONS,
+    Pass,
+    Rows,
+    UnprovenError,
+    distance,
+    undivided_pass,
+    unlike,
+)
+
+PASSED, SKIPPED = "passed", "skipped: "
+OWN = "network, data and loss are this package's own"
+ROWS_OF_A_PART = 2
+TOLERANCE = {torch.float64: (1e-8, 1e-10), torch.float32: (1e-3, 1e-5)}
+"""By number format: the largest difference of a gradient over its norm, and over that of the whole
+gradient. Sums over parts differ by about 1e-6; what is lost shows as 1e-3 and more."""
+ROUNDED = 0.5, 0.5
+"""The same where numbers are rounded to 16 or 8 bits."""
+
+
+def prove(
+    method: Method,
+    options: RunOptions,
+    links: RankLinks,
+    data: Data,
+    whole: Callable[[], nn.Module] | None,
+) -> str:
+    r"""Compare a pass of this run with one of the undivided network, over the same samples.
+
+        o_i = f(x_i; w),   G = d L(o_1 .. o_N, y) / d w              the network as it was given
+        G'                 by the run's own blocks, links, micro-batches, replicas and formats
+        ||G'_p - G_p|| <= e ||G_p|| + e' ||G||                       for every parameter p
+
+    Norms are estimated by products with random signs, so a rank sends a few numbers for each
+    tensor. Loss, buffers and attributes that count passes are compared, too. In both passes random
+    operations give every row the same numbers. A method with late gradients makes its own passes,
+    at equal weights. All ranks call it before they train, and nothing of it leaves a trace.
+
+    Gives what the summary says. AgreedError with the first thing that differs.
+    """
+    if reason := _reason_not_to(method, options, data):
+        return SKIPPED + reason
+    restore = remember_generators()
+    watch, links.watch = links.watch, None
+    links.everyone(None)  # all have noted the generators' states
+    try:
+        with _plain_numerics():
+            said = _prove(method, options, links, data, whole)
+    finally:
+        restore()
+        links.watch = watch
+    links.everyone(None)  # nobody draws before all have set them back
+    return said
+
+
+def said_of(proof: str) -> list[str]:
+    """The line about a proof among the first lines of a run; nothing about what needs none."""
+    if proof == PASSED:
+        return ["its gradient is the undivided network's: a pass over a few samples was compared"]
+    reason = proof.removeprefix(SKIPPED)
+    return [] if reason == OWN else [f"its gradient was not proven: {reason}"]
+
+
+def _reason_not_to(method: Method, options: RunOptions, data: Data) -> str:
+    """Why nothing is compared; empty: it is."""
+    if options.train.verify == "never":
+        return "train.verify is never"
+    if not is_checked(method, options, data):
+        return OWN
+    if method.problem.blocks.unread is not None:
+        return "the weights are in files, of which each rank reads its own"
+    return ""
+
+
+def is_checked(method: Method, options: RunOptions, data: Data) -> bool:
+    """Whether a run is compared with the undivided network: by default, what is the user's own."""
+    loss = options.loss is None and options.train.loss in {*LOSSES} - {MODEL}
+    plain = options.batch_transform is None and options.penalty is None
+    model = method.problem.blocks.model
+    own = isinstance(data, Dataset | Texts) and loss and plain and isinstance(model, Chain)
+    return {"never": False, "always": True, "auto": not own}[options.train.verify]
+
+
+def _prove(
+    method: Method,
+    options: RunOptions,
+    links: RankLinks,
+    data: Data,
+    whole: Callable[[], nn.Module] | None,
+) -> str:
+    lossless = plain(method)
+    R = options.replicas if options.sync.exact else 1
+    programs = [p for p in (Exact(lossless), Late(lossless)) if p.applies(method)]
+    batch = _choose_batch(lossless, data, max(p.parts for p in programs), R)
+    shares = [batch.of_replica(r, R) for r in range(R)]
+    samples = _read(shares, method, links)
+    model = None
+    if links.place.number == 0:
+        model = method.problem.blocks.model if whole is None else whole()
+    if whole is None and not links.in_one_process:
+        share_weights(method, links)
+    for program in programs:
+        reference = _refer(program, options, links, shares, samples, model)
+        if isinstance(reference, str):
+            return SKIPPED + reference
+        for formats in (False, True) if rounds(method) else (False,):
+            own = samples.of_replica(shares, links.place.replica if R > 1 else 0)
+            found = shares_of(program, method, links, own, R, formats)
+            fault = "" if found is None else _compare(reference, found, method, formats)
+            if fault := links.broadcast(fault):
+                raise AgreedError(_explained(fault, program, method, R, formats))
+    return PASSED
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What is read of the replicas' shares: inputs and targets, packed, where a rank has them."""
+
+    inputs: Sequence[Tensor]
+    targets: Sequence[Tensor]
+
+    def of_replica(self, shares: Sequence[Batch], replica: int) -> Batch:
+        """One share, as a mini-batch that is in memory."""
+        source = _Source(self.inputs[replica], self.targets[replica])
+        return replace(shares[replica], source=source, within=None, whole=None)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A mini-batch in memory."""
+
+    inputs: Tensor
+    targets: Tensor
+    mixes = joint = False
+
+    def images(self, ids: Tensor, step: int) -> Tensor:
+        return self.inputs.clone()
+
+    def labels(self, ids: Tensor, step: int) -> Tensor:
+        return self.targets.clone()
+
+
+def _read(shares: Sequence[Batch], method: Method, links: RankLinks) -> _Samples:
+    """Read inputs on the first blocks and targets on the last; the first rank has both."""
+    place, reads = links.place, method.solver.reads
+    own = [place.replica if len(shares) > 1 else 0] if place.number else range(len(shares))
+    inputs = [torch.empty(0) for _ in shares]
+    targets = [torch.empty(0) for _ in shares]
+    last = links.size - 1
+    for r in own if place.block == 0 or "images" in reads else ():
+        inputs[r] = shares[r].images()
+    for r in range(len(shares)) if place.number == last else own:
+        if place.block == last or "labels" in reads:
+            targets[r] = shares[r].labels()
+    known = links.broadcast([y.cpu() for y in targets], at=last)
+    if place.number == 0 and last:
+        targets = [y.to(method.device) for y in known]
+    return _Samples(inputs, targets)
+
+
+def _choose_batch(method: Method, data: Data, parts: int, R: int) -> Batch:
+    """Samples unlike each other: the first, the last, and others at random, by the seed."""
+    train = method.options.train
+    share, odd = divmod(train.batch_size, method.options.replicas)
+    rows = min(ROWS_OF_A_PART, max(1, share // parts))
+    count = R * (parts * rows + bool(share % parts)) + odd * (R > 1)
+    source = EpochSource(data, train.seed, 0, True, method.device, method.problem.objectives.mix)
+    count = min(count, train.batch_size)
+    if data.streamed:
+        return Batch(torch.arange(count), 0.0, source)
+    order = data.test_order() if data.order is None else data.order.of_epoch(train.seed, 0)
+    random = torch.Generator().manual_seed(train.seed)
+    inner = 1 + torch.randperm(max(0, len(order) - 2), generator=random)[: max(0, count - 2)]
+    places = torch.cat([torch.tensor([0]), inner, torch.tensor([len(order) - 1])])[:count]
+    return Batch(order[places], 0.0, source)
+
+
+def _refer(
+    program: Exact,
+    options: RunOptions,
+    links: RankLinks,
+    shares: Sequence[Batch],
+    samples: _Samples,
+    model: nn.Module | None,
+) -> Pass | str:
+    """The undivided network's pass, on the first rank; a text: why there is none."""
+    method, result = program.method, Pass()
+    objective = method.problem.objectives.training
+    failed = refused = ""
+    if model is not None:
+        bundles = method.problem.blocks.units[0].bundle, objective.targets
+        together = options.train.sync_batchnorm and len(shares) > 1
+        try:
+            inputs, targets = (
+                _joined([x if bundle is None else bundle.unpack(x) for x in each])
+                for bundle, each in zip(bundles, (samples.inputs, samples.targets), strict=True)
+            )
+            rows = Rows(inputs, targets, _parts(shares, program.parts, together))
+            loss = _loss(options, objective.loss)
+            result = undivided_pass(model, loss, options.penalty, rows, method.device)
+            if not isfinite(result.loss):
+                failed = "the loss of its samples is not a finite number"
+        except UnprovenError as error:
+            failed = str(error)
+        except ValueError as error:
+            refused = one_line(error)
+    failed, refused = links.broadcast((failed, refused))
+    if refused:
+        raise AgreedError(refused)
+    return failed or result
+
+
+def _loss(options: RunOptions, loss: Any) -> Any:
+    """The loss as the user gave it."""
+    return options.loss or getattr(loss, "loss", loss)
+
+
+def _joined(shares: Sequence[Any]) -> Any:
+    """What replicas' shares hold, as one mini-batch."""
+    if len(shares) == 1:
+        return shares[0]
+    flat = [tree_flatten(share) for share in shares]
+    columns = [*zip(*(leaves for leaves, _ in flat), strict=True)]
+    if any(len({x.shape[1:] for x in column}) > 1 for column in columns):
+        raise UnprovenError("replicas' shares of a mini-batch are padded to lengths of their own")
+    return tree_unflatten([torch.cat(column) for column in columns], flat[0][1])
+
+
+def _parts(shares: Sequence[Batch], count: int, together: bool) -> list[list[Tensor]]:
+    """The rows of every micro-batch; `together`: of all replicas, whose BatchNorms are one."""
+    rows = torch.arange(sum(map(len, shares))).split([len(share) for share in shares])
+    parts = [[*own.tensor_split(min(count, len(own)))] for own in rows]
+    return [[torch.cat(each) for each in zip(*parts, strict=True)]] if together else parts
+
+
+def _compare(reference: Pass, shares: Sequence[Shares], method: Method, formats: bool) -> str:
+    """The first thing that differs, in words; empty: nothing."""
+    if foreign := next((each.foreign for each in shares if each.foreign), ""):
+        return foreign
+    dtype = next((p.dtype for p in method.problem.blocks.model.parameters()), torch.float32)
+    near, floor = ROUNDED if formats else TOLERANCE.get(dtype, ROUNDED)
+    weighed = [pair for each in shares for pair in each.losses]
+    loss = sum(value * weight for value, weight in weighed) / sum(weight for _, weight in weighed)
+    if not abs(loss - reference.loss) <= near * abs(reference.loss) + floor:
+        return f"its loss is {loss:.6g}, and the undivided network's {reference.loss:.6g}"
+    blocks = shares[: len(method.problem.blocks)]
+    here = {name: g for each in blocks for name, g in each.passed.gradients.items()}
+    size = sum(float(g[0]) ** 2 for g in reference.gradients.values()) ** 0.5
+    zero = torch.zeros(1 + PROJECTIONS, dtype=torch.float64)
+    for name in dict.fromkeys([*reference.gradients, *here]):
+        right = reference.gradients.get(name, zero)
+        apart = distance(here.get(name, zero), right)
+        if name not in method.frozen and not apart <= near * float(right[0]) + floor * size:
+            percent = min(1e6, 100 * apart / max(float(right[0]), 1e-30))
+            return f"its gradient of {name!r} differs by {percent:.3g} %"
+    if formats:
+        return ""
+    for each in blocks:
+        for name, b in each.passed.buffers.items():
+            right = reference.buffers.get(name, b)
+            if not distance(b, right) <= near * float(right[0]) + floor:
+                return f"the buffer {name!r} differs after the pass"
+    return _compare_attributes(reference, blocks)
+
+
+def _compare_attributes(reference: Pass, blocks: Sequence[Shares]) -> str:
+    for name, value in reference.attributes.items():
+        found = [e.passed.attributes[name] for e in blocks if name in e.passed.attributes]
+        other = next((x for x in found if unlike(x, value)), None if found else "as it was")
+        if other is not None:
+            shown = "" if isinstance(value, Tensor) else f": {other}, and {value} in a plain loop"
+            return f"the attribute {name!r} differs after the pass{shown}"
+    return ""
+
+
+def _explained(fault: str, program: Exact, method: Method, R: int, formats: bool) -> str:
+    """The error's line: what differs, and the usual causes."""
+    K, m = len(method.problem.blocks), program.parts
+    said = f"the run would train another network than the one that was given: {fault}"
+    if formats:
+        return (
+            f"{said} in the formats that are set, and is right in float32: choose "
+            "train.precision=float32, or messages=float32"
+        )
+    parts = ((K, "block"), (m, "micro-batch"), (R, "replica"))
+    how = ", ".join(f"{n} {what}{'es'[what[-1] != 'h' :] * (n > 1)}" for n, what in parts)
+    causes = []
+    if m > 1 or R > 1:
+        causes.append(
+            "a loss or a network that is no mean over samples (give denominator=, or train "
+            "undivided, with 1 micro-batch and 1 replica)"
+        )
+    causes.append(
+        "code that reads modules or weights of other blocks, by hooks, attributes or a penalty "
+        "(give penalty=, let the forward return it, or take 1 block)"
+    )
+    return f"{said} ({how}); usual causes: {'; '.join(causes)}"
+
+
+@contextmanager
+def _plain_numerics() -> Iterator[None]:
+    """Within it a GPU multiplies float32 numbers as they are."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before

@@ -1,0 +1,276 @@
+"""A run's own passes over a few samples, whose gradients a proof compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hybrid.links import RankLinks
+from hybrid.method.method import Method
+from hybrid.networks.stretch import Stretch
+from hybrid.networks.units import BlockModule, mode
+from hybrid.solvers.block import Block
+from hybrid.solvers.delayed.base import Delayed
+from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
+from hybrid.solvers.numerics.constant_draws import ConstantDraws
+from hybrid.solvers.numerics.traces import untraced
+from hybrid.solvers.sync.ties import AllTies
+from hybrid.solvers.windows import Batch, Window
+from hybrid.training.undivided import Pass, attributes_of, named_modules, sketch, unlike
+
+
+@dataclass
+class Shares:
+    """What one rank has of a pass, or the first rank of all."""
+
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    """Of the last blocks: the loss over a replica's share, and its weight."""
+    passed: Pass = field(default_factory=Pass)
+    foreign: str = ""
+    """A weight of another block that the loss reads."""
+
+
+class Exact:
+    """The exact pass, as a run makes it."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        share = max(1, method.options.train.batch_size // method.options.replicas)
+        self.parts = min(self.settings(method).micro_batches, share)
+
+    @staticmethod
+    def settings(method: Method) -> PassSettings:
+        return method.solver if isinstance(method.solver, PassSettings) else method.correction
+
+    def applies(self, method: Method) -> bool:
+        """Whether the run makes such passes, or no others that could be compared."""
+        return method.solver.exact or method.setup.corrects or not Late.is_late(method)
+
+    def over(self, method: Method, share: Batch) -> Method:
+        """The method for mini-batches like this one, of which a replica has a share."""
+        total = share.size if share.total else 0
+        return replace(method, setup=replace(method.setup, batch_size=len(share), total=total))
+
+    def run(self, method: Method, block: Block, links: RankLinks, window: Window) -> float:
+        """Step on the mini-batches of a window; the loss of the last on the last block."""
+        stats = ExactPass(self.settings(method), block, links, method.setup).train(window)
+        return float(stats.losses[-1]) if stats.losses else 0.0
+
+
+class Late(Exact):
+    """The passes of a method with late gradients, over one mini-batch: its weights are equal."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__(method)
+        share = max(1, method.options.train.batch_size // method.options.replicas)
+        self.parts = method.solver.num_micro_batches(share)
+
+    @staticmethod
+    def is_late(method: Method) -> bool:
+        return isinstance(method.solver, Delayed) and method.solver.repeatable
+
+    def applies(self, method: Method) -> bool:
+        return self.is_late(method)
+
+    def over(self, method: Method, share: Batch) -> Method:
+        options = copy(method.options)
+        solver: Any = options.solver
+        options.solver = replace(solver, micro_batches=self.parts)
+        return super().over(replace(method, options=options), share)
+
+    def run(self, method: Method, block: Block, links: RankLinks, window: Window) -> float:
+        program = method.solver.start(block, links, method.setup)
+        stats = program.train(window)
+        stats.add(program.drain())
+        return float(stats.losses[-1]) if stats.losses else 0.0
+
+
+def plain(method: Method, formats: bool = False) -> Method:
+    """The method without what makes another gradient: clipping, rounding, averages, compilation."""
+    options = copy(method.options)
+    precision = options.train.precision if formats else "float32"
+    changed = {"precision": precision, "compile": False, "ema": 0.0}
+    options.train = options.train.model_copy(update=changed)
+    assert options.correction is not None
+    options.correction = options.correction.lossless(formats)
+    if isinstance(options.solver, Delayed | PassSettings):
+        options.solver = options.solver.lossless(formats)
+    options.sync = options.sync if formats else options.sync.lossless()
+    return replace(method, options=options, setup=replace(method.setup, compiled=False))
+
+
+def rounds(method: Method) -> bool:
+    """Whether the run's passes round to 16 or 8 bits."""
+    one, other = (plain(method, formats).options for formats in (False, True))
+    names = ("correction", "solver", "sync")
+    precise = one.train.precision == other.train.precision
+    return not precise or any(getattr(one, n) != getattr(other, n) for n in names)
+
+
+def share_weights(method: Method, links: RankLinks) -> None:
+    """Let the first rank's network have the weights of all blocks of its replica.
+
+    A script that does not seed torch builds another network on each rank, whose blocks are trained
+    together. What the first rank has already does not travel.
+    """
+    own = _named_parameters(method, links)
+    sketches = {name: sketch(name, p) for name, p in own.items()}
+    everyone = links.gather(sketches)
+    wanted: list[list[str]] = []
+    if everyone is not None:
+        here = dict(method.problem.blocks.model.named_parameters(remove_duplicate=False))
+        wanted = [
+            [n for n, x in each.items() if rank and not torch.equal(x, sketch(n, here[n]))]
+            for rank, each in enumerate(everyone[: links.size])
+        ]
+    wanted = links.broadcast(wanted)
+    if links.place.replica:
+        return
+    for rank, names in enumerate(wanted):
+        if names and links.rank in (0, rank):
+            links.meet([0, rank])
+        for name in names:
+            if links.rank == rank:
+                links.to_block(0, own[name].detach().clone())
+            elif links.rank == 0:
+                here[name].data.copy_(links.from_block(rank))
+    links.flush()
+
+
+def shares_of(
+    program: Exact, method: Method, links: RankLinks, share: Batch, R: int, formats: bool
+) -> list[Shares] | None:
+    """What all ranks have of the run's own pass, on the first rank; None elsewhere."""
+    own = program.over(plain(method, formats), share)
+    block = own.block(links, _Kept)
+    block.freezing = None
+    if block.sync is not None:
+        block.sync.start_alike()
+        if R == 1:
+            block.sync.release()
+            block.sync = None
+    result, named = Shares(), _named_parameters(own, links)
+    with _untouched(block), _foreign_weights(block, own, result):
+        before = _attributes(block)
+        lag = 0
+        if method.problem.blocks.ties:
+            lag = max(links.everyone(_begin_ties(block)))
+        window = Window([replace(share, step=step) for step in range(1 + lag)])
+        with ConstantDraws():
+            loss = program.run(own, block, links, window)
+        result.losses = [(loss, share.share)] if block.last else []
+        gradients = block.optimizers["exact"].state
+        for name, p in named.items():
+            if "gradient" in gradients.get(p, {}):
+                result.passed.gradients[name] = sketch(name, gradients[p]["gradient"])
+        for name, b in () if lag else block.module.named_buffers():
+            whole_name = _module(block).global_name(name)
+            result.passed.buffers[whole_name] = sketch(whole_name, b)
+        after = _attributes(block).items()
+        result.passed.attributes = {n: x for n, x in after if unlike(x, before.get(n))}
+    block.release()
+    if lag:
+        links.drop()  # gradients that would be used in later steps
+    everyone = links.gather(result)
+    return None if everyone is None else everyone[: links.size * R]
+
+
+class _Kept(torch.optim.Optimizer):
+    """Keeps the gradients that it is to step on."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        super().__init__(parameters or [nn.Parameter(torch.zeros(0))], {"lr": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.state[p]["gradient"] = p.grad.to_dense().clone()
+
+
+def _begin_ties(block: Block) -> int:
+    """Let copies of a weight begin; the steps by which their gradients are used later."""
+    if not isinstance(block.ties, AllTies):
+        return 0
+    block.ties.begin()
+    return block.ties.lag
+
+
+def _named_parameters(method: Method, links: RankLinks) -> dict[str, nn.Parameter]:
+    """This rank's parameters by all their names in the network."""
+    units = method.problem.blocks.units_of(links.rank)
+    return {name: p for unit in units for name, p in unit.parameters().items()}
+
+
+def _module(block: Block) -> BlockModule:
+    assert isinstance(block.module, BlockModule)
+    return block.module
+
+
+def _roots(block: Block) -> dict[str, nn.Module]:
+    """The network's modules that a block runs, by name: of a stretch the outermost one's copy."""
+    parts = zip(_module(block).prefixes, block.module.children(), strict=True)
+    return {p: part.network.copy if isinstance(part, Stretch) else part for p, part in parts}
+
+
+def _attributes(block: Block) -> dict[str, Any]:
+    """The plain attributes of a block's modules, by their names in the network."""
+    modules = {
+        ".".join(filter(None, (prefix, path))): module
+        for prefix, root in _roots(block).items()
+        for path, module in named_modules(root).items()
+    }
+    return attributes_of(modules)
+
+
+@contextmanager
+def _untouched(block: Block) -> Iterator[None]:
+    """Within it a pass may be made; buffers, attributes and gradients are then as before."""
+    gradients = [(p, p.grad) for p in block.module.parameters()]
+    with mode(block.module, True), untraced(*_roots(block).values()):
+        yield
+    for p, grad in gradients:
+        p.grad = grad
+
+
+@contextmanager
+def _foreign_weights(block: Block, method: Method, result: Shares) -> Iterator[None]:
+    """Note a weight of another block that the loss's gradient reaches."""
+    own = {id(p) for p in block.module.parameters()}
+    classify = block.classify
+
+    def watching(out: Any, labels: Tensor, weight: Tensor | None = None) -> Any:
+        classified = classify(out, labels, weight)
+        for leaf in _leaves(classified.loss):
+            if isinstance(leaf, nn.Parameter) and id(leaf) not in own and not result.foreign:
+                named = method.problem.blocks.model.named_parameters()
+                name = next((repr(n) for n, p in named if p is leaf), f"{tuple(leaf.shape)}")
+                result.foreign = f"the loss reads the weight {name} of another block or replica"
+        return classified
+
+    block.classify = watching  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del block.classify
+
+
+def _leaves(loss: Tensor) -> Iterator[Tensor]:
+    """The leaves of a graph."""
+    waiting, seen = [loss.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        waiting += [each for each, _ in node.next_functions]

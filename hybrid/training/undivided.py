@@ -1,0 +1,206 @@
+"""One pass of the undivided network by plain torch: what a run's gradient is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hybrid.networks.units import mode
+from hybrid.solvers.layers.bundle import call_network
+from hybrid.solvers.metrics import FAULTS, failure
+from hybrid.solvers.numerics.constant_draws import ConstantDraws, UnknownDrawError
+from hybrid.solvers.numerics.part_norms import NoRowsError, Parts, normalized_by_parts
+from hybrid.solvers.numerics.traces import untraced
+from hybrid.solvers.objective import Loss
+from hybrid.solvers.penalty import Function as Penalty
+
+PROJECTIONS = 16
+WIDTH = 1 << 12
+"""Numbers of a tensor that one row of signs is for."""
+
+Sketches = dict[str, Tensor]
+"""By name of a tensor: its norm, then its products with random signs, (1 + PROJECTIONS,)."""
+
+
+class UnprovenError(Exception):
+    """The undivided pass cannot be made, for a reason that is no fault of the run."""
+
+
+@dataclass
+class Pass:
+    """What a pass over some rows has left."""
+
+    loss: float = 0.0
+    gradients: Sketches = field(default_factory=dict)
+    """Of the parameters; one without a gradient is not there."""
+    buffers: Sketches = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """By their names in the network: plain attributes that count passes, as the pass left them."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A mini-batch of the training's own samples."""
+
+    inputs: Any
+    targets: Any
+    parts: Parts
+    """As the run will divide them."""
+
+    @property
+    def count(self) -> int:
+        return len(tree_leaves(self.targets)[0])
+
+
+def sketch(name: str, x: Tensor) -> Tensor:
+    """<x, s_j> for signs s_j that follow from the name, after the norm of x.
+
+    For two tensors of a name E (<x, s> - <y, s>)^2 = ||x - y||^2. Signs of a row and of the rows
+    are multiplied, so that few are drawn.
+    """
+    x = x.detach()
+    flat = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).reshape(-1)
+    flat = flat if flat.dtype is torch.float64 else flat.float()
+    width = min(WIDTH, flat.numel())
+    if not width:
+        return torch.zeros(1 + PROJECTIONS, dtype=torch.float64)
+    height = ceil(flat.numel() / width)
+    random = torch.Generator().manual_seed(crc32(name.encode()))
+    inner, outer = (
+        (2 * torch.randint(2, (n, PROJECTIONS), generator=random) - 1).to(flat)
+        for n in (width, height)
+    )
+    rows = nn.functional.pad(flat, (0, height * width - flat.numel())).view(height, width)
+    products = ((rows @ inner).double() * outer).sum(0)
+    return torch.cat([rows.double().norm().view(1), products]).cpu()
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """An estimate of ||x - y|| from the sketches of x and y; inf where one is not finite."""
+    apart = (one - other)[1:].square().mean().sqrt()
+    return float(apart) if apart.isfinite() else float("inf")
+
+
+def undivided_pass(
+    model: nn.Module, loss: Loss, penalty: Penalty | None, rows: Rows, device: torch.device
+) -> Pass:
+    """Loss, gradients, buffers and counting attributes of one pass of the network as it was given.
+
+    The network, its gradients and the loss are afterwards what they were. UnprovenError, with the
+    reason, where that cannot be.
+    """
+    try:
+        with mode(model, True), _without_gradients(model), untraced(model, loss):
+            return _pass(model.to(device), loss, penalty, rows)
+    except (UnknownDrawError, NoRowsError) as error:
+        raise UnprovenError(str(error)) from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise UnprovenError("the undivided network does not fit into the memory") from error
+    except FAULTS as error:
+        if "not enough memory" in str(error):  # torch's allocator for CPUs
+            raise UnprovenError("the undivided network does not fit into the memory") from error
+        raise ValueError(f"a pass of the undivided network fails: {failure(error)}") from error
+
+
+def _pass(model: nn.Module, loss: Loss, penalty: Penalty | None, rows: Rows) -> Pass:
+    kept, before = state_of(loss), attributes_of(named_modules(model))
+
+    def outputs() -> Any:
+        with ConstantDraws(), normalized_by_parts(model, rows.parts, rows.count):
+            return call_network(model, _copied(rows.inputs))
+
+    with torch.enable_grad():
+        out = outputs()
+        with ConstantDraws():
+            value = loss(out, rows.targets)
+            value = value.mean() if value.dim() else value
+            (value + _penalty(penalty, model)).backward()
+        if changed := [name for name, x in state_of(loss).items() if unlike(x, kept.get(name))]:
+            raise ValueError(
+                f"the loss keeps state ({changed[0]!r} changes), which no checkpoint holds"
+            )
+        done = Pass(float(value.detach()))
+        for name, p in model.named_parameters(remove_duplicate=False):
+            if p.grad is not None:
+                done.gradients[name] = sketch(name, p.grad.to_dense())
+        done.buffers = {n: sketch(n, b) for n, b in model.named_buffers() if not b.is_meta}
+        after = attributes_of(named_modules(model))
+        moved = {name: x for name, x in after.items() if unlike(x, before.get(name))}
+        if moved:  # what a second pass leaves alone is a copy of something, and counts nothing
+            with torch.no_grad():
+                outputs()
+            again = attributes_of(named_modules(model))
+            done.attributes = {n: x for n, x in moved.items() if unlike(again.get(n), x)}
+    return done
+
+
+def _penalty(penalty: Penalty | None, model: nn.Module) -> Any:
+    return 0.0 if penalty is None else penalty(dict(model.named_parameters()))
+
+
+def _copied(inputs: Any) -> Any:
+    """Inputs that a network may write to."""
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
+
+
+@contextmanager
+def _without_gradients(model: nn.Module) -> Iterator[None]:
+    """Within it the parameters have no gradients; afterwards those that they had."""
+    before = [(p, p.grad) for p in model.parameters()]
+    for p, _ in before:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, grad in before:
+            p.grad = grad
+
+
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """A network's modules that are not torch's, by their names."""
+    return {
+        path: m
+        for path, m in model.named_modules()
+        if not type(m).__module__.startswith("torch.nn.")
+    }
+
+
+def attributes_of(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Their plain attributes that are numbers or tensors without a graph, by their whole names."""
+    found = {}
+    for path, module in modules.items():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.requires_grad and not value.is_meta:
+                value = value.clone()
+            elif isinstance(value, Tensor) or not isinstance(value, bool | int | float | Tensor):
+                continue
+            if name != "training":
+                found[f"{path}.{name}" if path else name] = value
+    return found
+
+
+def unlike(x: Any, y: Any) -> bool:
+    """Whether two attributes differ, as numbers or as tensors of one shape; rounding is none."""
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        same = x.shape == y.shape
+        return same and not torch.allclose(x.double(), y.double().to(x.device), 1e-4, 1e-6)
+    if isinstance(x, Tensor) or isinstance(y, Tensor) or None in (x, y):
+        return False  # it has come to be in the pass
+    return bool(abs(x - y) > 1e-4 * abs(y))
+
+
+def state_of(loss: Any) -> dict[str, Any]:
+    """What a loss keeps in attributes and buffers."""
+    if isinstance(loss, nn.Module):
+        buffers = {name: b.clone() for name, b in loss.named_buffers()}
+        return attributes_of(dict(loss.named_modules())) | buffers
+    kept = getattr(loss, "__dict__", {})
+    return {k: v for k, v in kept.items() if isinstance(v, bool | int | float)}

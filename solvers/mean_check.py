@@ -1,0 +1,110 @@
+"""Whether the loss of a mini-batch is the mean of what its parts are trained on."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hybrid.solvers.metrics import detached
+from hybrid.solvers.numerics.buffers import frozen_statistics
+from hybrid.solvers.numerics.constant_draws import ConstantDraws
+from hybrid.solvers.numerics.part_norms import normalized_by_parts
+from hybrid.solvers.numerics.traces import untraced
+from hybrid.solvers.objective import Objective
+
+if TYPE_CHECKING:
+    from hybrid.solvers.exact.pipeline import MicroBatch
+
+EVERY = 128
+"""Mini-batches of which one is checked, beside the first of every epoch."""
+NEAR = 1e-4
+NEAR_IN_16_BITS = 1e-2
+"""The largest difference over the mean size of the parts' losses."""
+
+
+class LastBlock(Protocol):
+    """What is asked of the last block."""
+
+    module: nn.Module
+    objective: Objective
+    precision: torch.dtype
+
+    def forward(self, lam: Any, key: tuple[int, ...] = ()) -> Any:
+        """x_{K-1} from lam_{K-1}."""
+        ...
+
+
+class MeanCheck:
+    r"""On the last block, of a mini-batch or a replica's share of one, in parts j of n_j samples:
+
+        L(o_1 .. o_m) = sum_j (n_j / N) L_j,   L_j the loss that is trained on part j
+
+    Outputs that have no row for each sample, such as a loss that the network computes, are computed
+    again, of all samples at once. A share that is not divided is checked in two halves.
+    """
+
+    def __init__(self, block: LastBlock, steps: int) -> None:
+        self.block, self.steps = block, steps
+        """Mini-batches of an epoch."""
+        self._parts: list[tuple[MicroBatch, Tensor, Any, Tensor]] = []
+
+    def take(self, part: MicroBatch, lam: Tensor, out: Any, loss: Tensor) -> None:
+        """A part's input, output and loss; ValueError with the last one of a mini-batch."""
+        if part.step % self.steps and part.step % EVERY:
+            return
+        self._parts.append((part, lam.detach(), detached(out), loss.detach()))
+        if not part.is_last:
+            return
+        parts, self._parts = self._parts, []
+        if len(parts) > 1 or (part.size > part.samples > 1):
+            self._compare(parts)
+
+    def _compare(self, parts: list[tuple[MicroBatch, Tensor, Any, Tensor]]) -> None:
+        block, objective = self.block, self.block.objective
+        count, first = parts[0][0].samples, parts[0][0]
+        labels = torch.cat([part.labels for part, *_ in parts if part.labels is not None])
+        weights = [part.weight for part, *_ in parts if part.weight is not None]
+        weight = torch.stack(weights).sum() if weights else None
+        sizes = [part.stop - part.start for part, *_ in parts]
+        outputs = [out for _, _, out, _ in parts]
+        with torch.no_grad(), untraced(objective.loss):
+            losses = [loss for *_, loss in parts]
+            if len(parts) == 1 or not _has_rows(outputs[0], sizes[0]):
+                sizes = sizes if len(parts) > 1 else [count // 2, count - count // 2]
+                outputs, whole = self._pass(torch.cat([lam for _, lam, *_ in parts]), sizes)
+                losses = [
+                    objective.mean_of(o, y, None if weight is None else weight * (len(y) / count))
+                    for o, y in zip(outputs, labels.split(sizes), strict=True)
+                ]
+            else:
+                whole = tree_map(lambda *rows: torch.cat(rows), *outputs)
+            at_once = float(objective.mean_of(whole, labels, weight))
+        terms = [float(x) * n / count for x, n in zip(losses, sizes, strict=True)]
+        near = NEAR if block.precision is torch.float32 else NEAR_IN_16_BITS
+        if abs(at_once - sum(terms)) > near * sum(map(abs, terms)):
+            raise ValueError(
+                f"the loss of {count} samples of step {first.step} is {at_once:.6g}, and "
+                f"{sum(terms):.6g} the mean of its parts, so that they are trained on another: say "
+                "what it is divided by (denominator=), or train undivided, with 1 micro-batch and "
+                "1 replica"
+            )
+
+    def _pass(self, lam: Tensor, sizes: list[int]) -> tuple[list[Any], Any]:
+        """The outputs of parts, and of all samples at once; nothing of it stays."""
+        module = self.block.module
+        rows = [*torch.arange(len(lam)).split(sizes)]
+        with ExitStack() as stack:
+            for context in (frozen_statistics(module), ConstantDraws()):
+                stack.enter_context(context)
+            outputs = [self.block.forward(part.clone()) for part in lam.split(sizes)]
+            stack.enter_context(normalized_by_parts(module, [rows], len(lam)))
+            return outputs, self.block.forward(lam.clone())
+
+
+def _has_rows(out: Any, count: int) -> bool:
+    """Whether an output is tensors with a row for each sample."""
+    return all(isinstance(x, Tensor) and x.shape[:1] == (count,) for x in tree_leaves(out))
