@@ -48,7 +48,8 @@ class Filling:
         c    local_lr min(1, local samples / N), since few samples are a noisy mean
         w_k  <- optimizer step with g + c l
 
-    A block whose n_k is 0 trains by the method alone. Nothing is sent for the local work, and no
+    A micro-batch of fewer samples has fewer to work on, and none where one would be left. A block
+    whose n_k is 0 trains by the method alone. Nothing is sent for the local work, and no
     weight moves in it. The n_k are fixed before training, so the result does not depend on timing.
     What is recorded ends when the pipeline is drained. Records are those of a whole mini-batch or
     none: where a resume leaves out those of its first micro-batches, the later ones are of no use.
@@ -114,7 +115,8 @@ class Filling:
         part = flight.part
         start = part.start + first
         stop = min(start + count, part.stop)
-        if (part.start, part.stop) not in self._whole or stop <= start:
+        rest = stop - start == 1 < count  # of a smaller micro-batch; BatchNorm may refuse it
+        if (part.start, part.stop) not in self._whole or stop <= start or rest:
             return
         assert self._recorded is not None
         batch = self._batches[self._recorded].part(slice(start, stop))

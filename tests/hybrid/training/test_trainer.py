@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from answers import refusal
+from torch import nn
 from trainings import (
     OFTEN,
     assert_same,
@@ -17,6 +18,7 @@ from trainings import (
     summary,
     trained_weights,
     trainer,
+    trainer_of,
 )
 
 from hybrid.folder import checkpoint, traces
@@ -171,6 +173,44 @@ def test_local_steps_that_cannot_be_are_refused(settings, said, few):
     solver = settings.get("solver", DDG())
     more = {key: value for key, value in settings.items() if key != "solver"}
     assert refusal(lambda: trainer(solver, **more).fit(*few, epochs=1)).startswith(said)
+
+
+def normed(waits, batch_size=16, **settings):
+    """A run with local steps beside BatchNorm over one value of each sample."""
+    layers = nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)
+    train = {"epochs": 1, "batch_size": batch_size}
+    settings = {"fill": "penalty", "waits": waits, "train": train, **settings}
+    return trainer_of(nn.Sequential(*layers), DDG(micro_batches=4), cuts=["4"], **settings)
+
+
+@pytest.mark.parametrize("waits", [[(1, 0), (0, 2)], [(3, 1), (0, 2)]])
+def test_local_steps_of_one_sample_are_refused_where_batchnorm_cannot_take_it(waits, few):
+    made = normed(waits)
+    said = refused(made, few)
+    assert said.startswith(f"rounds.waits gives block 0 {waits[0][0]} and {waits[0][1]} samples")
+    assert not any(m._forward_pre_hooks for m in made.blocks.model.modules())
+    # block 1 has none, and a convolution's has several values of a sample
+    normed([(2, 0), (1, 1)]).fit(*few)
+    filled(2, waits=[(1, 0), (0, 1)], **ONCE).fit(*few)
+
+
+def test_local_steps_leave_out_a_rest_of_one_sample(few):
+    # 14 samples in parts of 4, 4, 3 and 3, of which a tick has time for 2 and 2
+    made = normed([(2, 2), (0, 2)], batch_size=14)
+    batches = len(few[0]) // 14 - 1
+    assert made.fit(*few)["fill_steps"] == [(4 + 2) * batches, 4 * batches]
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "float16"])
+def test_16_bits_are_not_stored_of_a_network_of_float64(storage):
+    x, y = torch.randn(32, 64, dtype=torch.float64), torch.randint(10, (32,))
+    for solver, settings, name in (
+        (DDG(), {"fill": AugmentedLagrangian(storage=storage)}, "fill"),
+        (AugmentedLagrangian(storage=storage), {}, "solver"),
+    ):
+        net = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10)).double()
+        said = refusal(trainer_of(net, solver, cuts=["1"], **settings).fit, (x, y))
+        assert said.startswith(f"{name}.storage is '{storage}', and the network has weights of")
 
 
 def test_virtual_links_under_mpirun_are_refused(few):
