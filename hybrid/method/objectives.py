@@ -23,6 +23,7 @@ from hybrid.data.mixing import Mix, shapes
 from hybrid.data.samplers.base import Learning
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.calls import CallUnit
+from hybrid.rounds.phase_report import LINE_KEYS
 from hybrid.solvers.acting import unknown
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import (
@@ -103,13 +104,17 @@ class Objectives(NamedTuple):
             check_mean(named, OfInputs(blocks, loss), inputs, targets)
         else:
             check_mean(named, loss, out, targets)
-        if "loss" in (options.metrics or {}):
-            raise ValueError("metrics has 'loss', which the loss is called: give it another name")
+        measured = test.metrics if options.metrics is None else options.metrics
+        for name in (name for name in measured or {} if name in LINE_KEYS):
+            raise ValueError(
+                f"metrics has {name!r}, which is something else in metrics.jsonl: give it another "
+                "name"
+            )
 
         def objective(
             loss: Loss, out: Any, targets: Any, answers: Bundle | None, each: bool = False
         ) -> Objective:
-            metrics = test.metrics if options.metrics is None else options.metrics
+            metrics = measured
             if metrics is None:
                 metrics = _default_metrics(loss, out, targets)
             _check_shapes(options, loss, out, targets)

@@ -78,9 +78,9 @@ class Filling:
         """By their step: the mini-batches under way, and the recorded one."""
         self._recorded: int | None = None
         """The step of the mini-batch whose records are complete."""
-        self._whole = list[tuple[int, ...]]()
+        self._whole = list[tuple[int, int]]()
         """(start, stop) of its micro-batches; empty without one."""
-        self._coming = list[tuple[int, ...]]()
+        self._coming = list[tuple[int, int]]()
         """Those with records of the mini-batch that is coming back."""
         self._slot = 0
         """Where in the store the mini-batch that is coming back is recorded."""
