@@ -32,6 +32,7 @@ from hybrid.training.summary import (
     make_summary,
     share_of_rank,
 )
+from hybrid.training.untouched import Untouched
 
 
 class Run:
@@ -56,7 +57,8 @@ class Run:
         patience = options.train.early_stop
         tests = test is not None
         early = [EarlyStopping(patience, tests)] if patience else []
-        self.callbacks = Callbacks(self.progress, [*options.callbacks, *early], links)
+        untouched = Untouched(method.problem.blocks, links.place, links.in_one_process)
+        self.callbacks = Callbacks(self.progress, [*options.callbacks, *early], links, untouched)
         self.folder = SharedFolder(options.out, links, options.checkpoint)
         self.stopped = ""
         """Why any rank has been asked to stop."""
