@@ -10,7 +10,7 @@ from trainings import BATCH, assert_same, digits, refused, trained_weights, trai
 
 from hybrid import Callback
 from hybrid.data.sampling import epoch_order
-from hybrid.solvers import AugmentedLagrangian, Backprop, LocalUpdates
+from hybrid.solvers import AuxNet, Backprop
 from hybrid.training.untouched import REMEDIES
 
 
@@ -147,15 +147,7 @@ def test_a_callback_may_look_at_the_network(replicas, few):
     made(look, hook="on_report", replicas=replicas).fit(*few)
 
 
-SWEEPS = {
-    "local updates": LocalUpdates(),
-    "carried windows": AugmentedLagrangian(),
-}
-
-
-@pytest.mark.parametrize("name", SWEEPS)
-def test_passes_of_other_threads_are_no_change_of_a_callback(name, few):
-    settings = {"window": "all", "correct_every": 0, "sweeps": 2} if "window" in name else {}
-    run = made(lambda net: sleep(0.03), hook="on_report", solver=SWEEPS[name], **settings)
-    run.train = run.train.model_copy(update={"report_every": 1, "epochs": 3})
-    run.fit(*few)
+def test_passes_of_other_threads_are_no_change_of_a_callback(few):
+    """Sweeps of auxiliary networks wait for no neighbor."""
+    settings = {"window": 2, "correct_every": 0, "train": {"report_every": 1}}
+    made(lambda net: sleep(0.05), hook="on_report", solver=AuxNet(), **settings).fit(*few)
