@@ -19,9 +19,9 @@ from typing import Any
 
 from hybrid.errors import AgreedError, reason, tell
 from hybrid.links import RankLinks
+from hybrid.networks.untouched import Untouched
 from hybrid.rounds.phase_report import PhaseReport
 from hybrid.solvers.state import State
-from hybrid.training.untouched import Untouched
 
 SECONDS = 30
 """The least time between two lines of progress within an epoch."""
@@ -51,8 +51,10 @@ class RunInfo:
 class Callback:
     """Its methods are called on the first rank only, and training waits until they return.
 
-    An exception that it raises ends the run on all ranks, with one line that names its class. What
-    it needs to stop at the same epoch after a resume is kept in checkpoints by `state`.
+    An exception that it raises ends the run on all ranks, with one line that names its class. So
+    does a change of the network that other ranks would not see: of attributes or modes of modules,
+    of weights or buffers. What it needs to stop at the same epoch after a resume is kept in
+    checkpoints by `state`.
     """
 
     reason: str = ""

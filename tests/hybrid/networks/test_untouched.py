@@ -10,8 +10,8 @@ from trainings import BATCH, assert_same, digits, refused, trained_weights, trai
 
 from hybrid import Callback
 from hybrid.data.sampling import epoch_order
+from hybrid.networks.untouched import REMEDIES
 from hybrid.solvers import AuxNet, Backprop
-from hybrid.training.untouched import REMEDIES
 
 
 class Scaled(nn.Module):
@@ -39,7 +39,10 @@ class Changing(Callback):
     """Does something to the network in a hook."""
 
     def __init__(self, model, change, hook="on_epoch"):
-        setattr(self, hook, lambda *_: change(model))
+        def changed(*_):
+            change(model)  # what it gives asks for nothing
+
+        setattr(self, hook, changed)
 
 
 def made(change, blocks=2, hook="on_epoch", **settings):
@@ -128,7 +131,8 @@ def test_what_replicas_have_of_their_own_is_not_changed_on_the_first_alone(kind,
     change, name = STATES[kind]
     said = refused(made(change, replicas=2), few)
     assert said == said_of("on_epoch", kind, name)
-    made(change).fit(*few)
+    if kind != "requires_grad of":  # which train.frozen alone may say
+        made(change).fit(*few)
     buffer = refused(made(lambda net: net[2].scale.fill_(2.0), replicas=2), few)
     assert buffer == said_of("on_epoch", "numbers of", "2.scale")
 

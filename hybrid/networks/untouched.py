@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hybrid.links.grid import Place
 from hybrid.networks.blocks import Blocks
 
 _REGISTRIES = frozenset(vars(nn.Module()))
@@ -32,17 +31,15 @@ class Seen(NamedTuple):
 
 
 class Untouched:
-    """Compares the network of the first rank before and after a call of a callback.
+    """Compares a network on the rank of a block before and after a call of a callback.
 
-    attributes of modules                     one rank alone trains with these very modules:
-                                              there they may change
-    modes, requires_grad, numbers             threads have them in common: there they may, too;
-                                              other processes and replicas have their own
+    What may change depends on who else trains with the same modules. Attributes may, where `alone`
+    no other rank trains, but not those of modules that are in no block. Modes, requires_grad and
+    numbers may, where all ranks have them in `common`, as threads of one replica do.
     """
 
-    def __init__(self, blocks: Blocks, place: Place, in_one_process: bool) -> None:
-        self.blocks, self.place = blocks, place
-        self.common = place.count == 1 or (in_one_process and place.replicas == 1)
+    def __init__(self, blocks: Blocks, index: int, alone: bool, common: bool) -> None:
+        self.blocks, self.index, self.alone, self.common = blocks, index, alone, common
 
     def look(self) -> Mapping[tuple[str, str], Seen]:
         """What there is, by kind and name."""
@@ -61,9 +58,9 @@ class Untouched:
 
     def _everything(self) -> Iterator[tuple[str, str, Seen]]:
         model = self.blocks.model
-        own = {*self.blocks.module(self.place.block).modules()}
+        own = {*self.blocks.module(self.index).modules()}
         for path, module in model.named_modules():
-            if self.place.count > 1 or module not in own:
+            if not self.alone or module not in own:
                 for name, seen in _attributes(module):
                     yield "attribute", f"{path}.{name}".lstrip("."), seen
             if not self.common and module in own:
