@@ -87,7 +87,7 @@ def _seen(value: Any) -> Seen:
     if isinstance(value, _PLAIN):
         return Seen((type(value), repr(value)))
     if isinstance(value, Tensor):
-        return Seen((id(value), value._version), value)
+        return Seen((id(value), None if value.is_inference() else value._version), value)
     items = [*value.values()] if isinstance(value, dict) else []
     items = [*value] if isinstance(value, list | tuple | set) else items
     return Seen((id(value), *map(id, items)), (value, items))

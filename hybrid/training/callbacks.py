@@ -208,8 +208,8 @@ class Callbacks:
         """Whether a hook is a user's, and no pass of another thread may run beside it."""
         if hook == "on_end" or (hook == "load_state" and self.links.in_one_process):
             return False
-        ours = getattr(type(callback), hook).__module__ == __name__
-        return callback is not self._all[0] and not (ours and hook not in vars(callback))
+        ours = getattr(getattr(callback, hook), "__module__", None) == __name__
+        return callback is not self._all[0] and not ours
 
 
 class EarlyStopping(Callback):
