@@ -134,7 +134,8 @@ def test_a_run_goes_on_in_mid_epoch_with_other_local_steps(other, few, tmp_path)
     """Records of another kind are left out; a block that had none begins with the next ones."""
     settings = {"train": {"report_every": 1}, "checkpoint": OFTEN}
     filled(2, tmp_path, waits=[(0, 0), (0, 8)], **settings).fit(*few, epochs=2)
-    stopped(tmp_path, 8)
+    stopped(tmp_path, 4)
+    assert checkpoint.read_manifest(newest(tmp_path))["step"] == 4  # of 5 in an epoch
     again = {"fill": "augmented-lagrangian", "waits": [(0, 0), (0, 8)], **other}
     again = again if again["fill"] != "none" else {"fill": "none"}
     made = trainer(DDG(), tmp_path, 2, resume=True, **again, **settings)
