@@ -22,6 +22,7 @@ from hybrid.data.mixing import Mix, shapes
 from hybrid.data.samplers.base import Learning
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.calls import CallUnit
+from hybrid.rounds.phase_report import LINE_KEYS
 from hybrid.solvers.acting import unknown
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import (
@@ -88,13 +89,17 @@ class Objectives(NamedTuple):
         out = tree_map(_leaf, blocks.compute_outputs(inputs))
         named = "the loss" if options.loss else f"the loss {options.train.loss!r}"
         named = "the network's own loss" if has_own_loss(options) else named
-        if "loss" in (options.metrics or {}):
-            raise ValueError("metrics has 'loss', which the loss is called: give it another name")
+        measured = test.metrics if options.metrics is None else options.metrics
+        for name in (name for name in measured or {} if name in LINE_KEYS):
+            raise ValueError(
+                f"metrics has {name!r}, which is something else in metrics.jsonl: give it another "
+                "name"
+            )
 
         def objective(
             loss: Loss, out: Any, targets: Any, answers: Bundle | None, each: bool = False
         ) -> tuple[Objective, Tensor]:
-            metrics = test.metrics if options.metrics is None else options.metrics
+            metrics = measured
             if metrics is None:
                 metrics = _default_metrics(options, out, targets)
             _check_shapes(options, loss, out, targets)

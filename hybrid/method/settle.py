@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hybrid.data.samplers.base import Learning
 from hybrid.links.grid import Place
@@ -184,6 +184,32 @@ def _check_fill(method: Method) -> None:
     fill.check(method.setup)
     run = vars(known(method)) | {"solver": fill, "setup": replace(method.setup, correct_every=1)}
     acting.check({"fill": fill}, Known(**run))
+    _check_single_samples(method)
+
+
+def _check_single_samples(method: Method) -> None:
+    """ValueError for local steps of one sample where BatchNorm has one value of it to normalize."""
+    problem, single = method.problem, [k for k, own in enumerate(method.waits) if 1 in own]
+    if not single or not problem.normed:
+        return
+    norms, of_one_value = nn.modules.batchnorm._BatchNorm, set[nn.Module]()
+
+    def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if inputs[0].shape[:2].numel() == inputs[0].numel():
+            of_one_value.add(norm)
+
+    found = [m for m in problem.blocks.model.modules() if isinstance(m, norms)]
+    hooks = [norm.register_forward_pre_hook(look) for norm in found]
+    problem.blocks.compute_outputs(problem.inputs)
+    for hook in hooks:
+        hook.remove()
+    for k in single:
+        if not of_one_value.isdisjoint(problem.blocks.module(k).modules()):
+            raise ValueError(
+                f"rounds.waits gives block {k} {method.waits[k].adjoint} and "
+                f"{method.waits[k].activation} samples, and its BatchNorm cannot normalize one "
+                "sample by itself: take 0 or at least 2"
+            )
 
 
 def _shares_products(problem: Problem, options: Options) -> bool:
@@ -251,6 +277,12 @@ def _check_messages(method: Method) -> None:
                     f"{where}.{name} is {kind!r}, which would change the integers that "
                     f"cross the cut before {cut}: choose float32, or another cut"
                 )
+        kind, weights = getattr(made, "storage", "float32"), blocks.model.parameters()
+        if kind != "float32" and any(p.dtype is torch.float64 for p in weights):
+            raise ValueError(
+                f"{where}.storage is {kind!r}, and the network has weights of float64, for which "
+                "nothing of 16 bits is stored: leave it out, or take the network's .float()"
+            )
     factor = max(getattr(each, "filter", 1) for each in (solver, passes, fill))
     for cut, shape in zip(blocks.cuts, method.setup.shapes, strict=True):
         if factor > 1 and (len(shape) != 3 or shape[1] % factor or shape[2] % factor):

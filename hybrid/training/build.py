@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from hybrid.settings.resolve import load, read_toml
 from hybrid.settings.sections.base import is_reference
 from hybrid.solvers import registry
 from hybrid.solvers.acting import Known, check
+from hybrid.solvers.base import Solver
 from hybrid.solvers.layers.projection import Projection
 from hybrid.training import references
 from hybrid.training.summary import OWN_DATA
@@ -47,13 +49,18 @@ def read_settings(
         stored = out / "config.toml"
     resolved = load(path, overrides, base=stored if stored and stored.exists() else None)
     references.check_code_is_given(resolved, overrides)
-    if resume:
-        _resume_grid(resolved, overrides)
+    if not resume:
+        _settle_grid(resolved)
+        return resolved
+    file = {} if path is None else read_toml(path)
+    chosen = {*overrides} | {f"{section}.{key}" for section, of in file.items() for key in of}
+    _resume_grid(resolved, overrides)
     _settle_grid(resolved)
-    if resume and resolved.split.replicas == 1:
-        file = {} if path is None else read_toml(path)
-        chosen = {f"{section}.{key}" for section, table in file.items() for key in table}
-        _drop_settings_of_replicas(resolved, {*overrides, *chosen})
+    if resolved.rounds.waits and "rounds.waits" not in chosen:
+        assert stored is not None
+        _drop_timetable(resolved, load(None, {}, base=stored))
+    if resolved.split.replicas == 1:
+        _drop_settings_of_replicas(resolved, chosen)
     return resolved
 
 
@@ -64,12 +71,27 @@ def _resume_grid(resolved: Config, overrides: Mapping[str, Any]) -> None:
     comm = launch.communicator()
     grid = Grid(asked.blocks or before.blocks, asked.replicas or before.replicas)
     if comm is not None:
-        grid = before.resumed(asked, comm.size)
+        grid = before.resumed(asked, comm.size).on(comm.size)
     _update(resolved, "split", **grid._asdict())
     if grid.blocks != before.blocks:
         _update(resolved, "split", cuts=[])
-        if "rounds.waits" not in overrides:
-            _update(resolved, "rounds", waits=())  # they are of other blocks
+
+
+def _drop_timetable(resolved: Config, before: Config) -> None:
+    """Leave out a run's own timetable of local steps where it is of other blocks or micro-batches.
+
+    With other replicas it stays, as its cuts do, unless their micro-batches are too small for it.
+    """
+
+    def micro_batch(config: Config) -> int:
+        share = max(1, config.train.batch_size // resolved.split.replicas)
+        return ceil(share / methods.solver(config).num_micro_batches(share))
+
+    part = micro_batch(resolved)
+    same = (resolved.split.cuts, part) == (before.split.cuts, micro_batch(before))
+    fits = all(sum(pair) <= part for pair in resolved.rounds.waits)
+    if not (same and fits and isinstance(methods.fill(resolved), Solver)):
+        _update(resolved, "rounds", waits=())
 
 
 def _update(resolved: Config, section: str, **values: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from hybrid.errors import AgreedError, reason, tell
 from hybrid.links import RankLinks
+from hybrid.networks.untouched import Untouched
 from hybrid.rounds.phase_report import PhaseReport
 from hybrid.solvers.state import State
 
@@ -50,8 +51,10 @@ class RunInfo:
 class Callback:
     """Its methods are called on the first rank only, and training waits until they return.
 
-    An exception that it raises ends the run on all ranks, with one line that names its class. What
-    it needs to stop at the same epoch after a resume is kept in checkpoints by `state`.
+    An exception that it raises ends the run on all ranks, with one line that names its class. So
+    does a change of the network that other ranks would not see: of attributes or modes of modules,
+    of weights or buffers. What it needs to stop at the same epoch after a resume is kept in
+    checkpoints by `state`.
     """
 
     reason: str = ""
@@ -101,11 +104,18 @@ class Callbacks:
                           |__ `failure`, kept __|__ `raise_failure` __|
 
     After a failure no callback is called. The other ranks learn of the failure with the next report
-    (`raise_failure`), or in `agree`, which communicates only if the user has callbacks.
+    (`raise_failure`), or in `agree`, which communicates only if the user has callbacks. It is a
+    failure, too, if a callback changes what is `untouched` of the network.
     """
 
-    def __init__(self, progress: Callback, callbacks: Sequence[Callback], links: RankLinks) -> None:
-        self.links = links
+    def __init__(
+        self,
+        progress: Callback,
+        callbacks: Sequence[Callback],
+        links: RankLinks,
+        untouched: Untouched,
+    ) -> None:
+        self.links, self.untouched = links, untouched
         self._agrees = links.broadcast(bool(callbacks))
         self._all = [] if links.place.number else [progress, *callbacks]
         self.failure = ""
@@ -116,9 +126,14 @@ class Callbacks:
         """The same on the first rank, before the others know it."""
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of every callback; the other ranks learn of a failure later."""
+        """Call a hook of every callback; the other ranks learn of a failure later.
+
+        Threads wait until then: their passes would change attributes of modules meanwhile.
+        """
         for callback in self._all:
             self._try(callback, hook, *arguments)
+        if self.links.in_one_process and not self.links.clocked:
+            self.agree()
 
     def end_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
         """Call `on_epoch`; all ranks agree whether the run stops."""
@@ -177,12 +192,24 @@ class Callbacks:
         """The result of a hook; None once one has failed."""
         if self.failure:
             return None
+        name = type(callback).__name__
+        before = self.untouched.look() if self._is_watched(callback, hook) else None
         try:
             result = getattr(callback, hook)(*arguments)
-            return json.loads(json.dumps(result)) if hook == "state" else result
+            result = json.loads(json.dumps(result)) if hook == "state" else result
         except (Exception, SystemExit) as error:
-            self.failure = f"callback {type(callback).__name__} failed in {hook}: {reason(error)}"
+            self.failure = f"callback {name} failed in {hook}: {reason(error)}"
             return None
+        if before is not None and (fault := self.untouched.fault(before)):
+            self.failure = f"callback {name} failed in {hook}: it {fault}"
+        return None if self.failure else result
+
+    def _is_watched(self, callback: Callback, hook: str) -> bool:
+        """Whether a hook is a user's, and no pass of another thread may run beside it."""
+        if hook == "on_end" or (hook == "load_state" and self.links.in_one_process):
+            return False
+        ours = getattr(getattr(callback, hook), "__module__", None) == __name__
+        return callback is not self._all[0] and not ours
 
 
 class EarlyStopping(Callback):

@@ -141,6 +141,9 @@ class StateFiles:
     ) -> list[str]:
         """Notices for the user of what is not restored; empty if nothing is lost."""
         notices, alone = [], self.place.replicas == 1
+        if (before := manifest["cuts"]) != self.blocks.cuts:
+            cuts = [" and ".join(each) or "no unit" for each in (before, self.blocks.cuts)]
+            notices.append(f"{folder}: cut before {cuts[0]}; the run goes on, cut before {cuts[1]}")
         if manifest["replicas"] > 1 and alone:
             notices.append(
                 f"{folder}: {manifest['replicas']} replicas, kept together by {manifest['sync']}, "

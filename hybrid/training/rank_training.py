@@ -197,7 +197,10 @@ class RankTraining:
             fits = manifest["carried_as"] == self.method.carried_layout
             self.files.restore(parts, folder, manifest, device, fits)
         self.take_smaller_steps()
-        return self.files.describe_dropped(folder, manifest, parts)
+        notices = self.files.describe_dropped(folder, manifest, parts)
+        if self.method.setup.fills and not self.method.waits and waits != self.rounds.waits:
+            notices += [f"{folder}: its timetable of local steps is replaced"] * bool(waits)
+        return notices
 
     @property
     def _kinds(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from hybrid.data import Data, Dataset
 from hybrid.errors import AgreedError, StoppedError
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
+from hybrid.networks.untouched import Untouched
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.rounds.phase_report import DivergedError, PhaseReport
@@ -61,7 +62,9 @@ class Run:
         patience = options.train.early_stop
         tests = test is not None
         early = [EarlyStopping(patience, tests)] if patience else []
-        self.callbacks = Callbacks(self.progress, [*options.callbacks, *early], links)
+        alone, threads = links.place.count == 1, links.in_one_process and links.place.replicas == 1
+        untouched = Untouched(method.problem.blocks, links.rank, alone, alone or threads)
+        self.callbacks = Callbacks(self.progress, [*options.callbacks, *early], links, untouched)
         self.folder = SharedFolder(options.out, links, options.checkpoint)
         self.stopped = ""
         """Why any rank has been asked to stop."""

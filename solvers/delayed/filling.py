@@ -25,6 +25,8 @@ STORED_BATCHES = 2
 """Mini-batches in the store: the one whose records are complete, and the one being recorded."""
 _RECORDS, _SUMS = "record ", "local "
 """Prefixes of the records' and of the local gradients' names in a checkpoint."""
+_WHOLE, _COMING = "recorded parts", "parts coming back"
+"""Names there of the micro-batches that have records."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,11 @@ class Filling:
         c    local_lr min(1, local samples / N), since few samples are a noisy mean
         w_k  <- optimizer step with g + c l
 
-    A block whose n_k is 0 trains by the method alone. Nothing is sent for the local work, and no
+    A micro-batch of fewer samples has fewer to work on, and none where one would be left. A block
+    whose n_k is 0 trains by the method alone. Nothing is sent for the local work, and no
     weight moves in it. The n_k are fixed before training, so the result does not depend on timing.
-    What is recorded ends when the pipeline is drained.
+    What is recorded ends when the pipeline is drained. Records are those of a whole mini-batch or
+    none: where a resume leaves out those of its first micro-batches, the later ones are of no use.
     """
 
     def __init__(self, program: SubProblems, waits: Waits) -> None:
@@ -74,6 +78,10 @@ class Filling:
         """By their step: the mini-batches under way, and the recorded one."""
         self._recorded: int | None = None
         """The step of the mini-batch whose records are complete."""
+        self._whole = list[tuple[int, int]]()
+        """(start, stop) of its micro-batches; empty without one."""
+        self._coming = list[tuple[int, int]]()
+        """Those with records of the mini-batch that is coming back."""
         self._slot = 0
         """Where in the store the mini-batch that is coming back is recorded."""
         self._sums: dict[Parameter, Tensor] = {}
@@ -93,6 +101,7 @@ class Filling:
         adjoints = (None if p is None else p[:few] for p in (p_in, flight.p_out))
         rows = self._rows(part.start, part.start + few, self._slot)
         self.program.record(record_of(self.block, rows, part.size, *passed, *adjoints))
+        self._coming.append((part.start, part.stop))
         if part.weight is not None:
             own = part.weight / (part.stop - part.start)
             self._batches[part.step] = replace(self._batches[part.step], weight=own)
@@ -100,12 +109,16 @@ class Filling:
     def work(self, flight: Flight, first: int, count: int) -> None:
         """Add up the local gradient of `count` samples from the `first` of those of this tick.
 
-        They are of the recorded mini-batch's micro-batch with the number of this flight's.
+        They are of the recorded mini-batch's micro-batch with the samples of this flight's, if it
+        has one: a mini-batch that was under way before a resume may be cut otherwise.
         """
-        start = flight.part.start + first
-        stop = min(start + count, flight.part.stop)
-        if self._recorded is None or stop <= start:
+        part = flight.part
+        start = part.start + first
+        stop = min(start + count, part.stop)
+        rest = stop - start == 1 < count  # of a smaller micro-batch; BatchNorm may refuse it
+        if (part.start, part.stop) not in self._whole or stop <= start or rest:
             return
+        assert self._recorded is not None
         batch = self._batches[self._recorded].part(slice(start, stop))
         exact = [(p, p.grad) for p in self.block.module.parameters()]
         self.block.module.zero_grad(set_to_none=True)
@@ -120,13 +133,15 @@ class Filling:
         self._samples += len(batch)
 
     def add(self, step: int) -> None:
-        """Add c l to the gradient of a mini-batch, whose records are now complete."""
+        """Add c l to the gradient of a mini-batch, of which no further records will come."""
         batch = self._batches[step]
         share = self.program.local_lr * min(1.0, self._samples / len(batch)) * batch.share
         for p, gradient in self._local_gradient().items():
             if p.grad is not None:
                 p.grad.add_(gradient, alpha=share)
-        self._recorded, self._slot = step, 1 - self._slot
+        whole = sum(stop - start for start, stop in self._coming) == len(batch)
+        self._recorded, self._whole = (step, self._coming) if whole else (None, [])
+        self._coming, self._slot = [], 1 - self._slot
         self._batches = {s: b for s, b in self._batches.items() if s >= step}
 
     def _rows(self, start: int, stop: int, slot: int) -> slice:
@@ -151,6 +166,8 @@ class Filling:
         recorded = -1 if self._recorded is None else self._recorded
         numbers = torch.tensor([recorded, self._slot, self._samples, sum(self.waits)])
         state = {"filling": numbers}
+        for name, parts in ((_WHOLE, self._whole), (_COMING, self._coming)):
+            state |= {name: torch.tensor(parts)} if parts else {}
         batch = self._batches.get(recorded)
         if batch is not None and batch.weight is not None:
             state["weight"] = batch.weight
@@ -169,6 +186,11 @@ class Filling:
             return
         self._slot, self._samples = slot, samples
         self._recorded = None if recorded < 0 else recorded
+        nothing = torch.empty(0, 2)
+        self._whole, self._coming = (
+            [(int(start), int(stop)) for start, stop in saved.get(name, nothing)]
+            for name in (_WHOLE, _COMING)
+        )
         if "weight" in saved and recorded in self._batches:
             self._batches[recorded] = replace(self._batches[recorded], weight=saved["weight"])
         if records := entries(saved, _RECORDS):

@@ -110,7 +110,7 @@ class Table:
             for size in self.local[k]:
                 places = slice(start, min(start + size, len(rows)))
                 start += size
-                if places.start < places.stop:
+                if places.start < places.stop and (size == 1 or places.stop - places.start > 1):
                     count += places.stop - places.start
                     for name, g in self.local_gradients(k, i, places).items():
                         sums[name] = sums.get(name, 0) + g

@@ -67,6 +67,18 @@ TORCH = [
 BY_STEP = ("OneCycleLR", "CyclicLR")
 
 
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+def test_a_schedule_of_torch_has_equal_parts_of_its_rates_while_it_warms_up(interval):
+    settings = {"name": "ExponentialLR", "arguments": {"gamma": 0.9}, "interval": interval}
+    cold, warm = (
+        schedules.make_schedule(ScheduleSettings(**settings, **more), 0.3, STEPS, EPOCHS)
+        for more in ({}, {"warmup_epochs": 1.6})
+    )
+    shares = [min(1.0, (step + 1) / 8) for step in range(STEPS * EPOCHS)]  # of 1.6 epochs of 5
+    expected = [share * cold(step) for step, share in enumerate(shares)]
+    assert [warm(step) for step in range(STEPS * EPOCHS)] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(("name", "arguments", "interval"), TORCH)
 def test_a_schedule_of_torch_has_the_rates_of_a_plain_loop(name, arguments, interval):
     settings = ScheduleSettings(name=name.lower(), arguments=arguments, interval=interval)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from answers import refusal
 from measures import CLASSES, MeanRecall, Told, X, Y, trainer
 from sklearn import metrics as reference
 from torch import nn
@@ -79,3 +80,14 @@ def test_answers_where_targets_are_left_out_are_the_share_of_all_others():
     out, counted = outputs(made, data[0]), data[1] != -100
     right = reference.accuracy_score(data[1][counted], out.argmax(1)[counted])
     assert tested == pytest.approx(right, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["loss", "step", "epoch", "phase", "samples", "residual", "idle", "learning_rate"]
+)
+def test_a_metric_that_is_called_what_a_line_of_metrics_has_is_refused(name, tmp_path):
+    made = trainer(2, 1)
+    made.metrics, made.out = {name: lambda out, y: out.sum(1)}, tmp_path / "run"
+    said = refusal(made.fit, (X, Y), (X, Y))
+    assert said.startswith(f"metrics has {name!r}, which is something else in metrics.jsonl: ")
+    assert not made.out.exists()

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from answers import refusal
+from torch import nn
 from trainings import (
     OFTEN,
     assert_same,
@@ -17,6 +18,7 @@ from trainings import (
     summary,
     trained_weights,
     trainer,
+    trainer_of,
 )
 
 from hybrid.folder import checkpoint, traces
@@ -132,12 +134,25 @@ def test_a_run_goes_on_in_mid_epoch_with_other_local_steps(other, few, tmp_path)
     """Records of another kind are left out; a block that had none begins with the next ones."""
     settings = {"train": {"report_every": 1}, "checkpoint": OFTEN}
     filled(2, tmp_path, waits=[(0, 0), (0, 8)], **settings).fit(*few, epochs=2)
-    stopped(tmp_path, 8)
+    stopped(tmp_path, 4)
+    assert checkpoint.read_manifest(newest(tmp_path))["step"] == 4  # of 5 in an epoch
     again = {"fill": "augmented-lagrangian", "waits": [(0, 0), (0, 8)], **other}
     again = again if again["fill"] != "none" else {"fill": "none"}
     made = trainer(DDG(), tmp_path, 2, resume=True, **again, **settings)
-    assert made.fit(*few, epochs=2)["epochs"] == 2
+    torch.use_deterministic_algorithms(True)  # unwritten memory is nan
+    try:
+        assert made.fit(*few, epochs=2)["rollbacks"] == []
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert checkpoint.read_manifest(newest(tmp_path))["step"] == 10
+
+
+def test_a_timetable_that_a_resume_replaces_is_told(few, tmp_path, capsys):
+    filled(2, tmp_path, waits=[(4, 0), (0, 4)], **ONCE).fit(*few)
+    for parts, told in ((DDG().num_micro_batches(32), False), (1, True)):
+        again = {"fill": "augmented-lagrangian", "resume": True, "quiet": False}
+        trainer(DDG(micro_batches=parts), tmp_path, **again).fit(*few, epochs=3 if told else 2)
+        assert ("its timetable of local steps is replaced" in capsys.readouterr().out) == told
 
 
 def test_one_block_and_replicas_have_no_waits_and_train(few):
@@ -171,6 +186,44 @@ def test_local_steps_that_cannot_be_are_refused(settings, said, few):
     solver = settings.get("solver", DDG())
     more = {key: value for key, value in settings.items() if key != "solver"}
     assert refusal(lambda: trainer(solver, **more).fit(*few, epochs=1)).startswith(said)
+
+
+def normed(waits, batch_size=16, **settings):
+    """A run with local steps beside BatchNorm over one value of each sample."""
+    layers = nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)
+    train = {"epochs": 1, "batch_size": batch_size}
+    settings = {"fill": "penalty", "waits": waits, "train": train, **settings}
+    return trainer_of(nn.Sequential(*layers), DDG(micro_batches=4), cuts=["4"], **settings)
+
+
+@pytest.mark.parametrize("waits", [[(1, 0), (0, 2)], [(3, 1), (0, 2)]])
+def test_local_steps_of_one_sample_are_refused_where_batchnorm_cannot_take_it(waits, few):
+    made = normed(waits)
+    said = refused(made, few)
+    assert said.startswith(f"rounds.waits gives block 0 {waits[0][0]} and {waits[0][1]} samples")
+    assert not any(m._forward_pre_hooks for m in made.blocks.model.modules())
+    # block 1 has none, and a convolution's has several values of a sample
+    normed([(2, 0), (1, 1)]).fit(*few)
+    filled(2, waits=[(1, 0), (0, 1)], **ONCE).fit(*few)
+
+
+def test_local_steps_leave_out_a_rest_of_one_sample(few):
+    # 14 samples in parts of 4, 4, 3 and 3, of which a tick has time for 2 and 2
+    made = normed([(2, 2), (0, 2)], batch_size=14)
+    batches = len(few[0]) // 14 - 1
+    assert made.fit(*few)["fill_steps"] == [(4 + 2) * batches, 4 * batches]
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "float16"])
+def test_16_bits_are_not_stored_of_a_network_of_float64(storage):
+    x, y = torch.randn(32, 64, dtype=torch.float64), torch.randint(10, (32,))
+    for solver, settings, name in (
+        (DDG(), {"fill": AugmentedLagrangian(storage=storage)}, "fill"),
+        (AugmentedLagrangian(storage=storage), {}, "solver"),
+    ):
+        net = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10)).double()
+        said = refusal(trainer_of(net, solver, cuts=["1"], **settings).fit, (x, y))
+        assert said.startswith(f"{name}.storage is '{storage}', and the network has weights of")
 
 
 def test_virtual_links_under_mpirun_are_refused(few):

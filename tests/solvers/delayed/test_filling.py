@@ -13,6 +13,7 @@ from versions_table import Table
 
 from hybrid.links import run_threads, run_virtual
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, FeaturesReplay, Penalty
+from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.ddg import StashingProgram
 from hybrid.solvers.delayed.filling import STORED_BATCHES, Filling
 from hybrid.solvers.delayed.waits import Waits, delayed_order
@@ -39,10 +40,14 @@ def laid_out(K):
     return problem
 
 
-def filled(problem, solver, waits, fill=FILL, at=None, run=run_threads):
-    """All tensors after training, broken off and gone on with at `at`; and bytes sent."""
+def filled(problem, solver, waits, fill=FILL, at=None, run=run_threads, before=None):
+    """All tensors after training, broken off and gone on with at `at`; and bytes sent.
 
-    def start(block, links):
+    `before`: the solver, the waits and the local method until then, where they were others.
+    """
+    first = before or (solver, waits, fill)
+
+    def start(block, links, solver=solver, waits=waits, fill=fill):
         setup = problem.setup(window=0)
         program = solver.start(block, links, setup)
         if waits is not None:
@@ -52,21 +57,23 @@ def filled(problem, solver, waits, fill=FILL, at=None, run=run_threads):
         return program
 
     def program(block, links):
-        mine = start(block, links)
+        mine = start(block, links, *first)
         if at is not None:
             mine.train(problem.window(1, 0, at))
             state = type(mine.state())(flight=copied(mine.state().flight))
             block.module.zero_grad()
             mine = start(block, links)
             if mine.filling is not None:
-                mine.filling.expect(problem.batches[:at], alike=True)
+                mine.filling.expect(problem.batches[:at], alike=first[2] is fill)
             mine.load_state(state)
         mine.train(problem.window(1, at or 0))
         mine.drain()
         assert mine.state().flight == {}
-        return links.traffic.total_bytes
+        steps = mine.filling.stats.steps if mine.filling else 0
+        return links.traffic.total_bytes, steps
 
-    problem.sent = sum(problem.on_every_block(program, MOMENTUM, run))
+    sent, problem.steps = zip(*problem.on_every_block(program, MOMENTUM, run), strict=True)
+    problem.sent = sum(sent)
     return problem.tensors()
 
 
@@ -118,6 +125,60 @@ def test_local_steps_send_nothing_and_go_on_from_a_checkpoint_bit_for_bit(solver
     for at in 2, 3:
         assert_same(filled(laid_out(3), solver, UNEVEN, at=at), expected)
     assert_same(filled(laid_out(3), solver, UNEVEN, run=run_virtual), expected)
+
+
+@pytest.fixture
+def _unwritten_memory_is_nan():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+MORE, FEWER, M = [(2, 1), (1, 0), (0, 3)], [(1, 1), (0, 0), (0, 2)], 3
+ANEW = (2 * 2 * M, 2 * M, 2 * M)
+"""Local steps in the last two of three mini-batches, of which the first has records."""
+OTHERS = {
+    "more local work": (METHODS["ddg"], FEWER, FILL, ANEW),
+    "none before": (METHODS["ddg"], None, FILL, ANEW),
+    "none on some blocks": (METHODS["ddg"], [(0, 0), (0, 0), (0, 3)], FILL, (*ANEW[:2], 3 * M)),
+    "another local method": (METHODS["ddg"], MORE, Penalty(beta=0.3), ANEW),
+    # what is under way works on records that are cut alike, as is one of (0, 3), (3, 5), ...
+    "larger micro-batches": (DDG(micro_batches=2), MORE, FILL, (ANEW[0] + 4, ANEW[1] + 1, 2 * M)),
+    "larger ones, and less": (DDG(micro_batches=2), FEWER, FILL, ANEW),
+    "smaller ones": (DDG(micro_batches=4), MORE, FILL, (ANEW[0] + 4, ANEW[1] + 2, 2 * M + 1)),
+}
+
+
+@pytest.mark.usefixtures("_unwritten_memory_is_nan")
+@pytest.mark.parametrize("kind", OTHERS)
+def test_records_that_a_resume_leaves_out_are_made_anew_before_they_are_read(kind):
+    problem, (*before, steps) = made(3), OTHERS[kind]
+    found = filled(problem, METHODS["ddg"], MORE, at=3, before=before)
+    assert all(tensor.isfinite().all() for tensor in found.values())
+    assert problem.steps == steps
+
+
+def test_less_local_work_goes_on_with_the_records_of_more():
+    problem = made(3)
+    filled(problem, METHODS["ddg"], FEWER, at=3, before=(METHODS["ddg"], MORE, FILL))
+    # block 0 has two of the last mini-batch's three micro-batches under way, at the resume
+    assert problem.steps == (2 * (2 + 3 * M), 0, 3 * M)
+
+
+def test_random_layers_draw_other_numbers_for_every_local_step(monkeypatch):
+    forward, keys = Block.forward, [set() for _ in range(3)]
+    passes = [0] * 3
+
+    def noted(block, lam, key=None, *rest):
+        if key is not None and key[0] == 1:
+            keys[block.index].add(key)
+            passes[block.index] += 1
+        return forward(block, lam, key, *rest)
+
+    monkeypatch.setattr(Block, "forward", noted)
+    filled(made(3), METHODS["ddg"], MORE)
+    assert passes == [5 * 2 * M, 5 * M, 5 * M]
+    assert [len(own) for own in keys] == passes
 
 
 def test_a_graph_that_is_made_again_gives_the_same_records():

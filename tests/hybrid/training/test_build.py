@@ -1,0 +1,90 @@
+"""The settings of a run that is resumed: its own, but for what no longer fits."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from hybrid.ranks import launch
+from hybrid.settings.resolve import load, to_toml
+from hybrid.training import build
+
+CUTS, WAITS = ["layer1.0"], [(4, 0), (0, 4)]
+STORED = {
+    "model.name": "resnet8",
+    "data.name": "digits",
+    "train.batch_size": 32,
+    "solver.name": "ddg",
+    "solver.micro_batches": 4,
+    "fill.name": "penalty",
+    "rounds.waits": WAITS,
+    "split.cuts": CUTS,
+    "split.blocks": 2,
+    "split.replicas": 1,
+}
+
+
+@pytest.fixture
+def resumed(tmp_path, monkeypatch):
+    """The settings of a run of two blocks that is resumed on so many ranks; 0: on threads."""
+    monkeypatch.setattr(build.RunFolder, "check", lambda *_, **__: None)
+
+    def read(ranks=0, file=None, **asked):
+        stored = {**STORED, **asked.pop("stored", {})}
+        (tmp_path / "config.toml").write_text(to_toml(load(None, stored)))
+        path = tmp_path / "more.toml"
+        path.write_text(file or "")
+        comm = SimpleNamespace(size=ranks) if ranks else None
+        monkeypatch.setattr(launch, "communicator", lambda: comm)
+        given = {key.replace("__", "."): value for key, value in asked.items()}
+        return build.read_settings(path if file else None, given, tmp_path, resume=True)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ranks"),
+    [(1, 2, 0), (1, 2, 4), (2, 1, 2), (2, 1, 0), (1, 1, 2)],
+)
+def test_cuts_and_timetable_stay_with_the_number_of_blocks(before, after, ranks, resumed):
+    config = resumed(ranks, split__replicas=after, stored={"split.replicas": before})
+    assert (config.split.blocks, config.split.replicas) == (2, after)
+    assert config.split.cuts == CUTS
+    assert list(config.rounds.waits) == WAITS
+
+
+def test_cuts_and_timetable_of_other_blocks_are_dropped(resumed):
+    for found, grid in (
+        (resumed(2, split__replicas=2), (1, 2)),
+        (resumed(3), (3, 1)),
+        (resumed(split__blocks=3), (3, 1)),
+    ):
+        assert (found.split.blocks, found.split.replicas) == grid
+        assert (found.split.cuts, list(found.rounds.waits)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"fill__name": "none"},
+        {"solver__micro_batches": 8},
+        {"solver__micro_batches": 1},
+        {"train__batch_size": 64},
+        {"split__replicas": 4},
+        {"split__cuts": ["layer2.0"]},
+        {"solver__name": "backprop"},
+        {"solver__name": "fdg"},
+    ],
+    ids=str,
+)
+def test_a_timetable_that_no_longer_fits_is_dropped_unless_it_is_asked_for(asked, resumed):
+    assert not resumed(**asked).rounds.waits
+    if asked.keys().isdisjoint({"fill__name", "solver__name"}):
+        wanted = [(2, 2), (0, 2)]
+        assert list(resumed(**asked, rounds__waits=wanted).rounds.waits) == wanted
+        found = resumed(file="[rounds]\nwaits = [[2, 2], [0, 2]]", **asked)
+        assert list(found.rounds.waits) == wanted
+
+
+@pytest.mark.parametrize("asked", [{"fill__name": "augmented-lagrangian"}, {"train__epochs": 9}])
+def test_a_timetable_that_fits_stays(asked, resumed):
+    assert list(resumed(**asked).rounds.waits) == WAITS
