@@ -23,6 +23,7 @@ from hybrid.solvers.numerics.freezing import Freezing
 from hybrid.solvers.numerics.group_rates import set_rate
 from hybrid.solvers.numerics.optimizer_state import (
     Average,
+    check_dense,
     clone_optimizer,
     has_gradients,
     parameters_of,
@@ -64,6 +65,8 @@ class Block:
     """Random numbers of the units that draw any; None: no unit does."""
     freezing: Freezing | None = None
     """Which parameters are not trained in an epoch; None: all are."""
+    formats: tuple[torch.dtype, ...] = ()
+    """Of what enters, first, and of what leaves; empty: that of the parameters."""
     norms: SharedNorms | None = None
     """BatchNorms over all replicas' samples; None: each replica normalizes by its own."""
     penalty: Penalty | None = None
@@ -78,6 +81,8 @@ class Block:
     """By kind of step: the optimizer of what is trained with the weights (an auxiliary head)."""
 
     def __post_init__(self) -> None:
+        first = next((p.dtype for p in self.module.parameters()), torch.float32)
+        self.formats = self.formats or (first,)
         owned = [id(p) for m in self.module.modules() for p in m._parameters.values()]
         # a search for ties takes longer than a small unit's pass, and one module that has two
         # names is left without its parameters
@@ -95,12 +100,6 @@ class Block:
     def last(self) -> bool:
         """Whether this block's output goes into the loss."""
         return self.index == self.count - 1
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The parameters' number format; float32 if there are none."""
-        parameter = next(self.module.parameters(), None)
-        return torch.float32 if parameter is None else parameter.dtype
 
     def forward(
         self,
@@ -197,6 +196,7 @@ class Block:
         rate = learning_rate * self.rates.get(kind, self.rates["local"])
         with self.span("step"):
             self._drop_frozen()
+            check_dense(self.gradients(only))
             if self.sync is None or self.sync.before_step(kind, rate):
                 if self.ties is not None:
                     self.ties.sum_gradients()

@@ -197,6 +197,7 @@ class Method:
             objective=problem.objectives.training,
             freezing=freezing,
             penalty=None if options.penalty is None else Penalty(options.penalty, named),
+            formats=problem.formats[max(0, index - 1) : index + 1],
         )
         if blocks.ties:
             block.ties = AllTies(self._ties(links, named, exact, size))

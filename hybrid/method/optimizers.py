@@ -89,6 +89,11 @@ def _groups_of_settings(
         embeddings = (nn.Embedding, nn.EmbeddingBag)
         skipped = {id(part.weight) for part in module.modules() if isinstance(part, embeddings)}
         first = [p for p in parameters if is_matrix(p) and id(p) not in skipped | {id(head)}]
+        if any(p.is_complex() for p in parameters):
+            raise ValueError(
+                f"optimizer.name is {settings.name!r}, which has no rule for complex weights: "
+                "choose sgd or adamw"
+            )
         more = {"rule": settings.vectors, "lr": settings.vectors_lr or settings.lr}
     by_shape = {id(p) for p in first}
     others = [p for p in parameters if id(p) not in by_shape]

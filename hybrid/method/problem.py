@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -30,6 +31,8 @@ class Problem:
     """A few inputs of the network."""
     shapes: tuple[Shape, ...]
     """The shape of one sample at every cut."""
+    formats: tuple[torch.dtype, ...]
+    """The number format at every cut."""
     drawing: list[dict[nn.Module, tuple[int, ...]]]
     """Of each block: the modules that draw random numbers, and the numbers of their units."""
     survival: float
@@ -67,7 +70,7 @@ class Problem:
         blocks = with_bundles(blocks, sets, stores)
         objectives = Objectives.settle(options, blocks, train, train if test is None else test)
         sample = blocks.pack_inputs(inputs)
-        shapes = tuple(blocks.cut_shapes(sample))
+        crossing = blocks.cut_tensors(sample)
         choice = options.sampler.start(train, options.train.seed)
         steps = choice.batches(options.train.batch_size)
         if not steps:
@@ -80,7 +83,8 @@ class Problem:
             blocks,
             objectives,
             inputs,
-            shapes,
+            tuple(tuple(x.shape[1:]) for x in crossing),
+            tuple(x.dtype for x in crossing),
             blocks.find_random_modules(sample),
             min(map(survival, modules)),
             any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),

@@ -33,6 +33,7 @@ from hybrid.solvers.acting import Known, Settings
 from hybrid.solvers.base import Setup, Solver
 from hybrid.solvers.delayed.waits import Waits
 from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.numerics.optimizer_state import SPARSE
 from hybrid.solvers.optimizers.muon import Muon
 
 WORTH_SHARING = 0.03
@@ -60,6 +61,7 @@ def settle(problem: Problem, options: Options) -> Method:
     method.solver.check(method.setup)
     acting.check(sections(method), known(method))
     _check_fill(method)
+    _check_sparse(method)
     _check_messages(method)
     _check_ties(method)
     _check_lengths(method)
@@ -290,6 +292,13 @@ def _check_messages(method: Method) -> None:
                 f"the filter is {factor}, but activations at the cut before {cut} have "
                 f"shape {shape}: choose a filter that divides their height and width"
             )
+
+
+def _check_sparse(method: Method) -> None:
+    """ValueError for a module whose gradients would be sparse."""
+    for path, module in method.problem.blocks.model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ValueError(f"{path or 'the network'} has sparse=True: {SPARSE}")
 
 
 def _check_ties(method: Method) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -103,16 +103,49 @@ class Blocks:
 
         `inputs` is a batch of the network's inputs: a tensor, a tuple by position, a dict by name.
         Raises ValueError if the model does not take it, or if anything but tensors with one row for
-        each sample would cross a cut.
+        each sample would cross a cut. A unit into which anything else goes joins the one before.
         """
-        value, units = tree_map(lambda x: x[:2].to(self._device), inputs), []
-        count = len(tree_leaves(value)[0])
-        bundle = None if isinstance(value, Tensor) else Bundle.of(value, count, "an input")
+        bundles = self._bundles(inputs)
+        runs = [*pairwise([*bundles, len(self.units)])]
+        units = [
+            replace(
+                self.units[a],
+                parts={n: m for unit in self.units[a:b] for n, m in unit.parts.items()},
+                bundle=bundles[a],
+                begins=a == 0,
+            )
+            for a, b in runs
+        ]
+        costs = [Cost(*map(sum, zip(*self.costs[a:b], strict=True))) for a, b in runs if self.costs]
+        starts = [[*bundles].index(start) for start in self.starts]
+        return replace(self, units=units, starts=starts, costs=costs)
+
+    def _bundles(self, inputs: Any) -> dict[int, Bundle | None]:
+        """How what goes into units is packed; without those into which nothing goes packed."""
+        values, bundles = self._values(inputs, 2), dict[int, Bundle | None]()
+        others: list[Any] = []
+        for i, (unit, value) in enumerate(zip(self.units, values, strict=True)):
+            where = f"what goes into {unit.name}" if i else "an input"
+            fixed = i == 0 or i in self.starts or isinstance(unit, CallUnit)
+            try:
+                made = None if isinstance(value, Tensor) and i == 0 else Bundle.of(value, 2, where)
+                if made is not None and not isinstance(unit, CallUnit):
+                    others = others or self._values(inputs, 3)
+                    Bundle.of(others[i], 3, where)  # one of two recurrent layers is no row
+                bundles[i] = made
+            except ValueError:
+                if fixed:
+                    raise
+        return bundles
+
+    def _values(self, inputs: Any, rows: int) -> list[Any]:
+        """What goes into each unit in evaluation, for so many of the inputs."""
+        ids = torch.arange(rows)
+        value: Any = tree_map(lambda x: x[ids % (len(x) or 1)].to(self._device), inputs)
+        values: list[Any] = []
         with self._mode(training=False), torch.no_grad():
             for i, unit in enumerate(self.units):
-                if i:
-                    bundle = Bundle.of(value, count, f"what goes into {unit.name}")
-                units.append(replace(unit, bundle=bundle, begins=i == 0))
+                values.append(value)
                 try:
                     value = _run_unit(unit, value, begins=i == 0)
                 except Exception as error:  # whatever a forward does with what it does not expect
@@ -121,7 +154,7 @@ class Blocks:
                         f"inputs of shape {shapes} do not fit the model: unit {unit.name} says: "
                         f"{(str(error).splitlines() or ['nothing'])[0]}"
                     ) from None
-        return replace(self, units=units)
+        return values
 
     def varying(self, others: Sequence[Any]) -> Blocks:
         """The same blocks after `with_bundles`, for inputs of other lengths, too.
@@ -156,14 +189,18 @@ class Blocks:
 
     def cut_shapes(self, sample: Tensor) -> list[Shape]:
         """One sample's shape at every cut; `sample` is a batch (N, ...) of at least one."""
-        shapes: list[Shape] = []
+        return [tuple(x.shape[1:]) for x in self.cut_tensors(sample)]
+
+    def cut_tensors(self, sample: Tensor) -> list[Tensor]:
+        """One sample at every cut; `sample` is a batch (N, ...) of at least one."""
+        tensors: list[Tensor] = []
         modules = [self.module(index) for index in range(len(self) - 1)]
         with self._mode(training=False), torch.no_grad():
             x = sample[:1]
             for module in modules:
                 x = module(x)
-                shapes.append(tuple(x.shape[1:]))
-        return shapes
+                tensors.append(x)
+        return tensors
 
     def find_random_modules(self, sample: Tensor) -> list[dict[nn.Module, tuple[int, ...]]]:
         """For each block, the modules that draw random numbers in training, with numbers.
@@ -190,6 +227,11 @@ class Blocks:
         """Let the model have the buffers that passes of the blocks have put anew."""
         for each in self._calls:
             each.give_back()
+
+    def check_changed_buffers(self) -> None:
+        """ValueError if a pass changes a buffer that several blocks use."""
+        for each in self._calls:
+            each.check_changed(self.starts)
 
     @property
     def num_inputs(self) -> int:

@@ -14,8 +14,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.errors import code_line, one_line
+from hybrid.networks.boundaries import (
+    Boundary,
+    agreed,
+    find_boundaries,
+    find_changed,
+    find_not_called,
+    find_owners,
+)
 from hybrid.networks.passes import CallId, Network
-from hybrid.networks.recording import SAMPLES, Boundary, Recorder, agreed, recorded
+from hybrid.networks.recording import SAMPLES, Recorder, recorded
 from hybrid.networks.stretch import Code, Crossing, Inputs, Stretch
 from hybrid.networks.units import Unit, full_name, mode
 from hybrid.solvers.acting import nearest
@@ -69,6 +77,8 @@ class Calls:
         """The copy on which single units run."""
         self.fault = ""
         """Why the network cannot be cut somewhere."""
+        self._faults: dict[str, str] = {}
+        """By a module's path, why there is no cut before it."""
         self._stretches: dict[tuple[int, int, bool], Stretch] = {}
         training = recorded(self.network, inputs, SAMPLES, True)
         evaluation = recorded(self.network, inputs, SAMPLES + 1, False)
@@ -114,7 +124,13 @@ class Calls:
             },
             {id: (FIRST + n, frozenset(draws[id])) for n, id in enumerate(cut)},
         )
-        self._find_owners(training)
+        begins = [[r.calls[call].begin for call in places] for r in (training, evaluation)]
+        passes = [*zip((training, evaluation), begins, strict=True)]
+        self._owners = find_owners(self.model, passes)
+        """By the name of every tensor that is saved, the units that use it, in order."""
+        self._changed = find_changed(self.network.copy, passes)
+        """By the name of a buffer that the pass changes, the units that use it."""
+        self._not_called = find_not_called(self.network.copy, training)
         self._number_calls(training, {id[-1][0] for id in draws if id and id not in cut})
 
     @property
@@ -156,11 +172,12 @@ class Calls:
         known = {name: unit for unit, names in pairs for name in (unit, *names)}
         for cut in cuts:
             if cut not in known:
-                near = nearest(cut, known, 0.6)
+                other = f"it is no module with parameters, or {self.fault or 'nothing can cross'}"
+                fault, near = self._faults.get(cut, other), nearest(cut, known, 0.6)
                 hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
                 raise ValueError(
-                    f"there is no cut before {cut!r} in {type(self.model).__name__}: it is no "
-                    f"module with parameters, or {self.fault or 'nothing can cross'}; {hint}"
+                    f"there is no cut before {cut!r} in {type(self.model).__name__}: "
+                    f"{fault}; {hint}"
                 )
         return [known[cut] for cut in cuts]
 
@@ -221,6 +238,16 @@ class Calls:
                 ties.setdefault(blocks, []).append(each)
         return ties
 
+    def check_changed(self, starts: Sequence[int]) -> None:
+        """ValueError for a buffer that the pass changes, and that several blocks use."""
+        for name, units in self._changed.items():
+            blocks = sorted({bisect_right(starts, unit) - 1 for unit in units})
+            if len(blocks) > 1:
+                raise ValueError(
+                    f"blocks {blocks[0]} and {blocks[1]} share the statistic {name!r}, and their "
+                    "copies would drift apart: cut elsewhere, or give each its own"
+                )
+
     def give_back(self) -> None:
         """Let the model have the buffers that forward passes of its blocks have put anew."""
         for (_, _, own), stretch in self._stretches.items():
@@ -242,29 +269,31 @@ class Calls:
             for name in foreign:
                 among = module._parameters if name in module._parameters else module._buffers
                 vars(module)[name] = among.pop(name)
-        self._copy_tied(network, start)
+        self._copy_tied(network, start, stop)
 
-    def _copy_tied(self, network: Network, start: int) -> None:
+    def _copy_tied(self, network: Network, start: int, stop: int) -> None:
         """Give the copy parameters of its own in place of those that an earlier block has, too."""
-        first: dict[int, int] = {}
+        units: dict[int, set[int]] = {}
         for name, weight in self.model.named_parameters(remove_duplicate=False):
-            first[id(weight)] = min(first.get(id(weight), self.count), *self._owners[name])
+            units.setdefault(id(weight), set()).update(self._owners[name])
         copies: dict[int, nn.Parameter] = {}
         for module in network.copy.modules():
-            for name, p in [*module._parameters.items()]:
-                if p is None or first[id(p)] >= start:
-                    continue
-                if id(p) not in copies:
-                    copies[id(p)] = nn.Parameter(p.detach().clone(), p.requires_grad)
-                module._parameters[name] = copies[id(p)]
+            for among in (module._parameters, vars(module)):
+                for name, p in [*among.items()]:
+                    used = units.get(id(p), ())
+                    if not (used and min(used) < start and any(start <= u < stop for u in used)):
+                        continue
+                    if id(p) not in copies:
+                        copies[id(p)] = nn.Parameter(p.detach().clone(), p.requires_grad)
+                    among[name] = copies[id(p)]
 
     def _choose(
         self, training: Recorder, evaluation: Recorder, cuts: Sequence[str]
     ) -> dict[CallId, Boundary]:
         """The boundaries alike in training and evaluation, of modules that are not kept whole."""
         self._opened, places = self._find_opened(cuts), dict[CallId, Boundary]()
-        others = evaluation.boundaries()
-        for call, one in training.boundaries().items():
+        others = find_boundaries(evaluation)
+        for call, one in find_boundaries(training).items():
             if (call[-2][0] if len(call) > 1 else "") not in self._opened:
                 continue
             changed = training.changed_buffers(frozenset(call[:n] for n in range(len(call))))
@@ -277,7 +306,9 @@ class Calls:
             if isinstance(place, Boundary):
                 places[call] = place
             else:
-                self.fault = self.fault or f"no cut before {call[-1][0]!r}: {place}"
+                name = call[-1][0]
+                self._faults.setdefault(name, place)
+                self.fault = self.fault or f"no cut before {name!r}: {place}"
         if not places and not self.fault and training.read:
             _, line = next(iter(training.read.values()))
             self.fault = f"its calls depend on numbers ({line}): move that code into a module"
@@ -321,34 +352,6 @@ class Calls:
             if path in cuts or (isinstance(module, CONTAINERS) and len(inside) > 1):
                 opened |= {".".join(parts[:n]) for n in range(len(parts) + 1)}
         return opened
-
-    def _find_owners(self, recorder: Recorder) -> None:
-        """By the name of every tensor that is saved, the units that use it, in order."""
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        self._owners: dict[str, list[int]] = {}
-        begun: dict[str, list[int]] = {"": [0]}
-        for call in recorder.calls.values():
-            begun.setdefault(call.path, []).append(call.begin)
-        self._not_called: dict[str, list[int]] = {}
-        """By the paths of modules that were not called, when the one around them that was began."""
-        for path, _ in self.network.copy.named_modules(remove_duplicate=False):
-            if path not in begun:
-                around = path.rpartition(".")[0]
-                self._not_called[path] = begun.get(around, self._not_called.get(around, []))
-                if around == "":
-                    self._not_called[path] = []
-        for name in dict.fromkeys([*parameters, *self.model.state_dict()]):
-            path = name.rpartition(".")[0]
-            if name in parameters:
-                uses = recorder.uses.get(id(parameters[name]), [])
-                own = [t for t, where in uses if where == path]
-                within = [t for t, where in uses if not where or path.startswith(f"{where}.")]
-                when = own or within or [t for t, _ in uses]
-            else:
-                when = begun.get(path, [])
-            when = when or self._not_called.get(path, [])
-            units = sorted({bisect_right(self._times, t) for t in when})
-            self._owners[name] = units or [len(self._times)]
 
     def _number_calls(self, recorder: Recorder, drawing: set[str]) -> None:
         """The calls of each module that draws: their numbers in the whole pass, and their times."""

@@ -62,6 +62,8 @@ def split(
     unread = leave_unread(model, weights)
     cost = partial(_compute_costs, model, balance, sample)
     chain = units(model) if is_sequence(model) else []
+    if chain and sample is not None and cuts is None and blocks != 1:
+        chain = Blocks(model, chain, [0]).with_bundles(sample).units  # where it may be cut
     fits = set(cuts or ()) <= {unit.name for unit in chain} and (blocks or 1) <= len(chain)
     traceable = sample is not None and not isinstance(model, Chain)
     if not chain or (traceable and not fits):
@@ -70,6 +72,7 @@ def split(
         cut = Blocks(model, chain, *_divide(chain, blocks, cuts, cost))
     _check_complete(cut)
     check_shared_tensors([cut.module(index) for index in range(len(cut))])
+    cut.check_changed_buffers()
     cut.unread = unread
     return cut
 

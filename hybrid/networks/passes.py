@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,17 +10,24 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from threading import local
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function, forward_ad
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.checkpoint import CheckpointFunction
 
 from hybrid.errors import one_line
 from hybrid.networks.absent import METADATA, Absent, writes
 
+GRADIENTS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+"""What takes gradients."""
+_CHECKPOINT = CheckpointFunction.forward.__code__
+_APPLY = Function.apply.__func__.__code__  # type: ignore[attr-defined]
 CallId = tuple[tuple[str, int], ...]
 """A call of a module within a pass: from the outermost one on, the path of each module that is
 called, and how often the call around it has called it before. () is the call of the network."""
@@ -226,12 +234,60 @@ class Pass(TorchFunctionMode):
     def produced(self, out: Any, call: CallId, operation: int) -> Any:
         """What takes the place of a value with tensors that have come to be."""
         leaves, structure = tree_flatten(out)
-        for i, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor):
-                leaves[i] = self.tensor(leaf, Key(call, operation, i))
+        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        for number, i in enumerate(tensors):
+            leaves[i] = self.tensor(leaves[i], Key(call, operation, number))
         return tree_unflatten(leaves, structure)
 
     def tensor(self, x: Tensor, key: Key) -> Tensor:
         """What takes the place of a tensor that has come to be."""
         self.depends(x)
         return x
+
+
+def in_function(root: CodeType) -> bool:
+    """Whether the forward of a torch.autograd.Function is running, called by a frame of `root`.
+
+    What it computes has no graph: `Function.apply` gives one to what is returned. A reentrant
+    torch.utils.checkpoint is such a forward, too.
+    """
+    return not torch.is_grad_enabled() and _is_running(_APPLY, root)
+
+
+def in_reentrant_checkpoint(root: CodeType) -> bool:
+    """Whether code is running that a backward pass will run again, called by a frame of `root`."""
+    return not torch.is_grad_enabled() and _is_running(_CHECKPOINT, root)
+
+
+def _is_running(code: CodeType, root: CodeType) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not root:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def enclosure(root: CodeType) -> str:
+    """Why a pass cannot be cut where it is now; "" if nothing like that is known."""
+    if in_function(root):
+        return (
+            "it is called inside a torch.autograd.Function, or torch.utils.checkpoint with "
+            "use_reentrant=True: set use_reentrant=False, or cut elsewhere"
+        )
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return "it is called inside a function that torch.func transforms: cut elsewhere"
+    return ""
+
+
+def differentiated(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The tensors for which a function of `GRADIENTS` computes gradients; None: all leaves."""
+    place = {torch.autograd.grad: 1, torch.autograd.backward: 5, Tensor.backward: 4}[func]
+    return args[place] if len(args) > place else kwargs.get("inputs")
+
+
+def unwrapped(x: Tensor) -> Tensor:
+    """A tensor without what torch.func has put around it."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from math import inf
 from typing import Any
 
@@ -14,7 +13,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, register_dataclass, tree_flatten, tree_leaves, tree_map
 
 from hybrid.errors import calling_line
-from hybrid.networks.passes import CallId, Frame, Key, Network, Pass, watched
+from hybrid.networks.absent import writes
+from hybrid.networks.passes import (
+    GRADIENTS,
+    CallId,
+    Frame,
+    Key,
+    Network,
+    Pass,
+    differentiated,
+    enclosure,
+    in_function,
+    unwrapped,
+    watched,
+)
 from hybrid.networks.units import mode
 from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.numerics.draws import RandomOperations
@@ -23,22 +35,6 @@ SAMPLES = 2
 """Those of the pass in which calls are recorded, in training; one more in evaluation."""
 INPUT = -2
 """The operation of a `Key` of one of the network's inputs."""
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """A place in a pass, before a call of a module with parameters, where it may be cut."""
-
-    time: int
-    """When it is reached in the pass."""
-    contexts: frozenset[CallId]
-    """The calls that are under way there."""
-    names: list[str]
-    """The paths of the modules whose calls begin there, the outermost first."""
-    crossing: dict[Key, Tensor]
-    """The tensors that cross it, but for integers, which every block has."""
-    alike: frozenset[Key] = frozenset()
-    """Those of them that are the same for all samples."""
 
 
 @dataclass
@@ -87,13 +83,19 @@ def shapes_by_rows(value: Any, rows: int) -> Shapes:
 
 
 @dataclass
-class _Life:
+class Life:
     """A tensor of a pass."""
 
     tensor: Tensor
     born: list[tuple[int, Key, Call]] = field(default_factory=list)
     """When it came to be, how, and within which call."""
+    first_use: float = inf
     last_use: float = -1
+    last_function: float = -1
+    """When the forward of a torch.autograd.Function uses it for the last time."""
+    replaced_later: bool = False
+    """Whether it came to be where a block cannot put in its place what has crossed: inside such a
+    forward, or by being written to."""
     inputs: frozenset[int] = frozenset()
     """The integers among the network's inputs that it was computed of, and of nothing else."""
 
@@ -107,20 +109,29 @@ class Recorder(Pass):
         self.calls: dict[CallId, Call] = {(): Call((), 0, None)}
         """All calls, in the order in which they begin."""
         self._open = [self.calls[()]]
-        self.lives: dict[int, _Life] = {}
+        self.lives: dict[int, Life] = {}
         self.uses: dict[int, list[tuple[int, str]]] = {}
-        """When a parameter is used, and the path of the module in whose code that is."""
+        """When a tensor is used, by identity, and the path of the module in whose code that is."""
         self.written: list[tuple[int, int, Call]] = []
         """When a memory is written to, which, and in whose code."""
         self.drawing: dict[CallId, set[Any]] = {}
         """The operations in a call's own code that draw random numbers."""
-        self._buffers: dict[str, tuple[bool, int]] = {}
-        """Whether each buffer has been put anew, and the memory that it had."""
+        self._buffers: dict[str, tuple[Tensor, Tensor]] = {}
+        """Each buffer before and after the pass."""
         self.read: dict[CallId, tuple[int, str]] = {}
         """When a call's own code reads numbers that depend on samples, for the first time, and the
         line that does."""
         self.needed: dict[int, float] = {}
         """When an input of integers is needed for the last time, by its place."""
+        self.enclosed: dict[CallId, str] = {}
+        """Why there can be no cut before a call, by what runs around it."""
+        self.unseen: dict[CallId, str] = {}
+        """By call, a line of its own code where a tensor with a graph is used that was not watched
+        coming to be."""
+        self.gradients: list[tuple[float, int, str]] = []
+        """Where the graph begins of which code takes a gradient, when it does, and its line."""
+        self._with_graph: dict[int, Tensor] = {}
+        """What has a graph and depends neither on parameters nor on samples, by identity."""
 
     def run(self, inputs: Any) -> None:
         """Pass a batch of inputs through the network."""
@@ -130,15 +141,16 @@ class Recorder(Pass):
                 self.tensor(x, Key((), INPUT, i))
             else:
                 self._life(x).inputs = frozenset({i})
-        before = dict(self.network.copy.named_buffers())
+        before = dict(self.network.copy.named_buffers(remove_duplicate=False))
         with watched(self), self:
             out = call_network(self.network.copy, inputs)
         _know_dataclasses(out)
-        after = dict(self.network.copy.named_buffers())
-        self._buffers = {n: (after.get(n) is not b, _memory(b)) for n, b in before.items()}
+        after = dict(self.network.copy.named_buffers(remove_duplicate=False))
+        self._buffers = {n: (b, after.get(n, b)) for n, b in before.items()}
         for x in tree_leaves(out):
             if isinstance(x, Tensor):
                 self._life(x).last_use = inf
+                self.uses.setdefault(id(x), []).append((self.time, ""))
                 self.needed |= dict.fromkeys(self._life(x).inputs, inf)
 
     def call(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -147,11 +159,15 @@ class Recorder(Pass):
         id = (*self.frames[-1].id, (path, self.frames[-1].calls[path]))
         takes = shapes_by_rows((args, kwargs), self.samples)
         self.calls[id] = Call(id, self.time, self._open[-1], takes=takes)
+        if why := enclosure(Recorder.run.__code__):
+            self.enclosed[id] = why
+        self._find_unseen((args, kwargs))
         self._open.append(self.calls[id])
         return super().call(path, forward, args, kwargs)
 
     def ended(self, frame: Frame, out: Any) -> Any:
         self.time += 1
+        self._find_unseen(out)
         call = self._open.pop()
         call.end = self.time
         _know_dataclasses(out)
@@ -167,10 +183,15 @@ class Recorder(Pass):
     def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         self.time += 1
         call = self._open[-1]
+        self._find_unseen(tensors)
+        if func in GRADIENTS:
+            self._find_gradient(differentiated(func, args, kwargs))
+        function = in_function(Recorder.run.__code__)
         for x in tensors:
-            self._life(x).last_use = self.time
-            if isinstance(x, nn.Parameter):
-                self.uses.setdefault(id(x), []).append((self.time, call.path))
+            life = self._life(x)
+            life.first_use, life.last_use = min(life.first_use, self.time), self.time
+            life.last_function = self.time if function else life.last_function
+            self.uses.setdefault(id(unwrapped(x)), []).append((self.time, call.path))
         versions = [x._version for x in tensors]
         with RandomOperations() as random:
             out = func(*args, **kwargs)
@@ -180,9 +201,30 @@ class Recorder(Pass):
             self.read.setdefault(call.id, (self.time, calling_line()))
         for x, version in zip(tensors, versions, strict=True):
             if x._version != version:
-                self.written.append((self.time, _memory(x), call))
+                self.written.append((self.time, memory_of(x), call))
         self._follow_integers(tensors, out)
+        for x in tree_leaves(args[0] if out is None and args else out):
+            if isinstance(x, Tensor):
+                self._life(x).replaced_later |= writes(func)
+                if x.grad_fn is not None:
+                    self._with_graph[id(x)] = x
         return out
+
+    def _find_unseen(self, value: Any) -> None:
+        """Note the line that runs now, if a value has a tensor that unwatched code has computed."""
+        for x in tree_leaves(value):
+            if not isinstance(x, Tensor) or x.grad_fn is None or self.is_dependent(x):
+                continue
+            if id(x) not in self._with_graph:
+                self.unseen.setdefault(self._open[-1].id, calling_line())
+
+    def _find_gradient(self, inputs: Any) -> None:
+        """Note where the graph begins of which a gradient is taken now."""
+        leaves = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+        lives = [self._life(x) for x in leaves]
+        begins = [min([each.first_use, *(time for time, _, _ in each.born)]) for each in lives]
+        known = begins and not any(isinstance(x, nn.Parameter) for x in leaves)
+        self.gradients.append((min(begins) if known else -1, self.time, calling_line()))
 
     def _follow_integers(self, tensors: list[Tensor], out: Any) -> None:
         """Note which inputs of integers an operation needs, or hands on to what it gives."""
@@ -199,8 +241,28 @@ class Recorder(Pass):
             self.needed |= dict.fromkeys(inputs, inf)  # the code depends on their numbers
 
     def tensor(self, x: Tensor, key: Key) -> Tensor:
-        self._life(x).born.append((self.time, key, self._open[-1]))
+        life = self._life(x)
+        life.born.append((self.time, key, self._open[-1]))
+        life.replaced_later |= in_function(Recorder.run.__code__)
         return super().tensor(x, key)
+
+    def begun(self) -> dict[str, list[int]]:
+        """When calls of each module begin, by its path."""
+        begun: dict[str, list[int]] = {}
+        for call in self.calls.values():
+            begun.setdefault(call.path, []).append(call.begin)
+        return begun
+
+    def uses_of(self, x: Tensor) -> list[tuple[int, str]]:
+        """When a parameter or buffer of the network is used, and in whose code."""
+        anew = [b for a, b in self._buffers.values() if a is x and b is not x]
+        return [use for each in (x, *anew) for use in self.uses.get(id(each), [])]
+
+    def changed(self) -> list[str]:
+        """The buffers that are written to in the pass, or put anew."""
+        written = {memory for _, memory, _ in self.written}
+        pairs = self._buffers.items()
+        return [n for n, (a, b) in pairs if a is not b or memory_of(a) in written]
 
     def changed_buffers(self, calls: frozenset[CallId]) -> list[str]:
         """The buffers that the code of some calls writes to, or puts anew."""
@@ -208,82 +270,12 @@ class Recorder(Pass):
         written = {memory for _, memory, call in self.written if call.id in calls}
         return [
             name
-            for name, (buffer, memory) in self._buffers.items()
-            if memory in written or (buffer and name.rpartition(".")[0] in paths)
+            for name, (a, b) in self._buffers.items()
+            if memory_of(a) in written or (a is not b and name.rpartition(".")[0] in paths)
         ]
 
-    def _life(self, x: Tensor) -> _Life:
-        return self.lives.setdefault(id(x), _Life(x))
-
-    def boundaries(self) -> dict[CallId, Boundary | str]:
-        """The places before calls where it can be told what crosses, and nothing of it changes.
-
-        A text says why others are none.
-        """
-        births = sorted(
-            time for x in self.lives.values() for time, key, _ in x.born if key.operation != INPUT
-        )
-        boundaries, begun = dict[CallId, Boundary | str](), -1
-        first: CallId = ()
-        used = min((time for uses in self.uses.values() for time, _ in uses), default=inf)
-        for call in self.calls.values():
-            if call.path not in self.network.owners or not call.id:
-                continue
-            if (count := bisect_left(births, call.begin)) == begun:
-                before = boundaries.get(first)
-                if isinstance(before, Boundary):  # it begins together with the one before
-                    before.names.append(call.path)
-                continue
-            begun, first = count, call.id
-            if used >= call.begin:
-                continue  # there is nothing to train before it
-            crossing = self._crossing(call)
-            for around in call.ancestors():
-                when, line = self.read.get(around.id, (inf, ""))
-                if when < call.begin:
-                    crossing = (
-                        f"code in {around.path or 'the forward'!r} reads numbers of a tensor "
-                        f"({line}) before, on which its calls may depend: move that code into a "
-                        "module of its own, or cut outside of it"
-                    )
-            if isinstance(crossing, str):
-                boundaries[call.id] = crossing
-            elif crossing:
-                contexts = frozenset(around.id for around in call.ancestors())
-                boundaries[call.id] = Boundary(call.begin, contexts, [call.path], crossing)
-        return boundaries
-
-    def _crossing(self, call: Call) -> dict[Key, Tensor] | str:
-        """What is alive when a call begins, in the order of its birth; else why that is not known.
-
-        A tensor that came to be inside a call which has ended, and did not leave it as what the
-        call gives, is not to be had there. Nor is one that is written to later, or was by way of
-        another tensor that shares its memory.
-        """
-        crossing: list[tuple[int, Key, Tensor]] = []
-        written: dict[int, tuple[int, str]] = {
-            memory: (time, each.path) for time, memory, each in self.written
-        }
-        for x in self.lives.values():
-            past = [birth for birth in x.born if birth[0] < call.begin]
-            if not past or x.last_use < call.begin or isinstance(x.tensor, nn.Parameter):
-                continue
-            there = [birth for birth in past if _is_under_way(birth[2], call.begin)]
-            if not there:
-                return f"a tensor that is made inside {past[-1][2].path!r} is used behind it"
-            when, where = written.get(_memory(x.tensor), (-1, ""))
-            if when > there[-1][0]:
-                return (
-                    f"code in {where or 'the forward'!r} writes to a tensor of shape "
-                    f"{tuple(x.tensor.shape)} in place that would cross: let it make a new one"
-                )
-            crossing.append((there[-1][0], there[-1][1], x.tensor))
-        return {key: x for _, key, x in sorted(crossing, key=lambda each: each[:2])}
-
-
-def _is_under_way(call: Call, time: int) -> bool:
-    """Whether what comes to be within a call is to be had at that time."""
-    return not any(each.own and each.end <= time for each in (call, *call.ancestors()))
+    def _life(self, x: Tensor) -> Life:
+        return self.lives.setdefault(id(x), Life(x))
 
 
 def _know_dataclasses(value: Any) -> None:
@@ -295,7 +287,8 @@ def _know_dataclasses(value: Any) -> None:
                 _know_dataclasses([getattr(x, field.name) for field in fields(x)])
 
 
-def _memory(x: Tensor) -> int:
+def memory_of(x: Tensor) -> int:
+    """What tells memories apart."""
     return int(x.untyped_storage()._cdata)
 
 
@@ -324,21 +317,3 @@ def recorded(network: Network, inputs: Any, samples: int, training: bool) -> Rec
             f"sample of shape {shapes} does not fit {type(network.copy).__name__}, which says: "
             f"{(str(error).splitlines() or ['nothing'])[0]}"
         ) from None
-
-
-def agreed(one: Boundary | str, other: Boundary | str) -> Boundary | str:
-    """A place in training, as it is in evaluation; why it is none, where they differ."""
-    if isinstance(one, str) or isinstance(other, str):
-        return one if isinstance(one, str) else other
-    if [*one.crossing] != [*other.crossing]:
-        return "other tensors would cross in training than in evaluation"
-    alike = set()
-    for (key, x), y in zip(one.crossing.items(), other.crossing.values(), strict=True):
-        if x.shape == y.shape:
-            alike.add(key)
-        elif (len(x), len(y)) != (SAMPLES, SAMPLES + 1):
-            return (
-                f"for {SAMPLES} samples a tensor of shape {tuple(x.shape)} would cross, which has "
-                "no row for each: reshape it behind the cut"
-            )
-    return replace(one, alike=frozenset(alike))

@@ -20,7 +20,16 @@ from hybrid.networks.absent import (
     call_on_absent,
     writes,
 )
-from hybrid.networks.passes import CallId, Frame, Key, Network, Pass, watched
+from hybrid.networks.passes import (
+    CallId,
+    Frame,
+    Key,
+    Network,
+    Pass,
+    in_function,
+    in_reentrant_checkpoint,
+    watched,
+)
 from hybrid.networks.recording import INPUT, SAMPLES, Shapes, shapes_by_rows
 from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.numerics.draws import NumberedDraws
@@ -169,9 +178,11 @@ class _Run(Pass):
         self.stretch, self.start, self.end = stretch, stretch.start, stretch.end
         self.captured: dict[Key, Tensor] = {}
         """What leaves the stretch, as far as it has come to be."""
-        self.present: dict[int, tuple[Absent, Tensor]] = {}
-        """An absent tensor that was written to, by its identity, and what has taken its place."""
+        self.present: dict[int, tuple[Tensor, Tensor]] = {}
+        """A tensor that was written to, or is given by a torch.autograd.Function, by its identity,
+        and what has taken its place."""
         self.begun = self.start is None
+        self._has_graph = torch.is_grad_enabled()
         self._skipping = False
         self._draws = Counter[CallId]()
         """Random operations in the code of calls so far."""
@@ -324,13 +335,14 @@ class _Run(Pass):
 
     def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         frame, code = self.frames[-1], self.stretch.code
-        if self.present:
+        if self.present and (self.begun or not self._in_function()):
             tensors = [self._now(x) for x in tensors]
             args, kwargs = tree_map(self._now, (args, kwargs))
         number, functions = code.random.get(frame.id, (0, frozenset[Any]()))
         random = func in functions
         if random:
-            if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            if hooks is not None or in_reentrant_checkpoint(Stretch.forward.__code__):
                 raise AbsentError(
                     "the forward draws random numbers inside torch.utils.checkpoint, which would "
                     "be others in the backward pass: leave that out"
@@ -355,16 +367,20 @@ class _Run(Pass):
                     f"a tensor of shape {tuple(entering.shape)} has crossed for one of shape "
                     f"{tuple(x.shape)}: the forward does other things in some passes than in others"
                 )
-            if isinstance(x, Absent):
+            inside = self._in_function()
+            if isinstance(x, Absent) or inside:
                 self.present[id(x)] = x, entering
-            x = entering
+            x = x if inside else entering  # what a Function returns gets another graph
         if self.end is not None and key in self.end.keys:
             self.captured[key] = x
         return super().tensor(x, key)
 
     def _now(self, x: Any) -> Any:
         """A tensor, or what has taken its place."""
-        return self.present.get(id(x), (x, x))[1] if isinstance(x, Absent) else x
+        return self.present.get(id(x), (x, x))[1]
+
+    def _in_function(self) -> bool:
+        return self._has_graph and in_function(Stretch.forward.__code__)
 
 
 def _plain(x: Any) -> Any:

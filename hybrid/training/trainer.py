@@ -208,6 +208,12 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         """What `fit` trains by; ValueError, with the remedy, for settings that cannot work."""
         self._check_ranks(ranks)
         check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
+        wide = [n for n, x in self.blocks.model.state_dict().items() if x.dtype == torch.complex128]
+        if wide and self.out is not None:
+            raise ValueError(
+                f"{wide[0]!r} is complex128, which safetensors files of a run folder cannot hold: "
+                "leave out= out, or take complex64"
+            )
         problem = Problem.of(self, self.blocks, train, test)
         self.blocks = problem.blocks
         method = settle(problem, self)

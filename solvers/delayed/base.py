@@ -258,7 +258,7 @@ class DelayedProgram(Program):
         """x_{k-1} of a micro-batch."""
         if part.images is not None:
             return part.images
-        return self._wire.receive(self.links.from_previous, self.block.dtype)
+        return self._wire.receive(self.links.from_previous, self.block.formats[0])
 
     def _leaf(self, lam: Tensor) -> Tensor:
         """lam_k; the first block's gets no gradient."""

@@ -233,7 +233,7 @@ class PDASGDProgram(UnitProgram):
 
     def backward_unit(self, flight: UnitFlight, unit: int, rate: float) -> None:
         if unit == self.units.count - 1 and not self.block.last:
-            flight.adjoint = [self._receive_adjoint(flight, self.block.dtype)]
+            flight.adjoint = [self._receive_adjoint(flight, self.block.formats[-1])]
         super().backward_unit(flight, unit, rate)
 
     def load_state(self, state: State) -> None:

@@ -96,8 +96,8 @@ class PetraProgram(DelayedProgram):
 
     def _backward(self, flight: Flight) -> Tensor | None:
         block, message = self.block, self._oldest_message()
-        x = self._wire.receive(message, block.dtype)
-        p = self._wire.receive_adjoint(message, block.dtype, flight.part.size)
+        x = self._wire.receive(message, block.formats[-1])
+        p = self._wire.receive_adjoint(message, block.formats[-1], flight.part.size)
         self._draw_for(flight)
         with block.span("backward", flight.part.key):
             x, p = self._reversed_pass(flight, x, p)

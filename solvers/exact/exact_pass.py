@@ -153,7 +153,7 @@ class ExactPass(Program):
                 if block.first:
                     lam = batch.images()
                 else:
-                    lam = wire.receive(links.from_previous, block.dtype)
+                    lam = wire.receive(links.from_previous, block.formats[0])
                 if recorder is not None:
                     carried = recorder.carried_input(rows)
                     lam = lam if carried is None else carried
@@ -194,7 +194,7 @@ class MicroBatchPasses:
         part, block = self.waiting.popleft(), self.block
         lam = part.images
         if lam is None:
-            lam = self.wire.receive(self.links.from_previous, block.dtype)
+            lam = self.wire.receive(self.links.from_previous, block.formats[0])
             lam = lam.detach().requires_grad_()
         out = self._recomputable(lam, part) if self.recompute else block.forward(lam, part.key)
         if part.labels is None:

@@ -84,7 +84,7 @@ class Head:
         width = channels if kind == LINEAR else int(kind.partition(":")[2])
         layers = [] if kind == LINEAR else [_linear(channels, width, random), nn.ReLU()]
         self.module = nn.Sequential(*layers, _linear(width, classes, random))
-        self.module.to(block.device, block.dtype)
+        self.module.to(block.device, block.formats[-1])
         self.optimizer = _optimizer_like(block.optimizers["exact"], self.module)
         block.companions["local"] = self.optimizer
 

@@ -27,7 +27,7 @@ def clip_gradients(gradients: list[Tensor], max_norm: float, norm: Tensor) -> No
     """
     if gradients:
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        torch._foreach_mul_(gradients, scale.to(gradients[0].device, gradients[0].dtype))
+        torch._foreach_mul_(gradients, scale.to(gradients[0].device))
 
 
 def gradient_norms(gradients: list[Tensor], device: torch.device) -> Tensor:

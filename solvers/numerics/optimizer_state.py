@@ -14,6 +14,8 @@ Made = TypeVar("Made", bound=torch.optim.Optimizer)
 
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
+SPARSE = "gradients must be dense for clipping, decay, ties and replicas: leave sparse=True out"
+
 
 def restrict_to(parameters: Sequence[Tensor], optimizer: Made) -> Made:
     """An optimizer that steps only some of the parameters, and shares their state.
@@ -57,6 +59,12 @@ def clone_optimizer(
 def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Parameter]:
     """All that some optimizers step."""
     return (p for o in optimizers for group in o.param_groups for p in group["params"])
+
+
+def check_dense(gradients: list[Tensor]) -> None:
+    """ValueError for a sparse gradient."""
+    if any(gradient.is_sparse for gradient in gradients):
+        raise ValueError(f"a gradient is sparse, as embeddings with sparse=True have it: {SPARSE}")
 
 
 def has_gradients(optimizer: torch.optim.Optimizer) -> bool:

@@ -162,7 +162,7 @@ class AuxNetProgram(Program):
         solver, block = self.solver, self.block
         numbers = not dtype.is_floating_point
         network = auxiliary_network(image, cut, solver.width, solver.depth, block.index, numbers)
-        network.to(block.device, block.dtype if numbers else dtype)
+        network.to(block.device, block.formats[0] if numbers else dtype)
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._network, self._shapes = network, (image, cut)
         self._adam = torch.optim.Adam(network.parameters(), lr=solver.aux_lr)

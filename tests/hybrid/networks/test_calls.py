@@ -309,6 +309,14 @@ def test_a_forward_that_recomputes_its_draws_is_refused():
     said = refusal(split, model, 2, sample=X)
     assert "dropout draws random numbers a second time" in said
 
+    def reentrant(self, x):
+        first, second, *_ = self.layers
+        x = checkpoint(lambda z: nn.functional.dropout(first(z)), x, use_reentrant=True)
+        return second(x)
+
+    said = refusal(split, Layers(reentrant), cuts=["layers.1"], sample=X)
+    assert "draws random numbers inside torch.utils.checkpoint" in said
+
 
 def test_the_only_element_of_a_list_begins_a_unit():
     class Stages(nn.Module):

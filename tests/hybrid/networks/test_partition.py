@@ -5,6 +5,7 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
+from answers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -154,3 +155,25 @@ def test_a_module_that_works_in_place_stays_with_the_one_before_it():
         assert split(model, 2, balance=balance, sample=torch.randn(8, 4)).cuts == ["2"]
     with pytest.raises(ValueError, match="no unit '1' among the 2 units"):
         split(model, cuts=["1"])
+
+
+class Last(nn.Module):
+    def forward(self, states):
+        return states[0][:, -1]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_cuts_keep_out_of_what_has_no_row_for_each_sample(layers):
+    """The last states of a recurrent network, (layers, N, H), between its module and the next."""
+    recurrent, x = nn.LSTM(4, 8, layers, batch_first=True), torch.ones(5, 3, 4)
+    model = nn.Sequential(nn.Linear(4, 4), recurrent, Last(), nn.Linear(8, 2))
+    cuts = {1: [], 2: ["1"], 3: ["1", "3"]}
+    for count, expected in cuts.items():
+        cut = split(model, count, balance="even", sample=x).with_bundles(x)
+        assert cut.cuts == expected
+        value = cut.pack_inputs(x)
+        for index in range(count):
+            value = cut.module(index)(value)
+        assert torch.equal(value, model(x))
+    said = refusal(split(model, cuts=["2"], sample=x).with_bundles, x)
+    assert said.startswith("what goes into 2 has shape")

@@ -186,7 +186,7 @@ class AMPNetProgram(UnitProgram):
         waiting = self._waiting.pop(item)
         part = waiting.part
         if part.images is None:
-            lam = self._wire.receive(self._from_below.message(item), self.block.dtype)
+            lam = self._wire.receive(self._from_below.message(item), self.block.formats[0])
         else:
             lam = part.images
         flight = self.units.new_flight(part._replace(images=None, labels=None), self._leaf(lam))
@@ -203,7 +203,8 @@ class AMPNetProgram(UnitProgram):
         assert isinstance(flight, Instance)
         if not self.block.last:
             message, size = self._from_above.message(flight.item), flight.part.size
-            flight.adjoint = [self._wire.receive_adjoint(message, self.block.dtype, size)]
+            leaving = self.block.formats[-1]
+            flight.adjoint = [self._wire.receive_adjoint(message, leaving, size)]
         self._rate = flight.rate
         super()._backward(flight)
 
