@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from hybrid.solvers.layers.projection import Projection
@@ -30,6 +29,7 @@ from hybrid.solvers.numerics.optimizer_state import (
     restrict_to,
 )
 from hybrid.solvers.numerics.uncompiled import paired
+from hybrid.solvers.numerics.weights import parameter_places, replaced_parameters
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.peers import Sync, Tied
 from hybrid.solvers.penalty import Penalty
@@ -83,10 +83,7 @@ class Block:
     def __post_init__(self) -> None:
         first = next((p.dtype for p in self.module.parameters()), torch.float32)
         self.formats = self.formats or (first,)
-        owned = [id(p) for m in self.module.modules() for p in m._parameters.values()]
-        # a search for ties takes longer than a small unit's pass, and one module that has two
-        # names is left without its parameters
-        self._ties = len({*owned} - {id(None)}) < sum(p != id(None) for p in owned)
+        self._places = parameter_places(self.module)
         if self.precision is torch.float16:
             self.scaler = torch.amp.GradScaler(self.device.type)
             self.scaler.scale(torch.zeros((), device=self.device))  # this creates its scale
@@ -118,14 +115,8 @@ class Block:
             self.draws.draw_for(key)
         some: dict[str, Any] = {} if parts is None else {"parts": parts}
         try:
-            with self.span("forward", key), self.numbers():
-                if weights is None:
-                    out: Any = self.module(lam, **some)
-                else:
-                    ties = self._ties
-                    out = functional_call(
-                        self.module, dict(weights), (lam,), some, tie_weights=ties
-                    )
+            with self.span("forward", key), self.numbers(), self.replaced(weights):
+                out: Any = self.module(lam, **some)
         except FAULTS as error:
             raise ValueError(
                 f"the forward pass fails on input {described(lam)}: {failure(error)}"
@@ -133,6 +124,10 @@ class Block:
         narrow = self.precision is not torch.float32
         ends = self.last and (parts is None or parts.stop == len(self.module._modules))
         return tree_map(wide, out) if ends and narrow else out
+
+    def replaced(self, weights: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
+        """A context in which these weights replace the parameters; None: it changes nothing."""
+        return nullcontext() if weights is None else replaced_parameters(self._places, weights)
 
     def span(self, name: str, key: Key = ()) -> AbstractContextManager[None]:
         """A context around what a trace shows under that name."""

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.optimizers import make_optimizer, output_weight
+from hybrid.networks.units import set_mode
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Batch, Block, Window
 
@@ -73,7 +74,8 @@ class PlainLoop(Contender):
 
 def prepared(model: Model) -> Model:
     """A copy, channels_last and in training mode."""
-    copy = deepcopy(model).train()
+    copy = deepcopy(model)
+    set_mode(copy, training=True)
     copy.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return copy
 

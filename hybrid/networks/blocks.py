@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.networks.calls import Calls, CallUnit
+from hybrid.networks.copies import check_counts, give_attributes, take_attributes
 from hybrid.networks.costs import count_costs, merge_packed_units
-from hybrid.networks.units import BlockModule, Unit, mode
+from hybrid.networks.units import BlockModule, Modes, Unit, mode
 from hybrid.solvers.base import Shape
 from hybrid.solvers.exact.pipeline import Cost
 from hybrid.solvers.layers.bundle import Bundle, call_network
@@ -35,6 +36,8 @@ class Blocks:
     """The cost of each unit for one sample, as it was balanced; empty for explicit cuts."""
     unread: Any = None
     """Weights in files that are read when a training begins: `hybrid.networks.own_units.Unread`."""
+    modes: Modes | None = None
+    """Of the model's modules; None: they are not settled."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -65,7 +68,7 @@ class Blocks:
     def module(self, index: int) -> BlockModule:
         """Block `index` as one module, sharing the model's parameters."""
         after = self.units[self.starts[index + 1]] if index + 1 < len(self) else None
-        return BlockModule(self.units_of(index), after)
+        return BlockModule(self.units_of(index), after, modes=self.modes)
 
     @property
     def bundled(self) -> bool:
@@ -99,13 +102,16 @@ class Blocks:
         return [Cost(*(sum(part) for part in zip(*run, strict=True))) for run in costs]
 
     def with_bundles(self, inputs: Any) -> Blocks:
-        """The same blocks, whose units know how their input tensors are packed.
+        """The same blocks, whose units know how their input tensors are packed, and their modes.
 
         `inputs` is a batch of the network's inputs: a tensor, a tuple by position, a dict by name.
         Raises ValueError if the model does not take it, or if anything but tensors with one row for
         each sample would cross a cut. A unit into which anything else goes joins the one before.
         """
-        bundles = self._bundles(inputs)
+        modes = Modes.of(self.model)
+        for each in self._calls:
+            take_attributes(each)
+        bundles = replace(self, modes=modes)._bundles(inputs)
         runs = [*pairwise([*bundles, len(self.units)])]
         units = [
             replace(
@@ -118,7 +124,7 @@ class Blocks:
         ]
         costs = [Cost(*map(sum, zip(*self.costs[a:b], strict=True))) for a, b in runs if self.costs]
         starts = [[*bundles].index(start) for start in self.starts]
-        return replace(self, units=units, starts=starts, costs=costs)
+        return replace(self, units=units, starts=starts, costs=costs, modes=modes)
 
     def _bundles(self, inputs: Any) -> dict[int, Bundle | None]:
         """How what goes into units is packed; without those into which nothing goes packed."""
@@ -143,7 +149,7 @@ class Blocks:
         ids = torch.arange(rows)
         value: Any = tree_map(lambda x: x[ids % (len(x) or 1)].to(self._device), inputs)
         values: list[Any] = []
-        with self._mode(training=False), torch.no_grad():
+        with self.mode(training=False), torch.no_grad():
             for i, unit in enumerate(self.units):
                 values.append(value)
                 try:
@@ -162,7 +168,7 @@ class Blocks:
         Those that the model does not take are no matter.
         """
         values: list[list[Any]] = [[] for _ in self.units]
-        with self._mode(training=False), torch.no_grad():
+        with self.mode(training=False), torch.no_grad():
             for inputs in others:
                 value = tree_map(lambda x: x[:2].to(self._device), inputs)
                 with suppress(Exception):  # whatever a forward does with what it does not expect
@@ -176,7 +182,7 @@ class Blocks:
     def compute_outputs(self, inputs: Any) -> Any:
         """The network's outputs for a batch of inputs, in evaluation mode, on the CPU."""
         value = tree_map(lambda x: x.to(self._device), inputs)
-        with self._mode(training=False), torch.no_grad():
+        with self.mode(training=False), torch.no_grad():
             for i, unit in enumerate(self.units):
                 value = _run_unit(unit, value, begins=i == 0)
         return tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, value)
@@ -195,7 +201,7 @@ class Blocks:
         """One sample at every cut; `sample` is a batch (N, ...) of at least one."""
         tensors: list[Tensor] = []
         modules = [self.module(index) for index in range(len(self) - 1)]
-        with self._mode(training=False), torch.no_grad():
+        with self.mode(training=False), torch.no_grad():
             x = sample[:1]
             for module in modules:
                 x = module(x)
@@ -211,7 +217,7 @@ class Blocks:
         x = sample[:2]  # two, because BatchNorm needs more than one value for each channel
         modules = [self.module(index) for index in range(len(self))]
         numbers: list[dict[nn.Module, tuple[int, ...]]] = []
-        with self._mode(training=True), torch.no_grad():
+        with self.mode(training=True), torch.no_grad():
             for index, module in enumerate(modules):
                 numbered = [p for p in module.children() if isinstance(p, NumberedDraws)]
                 known: dict[nn.Module, tuple[int, ...]] = {}
@@ -221,12 +227,18 @@ class Blocks:
                 draws, x = find_random_parts(module, known, x)
                 drawing = {part: known[part] for part in draws}
                 numbers.append(drawing | {part: () for part in numbered if part.draws_numbers})
+            for each in self._calls:
+                check_counts(each, self.starts)
         return numbers
 
-    def give_back(self) -> None:
-        """Let the model have the buffers that passes of the blocks have put anew."""
+    def give_back(self, only: int | None = None) -> None:
+        """Let the model have the buffers and attributes that passes of the blocks have put anew.
+
+        `only` that block has been trained in this process; None: all.
+        """
         for each in self._calls:
             each.give_back()
+            give_attributes(each, self.starts, only)
 
     def check_changed_buffers(self) -> None:
         """ValueError if a pass changes a buffer that several blocks use."""
@@ -250,11 +262,13 @@ class Blocks:
         return [calls for calls in known.values() if calls is not None]
 
     @contextmanager
-    def _mode(self, training: bool) -> Iterator[None]:
+    def mode(self, training: bool) -> Iterator[None]:
         """`mode` of the model, and of the copies of it that units run."""
         with ExitStack() as stack:
             for network in [self.model, *(n for calls in self._calls for n in calls.networks())]:
                 stack.enter_context(mode(network, training))
+                if self.modes is not None:  # a copy is older than what the user has set
+                    self.modes.apply(training, network)
             yield
 
 

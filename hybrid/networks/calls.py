@@ -28,6 +28,7 @@ from hybrid.networks.stretch import Code, Crossing, Inputs, Stretch
 from hybrid.networks.units import Unit, full_name, mode
 from hybrid.solvers.acting import nearest
 from hybrid.solvers.layers.bundle import call_network
+from hybrid.solvers.numerics.attributes import ELSEWHERE
 
 FIRST = 1 << 20
 """The first number of a network's calls, beyond those of units."""
@@ -131,6 +132,10 @@ class Calls:
         self._changed = find_changed(self.network.copy, passes)
         """By the name of a buffer that the pass changes, the units that use it."""
         self._not_called = find_not_called(self.network.copy, training)
+        self.begun: dict[str, set[int]] = {}
+        """By the paths of modules that are called, the units in which their calls begin."""
+        for call in training.calls.values():
+            self.begun.setdefault(call.path, set()).add(bisect_right(self._times, call.begin))
         self._number_calls(training, {id[-1][0] for id in draws if id and id not in cut})
 
     @property
@@ -266,6 +271,7 @@ class Calls:
                 for name, full in known.items()
                 if full in self._owners and not self._is_used(full, start, stop)
             ]
+            vars(module)[ELSEWHERE] = foreign
             for name in foreign:
                 among = module._parameters if name in module._parameters else module._buffers
                 vars(module)[name] = among.pop(name)

@@ -145,6 +145,25 @@ class Stretch(NumberedDraws):
         self._buffers = whole._buffers
         self._non_persistent_buffers_set = whole._non_persistent_buffers_set
 
+    @property
+    def runs(self) -> nn.Module:  # type: ignore[override]
+        return self.network.copy
+
+    @property
+    def training(self) -> bool:
+        """The mode of the network's outermost module, which is none of this module's modules."""
+        return self.network.copy.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "network" in vars(self):
+            self.network.copy.training = mode
+
+    def train(self, mode: bool = True) -> Stretch:
+        """Training or evaluation mode, as the network sets it."""
+        self.network.copy.train(mode)
+        return self
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The network's outputs, or what crosses the end, for its inputs or what crosses the start.
 
@@ -152,7 +171,6 @@ class Stretch(NumberedDraws):
         needed behind the cut come last. Raises AbsentError, a ValueError, where the network's own
         code needs what it cannot have.
         """
-        self.network.copy.training = self.training  # it is none of this module's modules
         run = _Run(self, args, self.code.inputs.ordered(kwargs) if kwargs else {})
         with watched(run), run:
             try:

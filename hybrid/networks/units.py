@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.layers.bundle import Bundle, call_network
+from hybrid.solvers.numerics.attributes import kept_attributes, user_modules
 
 
 @dataclass
@@ -130,22 +131,68 @@ def is_sequence(model: nn.Module) -> bool:
     return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 
-@contextmanager
-def mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Training or evaluation mode; afterwards the mode and all buffers are what they were."""
-    modes = [(module, module.training) for module in model.modules()]
-    copies = [
-        (module, name, buffer, buffer.clone())
-        for module, _ in modes
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+@dataclass(frozen=True)
+class Modes:
+    """By path, which modules of a model are in training mode in a training, and in an evaluation.
+
+    The model's own `train` and `eval` decide, which may be overridden. What was set to evaluation
+    mode while the model itself is in training mode stays so.
+    """
+
+    training: dict[str, bool]
+    evaluation: dict[str, bool]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Modes:
+        """Those of a model, which it is not left in."""
+        flags = []
+        for training in (True, False):
+            with kept_modes(model):
+                set_mode(model, training)
+                paths = model.named_modules(remove_duplicate=False)
+                flags.append({path: module.training for path, module in paths})
+        return cls(*flags)
+
+    def apply(self, training: bool, module: nn.Module, prefix: str = "") -> None:
+        """Set the modes of a module that has this prefix in the model."""
+        flags = self.training if training else self.evaluation
+        for path, each in module.named_modules(remove_duplicate=False):
+            each.training = flags.get(f"{prefix}.{path}".strip("."), training)
+
+
+def set_mode(model: nn.Module, training: bool) -> None:
+    """Set a model's mode as `Modes` says."""
+    kept = [m for m in model.modules() if not m.training] if training and model.training else []
     model.train(training)
+    for module in kept:
+        module.training = False
+
+
+@contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """A context after which all modules of a model have the modes that they had before."""
+    modes = [(module, module.training) for module in model.modules()]
     try:
         yield
     finally:
         for module, before in modes:
             module.training = before
+
+
+@contextmanager
+def mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Training or evaluation mode; afterwards modes, buffers and attributes are what they were."""
+    copies = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        with kept_attributes(user_modules(model).values()), kept_modes(model):
+            set_mode(model, training)
+            yield
+    finally:
         for module, name, buffer, copy in copies:
             module._buffers[name] = buffer.copy_(copy)
 
@@ -190,6 +237,7 @@ class BlockModule(nn.Sequential):
         block: Sequence[Unit],
         after: Unit | None = None,
         parts: Sequence[tuple[str, nn.Module]] | None = None,
+        modes: Modes | None = None,
     ) -> None:
         parts = block[0].block_parts(block) if parts is None else parts
         super().__init__(OrderedDict((str(i), m) for i, (_, m) in enumerate(parts)))
@@ -198,6 +246,17 @@ class BlockModule(nn.Sequential):
         self.after: Bundle | None = after.bundle if after else None
         self.begins = block[0].begins
         """Whether its input is the network's."""
+        self.modes = modes
+        """Of the network's modules; None: all are alike."""
+
+    def train(self, mode: bool = True) -> BlockModule:
+        """Training or evaluation mode, as the whole network's `train` would set it."""
+        super().train(mode)
+        if self.modes is not None:
+            for prefix, part in zip(self.prefixes, self._modules.values(), strict=True):
+                assert part is not None
+                self.modes.apply(mode, part, prefix)
+        return self
 
     def forward(self, input: Any, parts: slice | None = None) -> Any:
         """(N, ...) -> (N, ...); with `parts` through these only, from the first one's input."""

@@ -9,12 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from hybrid.errors import one_line
 from hybrid.folder import checkpoint
+from hybrid.links import RankLinks
 from hybrid.links.grid import Place
 from hybrid.method.method import Method
 from hybrid.networks.blocks import Blocks
+from hybrid.networks.units import BlockModule
+from hybrid.solvers.numerics.attributes import (
+    attributes,
+    code_of,
+    is_number,
+    is_plain_tensor,
+    is_same,
+    user_modules,
+)
 from hybrid.solvers.splitting.variables import channels_last
 from hybrid.solvers.state import State, Stateful, Tensors, entries
 
@@ -22,6 +33,17 @@ FLIGHTS = "under way on block "
 _COMMON = ("images", "serial_seconds", "parallel_seconds")
 TOTALS = (*_COMMON, "idle_seconds", "fill_steps", "fill_seconds", "bytes_sent")
 """What a run counts from its first step; the first three are the same on every rank."""
+NUMBER = "number "
+"""The prefix of the names of plain attributes that are numbers, where they are tensors."""
+MOST_NUMBERS = 1 << 12
+"""A larger tensor is taken for what a pass has computed, and left out."""
+FORMATS = {
+    str(dtype): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.bfloat16, torch.float16),
+        *(torch.int64, torch.int32, torch.bool),
+    )
+}
 
 
 @dataclass
@@ -156,6 +178,85 @@ class StateFiles:
                 "blocks, the replicas, the solver or the strategy changed"
             )
         return notices
+
+
+class CountedAttributes:
+    """Numbers and small tensors in plain attributes that have changed since a run began.
+
+    They have global names, so that they are found again on any grid. Of several blocks that run a
+    module, the last has come to the end of its code; of replicas the first one's are kept. What a
+    rank has besides, such as the count of a pass that it will make again, is for the same grid.
+    """
+
+    def __init__(self, module: BlockModule, links: RankLinks) -> None:
+        self.links = links
+        self.places: dict[str, nn.Module] = {}
+        """By global path."""
+        for path in user_modules(module):
+            name = module.global_name(path).strip(".")
+            self.places[name] = code_of(module.get_submodule(path))
+        self.first = self._values()
+        """As the run found them."""
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            f"{path}.{name}": value.clone() if isinstance(value, Tensor) else value
+            for path, m in self.places.items()
+            for name, value in attributes(m).items()
+            if is_number(value) or _is_kept(value)
+        }
+
+    def state(self) -> State:
+        own = {
+            name: value
+            for name, value in self._values().items()
+            if name not in self.first or not is_same(value, self.first[name])
+        }
+        merged: dict[str, Any] = {}
+        for each in self.links.agree({name: _encoded(value) for name, value in own.items()}):
+            merged |= each
+        others = {n: x for n, x in own.items() if _encoded(x) != merged.get(n)}
+        return State(shared=merged, flight=dict(_named_tensor(*each) for each in others.items()))
+
+    def load_state(self, state: State) -> None:
+        first = {name: _encoded(value) for name, value in self.first.items()}
+        own = {
+            n.removeprefix(NUMBER): x.item() if n.startswith(NUMBER) else _encoded(x)
+            for n, x in state.flight.items()
+        }
+        for name, value in (first | state.shared | own).items():
+            path, _, field = name.rpartition(".")
+            m = self.places.get(path)
+            now = getattr(m, field, None)
+            if m is not None and (now is None or is_number(now) or is_plain_tensor(now)):
+                vars(m)[field] = _decoded(value, m)
+
+
+def _is_kept(value: Any) -> bool:
+    if not is_plain_tensor(value) or value.requires_grad:
+        return False
+    return str(value.dtype) in FORMATS and value.numel() <= MOST_NUMBERS
+
+
+def _encoded(value: Any) -> Any:
+    """A number as it is, and of a tensor its format and numbers."""
+    return [str(value.dtype), value.tolist()] if isinstance(value, Tensor) else value
+
+
+def _named_tensor(name: str, value: Any) -> tuple[str, Tensor]:
+    """A number as a tensor of no dimension, and another name."""
+    if isinstance(value, Tensor):
+        return name, value
+    wide = torch.float64 if isinstance(value, float) else None
+    return NUMBER + name, torch.tensor(value, dtype=wide)
+
+
+def _decoded(value: Any, module: nn.Module) -> Any:
+    if is_number(value):
+        return value
+    parameter = next(module.parameters(), None)
+    device = None if parameter is None else parameter.device
+    return torch.tensor(value[1], dtype=FORMATS[value[0]], device=device)
 
 
 def check_same_run(

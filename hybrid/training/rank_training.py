@@ -19,6 +19,7 @@ from hybrid.method.method import Method
 from hybrid.method.optimizers import peak_rate
 from hybrid.method.plateau import Plateau, check_metric
 from hybrid.method.schedule import make_schedule
+from hybrid.networks.units import BlockModule
 from hybrid.ranks import launch
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.epoch_windows import CLOSING
@@ -32,7 +33,7 @@ from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
-from hybrid.training.checkpointing import Position, StateFiles, check_same_run
+from hybrid.training.checkpointing import CountedAttributes, Position, StateFiles, check_same_run
 from hybrid.training.proof import is_checked
 from hybrid.training.summary import RunOptions
 
@@ -68,6 +69,9 @@ class RankTraining:
             self.block.watch = trace.span
             for group in exact.param_groups:
                 optimizer_state(exact, group["params"][0])
+        module = self.block.module
+        assert isinstance(module, BlockModule)
+        self.attributes = CountedAttributes(module, links)
         self.rounds = method.start(self.block, links, trace)
         self.sampler = BatchSampler(options.sampler, data, train.seed, train.batch_size, links)
         self.peak = peak_rate(exact)
@@ -219,6 +223,7 @@ class RankTraining:
             "rounds": self.rounds,
             "block": self.block,
             **({} if self.block.ties is None else {"ties": self.block.ties}),
+            "attributes": self.attributes,
             "sampler": self.sampler,
         }
         if self.plateau is not None:

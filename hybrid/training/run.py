@@ -19,6 +19,7 @@ from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.rounds.phase_report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import Section
+from hybrid.solvers.state import State
 from hybrid.solvers.windows import Window
 from hybrid.training.callbacks import (
     CallbackError,
@@ -91,7 +92,8 @@ class Run:
                     "is: to train on, give it more --epochs, or let it wait for more epochs"
                 )
             self.training.block.keep_tested_weights()
-            self.method.problem.blocks.give_back()
+            here = None if launch.communicator() is None else self.links.rank
+            self.method.problem.blocks.give_back(here)
             return summary
         except (AgreedError, StoppedError):
             self.links.drop()  # no other rank will receive it
@@ -201,6 +203,7 @@ class Run:
             last = before[-1]["to"]
             checkpoints = [f for f in checkpoints if int(f.name) < last] or checkpoints[:1]
         self.training.block.release()
+        self.training.attributes.load_state(State())  # as the run found them
         self.training = self._make_training()
         self.training.restore(checkpoints[-1])
         self.callbacks.agree()

@@ -22,6 +22,7 @@ from hybrid.method.problem import Problem, with_bundles
 from hybrid.method.settle import settle
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.own_units import let_go, read_weights
+from hybrid.networks.units import kept_modes
 from hybrid.ranks import launch
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
@@ -119,7 +120,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
 
             return program
 
-        with listening() as request:
+        with listening() as request, kept_modes(self.blocks.model):
             sets = [train] if test is None else [train, test]
             return self._start(prepare, self.replicas, *sets)
 

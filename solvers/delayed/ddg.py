@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -19,6 +19,7 @@ from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import SEVERAL_BLOCKS, Delayed, DelayedProgram, tensor_bytes
 from hybrid.solvers.delayed.stash import Flight, Stash
 from hybrid.solvers.numerics.buffers import replaced_buffers
+from hybrid.solvers.numerics.weights import NothingRecomputed
 from hybrid.solvers.state import Tensors
 
 DELAYS = 0.0, 3 / 8, 7 / 8, 15 / 8
@@ -139,7 +140,8 @@ class StashingProgram(DelayedProgram):
         # the mini-batch's sum of gradients moves to this version and back
         for name, parameter in self._stash.parameters.items():
             flight.weights[name].grad, parameter.grad = parameter.grad, None
-        self.block.backward(out, p_out, key=flight.part.key)
+        with self.block.replaced(flight.weights):
+            self.block.backward(out, p_out, key=flight.part.key)
         for name, parameter in self._stash.parameters.items():
             parameter.grad, flight.weights[name].grad = flight.weights[name].grad, None
         self._stash.release(flight.weights, flight.buffers)
@@ -158,8 +160,17 @@ class UnstashedProgram(DelayedProgram):
     activations of a flight again, so a checkpoint holds them.
     """
 
+    _looked = False
+    """Whether a backward pass has been seen to make no part of its forward pass again."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._stash = Stash(self.block.module, {})
+        """Of buffers alone."""
+
     def _forward(self, flight: Flight) -> Tensor:
-        with activations_kept(self.block.module, flight.stash):
+        kept = activations_kept(self.block.module, flight.stash)
+        with kept, self._stash.forward_pass(flight.buffers):
             flight.out = self._compute(flight)
         x = flight.out.detach()
         flight.x = None if self.filling is None else x
@@ -168,16 +179,21 @@ class UnstashedProgram(DelayedProgram):
     def _rebuild(self, flight: Flight) -> Flight:
         module = self.block.module
         # the same pass in all it keeps, but for good it changes no statistics
-        buffers = dict(module.named_buffers(remove_duplicate=False))
+        buffers = dict(module.named_buffers(remove_duplicate=False)) | flight.buffers
         with replaced_buffers(module, buffers), activations_replaced(module, flight.stash):
             flight.out = self._compute(flight)
+        self._stash.follow(flight.buffers)
         return flight
 
     def _backward(self, flight: Flight) -> Tensor | None:
         assert flight.out is not None
+        self._stash.release({}, flight.buffers)
         p_out = self._receive_adjoint(flight, flight.out.dtype)
         flight.stash = {}  # the graph lets them go one by one
-        self.block.backward(flight.out, p_out, key=flight.part.key)
+        # once: the mode slows each operation
+        with nullcontext() if self._looked else NothingRecomputed():
+            self.block.backward(flight.out, p_out, key=flight.part.key)
+        self._looked = True
         return self._input_adjoint(flight)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.exact.pipeline import MicroBatch
+from hybrid.solvers.numerics.attributes import user_modules
 from hybrid.solvers.numerics.buffers import (
     captured_buffers,
     frozen_statistics,
@@ -36,8 +37,8 @@ class Stash:
         self._newest: Tensors = {}
         self._users = 0
         """Micro-batches under way whose forward pass used the newest version."""
-        self._moving = has_changing_buffers(module.modules())
-        """Whether forward passes may change buffers other than BatchNorm's."""
+        self._moving = has_changing_buffers(module.modules()) or bool(user_modules(module))
+        """Whether forward passes may change plain attributes, or buffers other than BatchNorm's."""
         self._buffers: dict[int, Tensors] = {}
         """Those of each micro-batch under way, if passes may change any."""
 
@@ -46,7 +47,7 @@ class Stash:
         own, newest = self.parameters, self._newest
         if any(n not in newest or newest[n].data_ptr() != p.data_ptr() for n, p in own.items()):
             # .data counts its changes by itself: autograd would take a step for an error
-            newest = {name: p.data.requires_grad_(p.requires_grad) for name, p in own.items()}
+            newest = {name: nn.Parameter(p.data, p.requires_grad) for name, p in own.items()}
             self._newest, self._users = newest, 0
         self._users += 1
         return newest
@@ -77,6 +78,10 @@ class Stash:
             weights[name].requires_grad_(parameter.requires_grad)
         with frozen_statistics(self.module), replaced_buffers(self.module, buffers):
             yield
+        self.follow(buffers)
+
+    def follow(self, buffers: Tensors) -> None:
+        """Put into `buffers` what later forward passes change, as it was before."""
         if self._moving:
             self._buffers[id(buffers)] = buffers
 
@@ -99,7 +104,7 @@ class CopyingStash(Stash):
 
     def newest_version(self) -> Tensors:
         own = self.parameters.items()
-        return {name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in own}
+        return {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in own}
 
 
 @dataclass
@@ -153,7 +158,8 @@ def load_flights(found: Tensors, module: nn.Module) -> Iterator[Flight]:
         if "version" in own:
             v = int(own.pop("version"))
             if v not in versions:
-                versions[v] = with_parameter_strides(module, entries(found, f"version {v}."))
+                loaded = with_parameter_strides(module, entries(found, f"version {v}."))
+                versions[v] = {n: nn.Parameter(w, requires_grad=False) for n, w in loaded.items()}
             flight.weights = versions[v]
         flight.buffers = entries(own, "buffer ")
         flight.stash = {name: t for name, t in own.items() if not name.startswith("buffer ")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -14,9 +15,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import DelayedProgram
-from hybrid.solvers.delayed.stash import Flight, Stash
+from hybrid.solvers.delayed.stash import CopyingStash, Flight, Stash
 from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.metrics import failure
+from hybrid.solvers.numerics.weights import NothingRecomputed
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Classified, PhaseStats
 
@@ -108,6 +110,8 @@ class Units:
         ]
         self._locks = [Lock() for _ in self.slices]
         """Within one a thread steps the weights of a unit."""
+        self._looked = set[int]()
+        """Units whose backward pass has been seen to make no part of the forward pass again."""
 
     @property
     def count(self) -> int:
@@ -153,14 +157,20 @@ class Units:
     def backward(self, flight: UnitFlight, unit: int, rate: float) -> None:
         """The backward pass of a unit, and its step if the flight completes a mini-batch."""
         del flight.input_edges[unit + 1 :]
-        weights = {name: w for name, w in flight.versions[unit].items() if w.requires_grad}
-        with self.block.span("backward", flight.part.key):
+        version = flight.versions[unit]
+        weights = {name: w for name, w in version.items() if w.requires_grad}
+        # forward passes on another thread have replaced the parameters by theirs
+        apart = isinstance(self.stashes[unit], CopyingStash)
+        looks = NothingRecomputed() if unit not in self._looked else nullcontext()
+        at_version = looks if apart else self.block.replaced(version)
+        with self.block.span("backward", flight.part.key), at_version:
             p_in, gradients = vjp(
                 flight.output_edges.pop(),
                 flight.adjoint,
                 flight.input_edges[-1],
                 [*weights.values()],
             )
+        self._looked.add(unit)
         separate = _separate_memory(dict(zip(weights, gradients, strict=True)), p_in)
         with self._locks[unit]:
             self.stashes[unit].release(flight.versions.pop(), flight.buffers)

@@ -219,7 +219,7 @@ class MicroBatchPasses:
             dtype = out.dtype if block.scaler is None else torch.float32
             p_out = self.wire.receive_adjoint(self.links.from_next, dtype, part.size)
         buffers = self.captured.popleft() if self.recompute else {}
-        with replaced_buffers(block.module, buffers) if buffers else nullcontext():
+        with replaced_buffers(block.module, buffers) if self.recompute else nullcontext():
             block.backward(out, p_out, key=part.key)
         if not block.first:
             p_in = block.input_adjoint(lam)

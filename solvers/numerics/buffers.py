@@ -1,4 +1,4 @@
-"""Buffers that a forward pass changes, which only some passes may do."""
+"""Buffers and plain attributes that a forward pass changes, which only some passes may do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,20 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hybrid.solvers.layers.projection import Projection
+from hybrid.solvers.numerics.attributes import (
+    attributes,
+    code_of,
+    is_number,
+    is_plain_tensor,
+    is_same,
+    kept_attributes,
+    user_modules,
+)
 
 Tensors = dict[str, Tensor]
+
+PLAIN = "attribute "
+"""The prefix of the names of plain attributes that are numbers, or None: an empty tensor."""
 
 _APART = (_NormBase, Projection)
 """Not of interest here: statistics have a switch, and only sub-problems change a dictionary."""
@@ -29,8 +41,16 @@ def captured_buffers(
     """A context that gives, at its end, the buffers changed within it as they were before, by name.
 
     BatchNorm's are given only with `norms`; with `first`, only those of these children. A buffer
-    that does not change, such as a mask, is not given.
+    that does not change, such as a mask, is not given. Plain attributes that are numbers, tensors
+    or None count as buffers.
     """
+    plain = {
+        f"{path}.{name}": (m, name, value.clone() if isinstance(value, Tensor) else value)
+        for path, m in user_modules(module).items()
+        if not first or path.partition(".")[0] in first
+        for name, value in attributes(m).items()
+        if value is None or is_number(value) or is_plain_tensor(value)
+    }
     buffers: Tensors = {
         f"{path}.{name}" if path else name: buffer
         for path, m in module.named_modules()
@@ -46,6 +66,14 @@ def captured_buffers(
         # versions would not tell: BatchNorm's kernels and changes of .data do not count there
         if now is buffer and torch.equal(buffer, copies[name]):
             del copies[name]
+    for name, (m, field, value) in plain.items():
+        if is_same(vars(m).get(field), value):
+            continue
+        if isinstance(value, Tensor):
+            copies[name] = value
+        else:
+            wide = torch.float64 if isinstance(value, float) else None
+            copies[PLAIN + name] = torch.tensor([] if value is None else value, dtype=wide)
 
 
 def _cloned(values: Tensors) -> Tensors:
@@ -55,29 +83,36 @@ def _cloned(values: Tensors) -> Tensors:
 
 
 def set_buffers(module: nn.Module, values: Tensors) -> Tensors:
-    """Give a module these buffers; returns those that it had before."""
-    names = [name.rpartition(".") for name in values]
-    places = [(module.get_submodule(path)._buffers, field) for path, _, field in names]
-    before = {}
-    for name, (buffers, field) in zip(values, places, strict=True):
-        before[name], buffers[field] = buffers[field], values[name]
-    return before  # type: ignore[return-value]
+    """Give a module these buffers and plain attributes; returns the buffers that it had before."""
+    before: Tensors = {}
+    for name, value in values.items():
+        path, _, field = name.removeprefix(PLAIN).rpartition(".")
+        m = module.get_submodule(path)
+        if field in m._buffers:
+            before[name], m._buffers[field] = m._buffers[field], value  # type: ignore[assignment]
+        elif name.startswith(PLAIN):
+            vars(code_of(m))[field] = value.item() if value.numel() else None
+        else:
+            vars(code_of(m))[field] = value
+    return before
 
 
 @contextmanager
 def replaced_buffers(module: nn.Module, values: Tensors) -> Iterator[None]:
-    """A context in which a module has copies of these buffers; its own come back unchanged."""
-    before = set_buffers(module, _cloned(values))
-    try:
-        yield
-    finally:
-        set_buffers(module, before)
+    """A context in which a module has copies of what was captured; its own comes back unchanged."""
+    with kept_attributes(user_modules(module).values()):
+        before = set_buffers(module, _cloned(values))
+        try:
+            yield
+        finally:
+            set_buffers(module, before)
 
 
 @contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
     """A context in which forward passes leave running statistics and all buffers as they were.
 
+    So they do plain attributes of modules whose classes are neither torch's nor this package's.
     They belong to the composed network, and only a serial pass goes through all of it. BatchNorm
     normalizes by the batch.
     """
@@ -87,10 +122,12 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
         m.track_running_stats = False
     changed: Tensors = {}
     changing = has_changing_buffers(modules)
-    try:
-        with captured_buffers(module) if changing else nullcontext(changed) as changed:
-            yield
-    finally:
-        set_buffers(module, changed)  # not a copy into the changed buffers: a graph may hold these
-        for m in norms:
-            m.track_running_stats = True
+    with kept_attributes(user_modules(module).values()):
+        try:
+            with captured_buffers(module) if changing else nullcontext(changed) as changed:
+                yield
+        finally:
+            # not a copy into the changed buffers: a graph may hold these
+            set_buffers(module, changed)
+            for m in norms:
+                m.track_running_stats = True

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hybrid.bench.plan.device import Device
 from hybrid.links.virtual import VirtualLinks
 from hybrid.networks.blocks import Blocks
-from hybrid.networks.units import Unit, make_single_unit_blocks, mode
+from hybrid.networks.units import Unit, make_single_unit_blocks
 from hybrid.solvers.base import Shape
 from hybrid.solvers.block import Block
 from hybrid.solvers.exact.pipeline import Cost
@@ -93,7 +93,7 @@ def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor
     """
     sizes, made, x = sorted(table), [], inputs
     modules = make_single_unit_blocks(blocks.units)
-    with mode(blocks.model, training=False), torch.no_grad():
+    with blocks.mode(training=False), torch.no_grad():
         for i, (unit, module) in enumerate(zip(blocks.units, modules, strict=True)):
             x, outputs = module(x), None
             if i == len(modules) - 1 and (outputs := Bundle.of(x, len(inputs), "the output")):
@@ -104,7 +104,7 @@ def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor
         Unit(unit.name, {str(i): module})
         for i, (unit, module) in enumerate(zip(blocks.units, made, strict=True))
     ]
-    return replace(blocks, model=nn.Sequential(*made), units=named)
+    return replace(blocks, model=nn.Sequential(*made), units=named, modes=None)
 
 
 def clocked(links: VirtualLinks, device: Device | None, block: Block) -> None:

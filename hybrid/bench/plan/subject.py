@@ -19,7 +19,7 @@ from hybrid.method.optimizers import placed
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.costs import measure_passes, merge_units
 from hybrid.networks.partition import balance_starts, split
-from hybrid.networks.units import Chain, mode
+from hybrid.networks.units import Chain
 from hybrid.settings.config import Config
 from hybrid.solvers.exact.pipeline import Cost
 
@@ -124,7 +124,7 @@ class Subject:
         key = (*(unit.name for unit in blocks.units), *blocks.starts)
         if key not in self._inputs:
             found = self._inputs[key] = [self._rows(blocks, 2)]
-            with mode(blocks.model, training=False), torch.no_grad():
+            with blocks.mode(training=False), torch.no_grad():
                 for k in range(len(blocks) - 1):
                     found.append(blocks.module(k)(found[-1]))
         return self._inputs[key]

@@ -16,7 +16,7 @@ from hybrid.errors import format_error, no_exit, one_line
 from hybrid.method.optimizers import count_copies
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.costs import count_costs, measure_costs, merge_units
-from hybrid.networks.units import BlockModule, Unit, make_single_unit_blocks, mode
+from hybrid.networks.units import BlockModule, Unit, make_single_unit_blocks
 from hybrid.settings.config import OptimizerSettings
 
 
@@ -103,7 +103,7 @@ def _entering(blocks: Blocks, inputs: Any) -> list[Tensor]:
     """What goes into every unit, several tensors packed as one, of two samples."""
     x = _packed(blocks, inputs)
     x, entering = x[torch.arange(2) % len(x)], []
-    with mode(blocks.model, training=False), torch.no_grad():
+    with blocks.mode(training=False), torch.no_grad():
         for module in make_single_unit_blocks(blocks.units):
             entering.append(x)
             x = module(x)
@@ -140,18 +140,18 @@ def _block(
         sum(tensor.nbytes for tensor in tensors),
         trained,
         (copies - 2) * trained,
-        _kept_bytes(blocks.model, module, x.requires_grad_(k > 0), batch_size),
+        _kept_bytes(blocks, module, x.requires_grad_(k > 0), batch_size),
     )
 
 
-def _kept_bytes(model: nn.Module, module: BlockModule, two: Tensor, batch_size: int) -> int:
+def _kept_bytes(blocks: Blocks, module: BlockModule, two: Tensor, batch_size: int) -> int:
     """What a pass over a mini-batch keeps: a part for every sample, and one that is always there.
 
     Passes over two and over four samples tell the two apart.
     """
     four = two.detach().repeat(2, *[1] * (two.dim() - 1)).requires_grad_(two.requires_grad)
     try:
-        with mode(model, training=True):
+        with blocks.mode(training=True):
             few, more = (saved_bytes(module, _laid_out(x)) for x in (two, four))
     except Exception as error:  # whatever a user's forward raises
         raise ValueError(

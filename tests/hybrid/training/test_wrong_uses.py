@@ -287,7 +287,7 @@ EXITS = {
     "a loss of one block": ({"loss": after(30, entropy, leaving), "blocks": 1}, HERE, ENDS),
     "a metric": ({"metrics": {"accuracy": leaving}}, HERE, ENDS),
     "a forward pass": (
-        {"model": nn.Sequential(nn.Linear(6, 6), misused.Careless(leaving, 4), nn.Linear(6, 3))},
+        {"model": nn.Sequential(nn.Linear(6, 6), misused.Careless(leaving), nn.Linear(6, 3))},
         *(f"block 1: {HERE}", ENDS),
     ),
     "a batch transform": ({"batch_transform": leaving}, HERE, ENDS),

@@ -1,0 +1,129 @@
+"""What modules keep in plain attributes: counters, rates that are annealed, running values."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hybrid.solvers.numerics.draws import NumberedDraws
+
+_REGISTRIES = frozenset({*vars(nn.Module()), "draws_inside"})
+"""Attributes of a module that are not its class's own: torch's, and what is found before a run."""
+ELSEWHERE = "_elsewhere"
+"""The attribute that names a module's tensors of other blocks, which are none of its state."""
+
+
+def user_modules(module: nn.Module) -> dict[str, nn.Module]:
+    """By path, the modules whose classes are neither torch's nor this package's."""
+    named = ((path, code_of(m)) for path, m in module.named_modules())
+    own = ("torch.", "hybrid.")
+    return {path: m for path, m in named if not type(m).__module__.startswith(own)}
+
+
+def code_of(module: nn.Module) -> nn.Module:
+    """The module whose code a module runs, usually itself."""
+    runs = module.runs if isinstance(module, NumberedDraws) else None
+    return module if runs is None else runs
+
+
+def attributes(module: nn.Module) -> dict[str, Any]:
+    """The plain attributes of a module."""
+    others = vars(module).get(ELSEWHERE, ())
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _REGISTRIES and name not in others and name != ELSEWHERE
+    }
+
+
+def is_number(value: Any) -> bool:
+    """Whether an attribute is a number that a tensor can hold."""
+    return isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 63)
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """Whether an attribute is a tensor with numbers, and not one of another registry's."""
+    return type(value) is Tensor and not value.is_meta
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two numbers or tensors are the same."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def hand_over(source: nn.Module, target: nn.Module) -> None:
+    """Give a module copies of another's plain attributes that are numbers, texts or tensors.
+
+    So are lists and dicts of such.
+    """
+    registered = {*target._parameters, *target._buffers, *target._modules}
+    for name, value in attributes(source).items():
+        leaves = tree_leaves(value)
+        if name not in registered and all(
+            isinstance(x, int | float | str | None) or is_plain_tensor(x) for x in leaves
+        ):
+            vars(target)[name] = tree_map(_copy, value)
+
+
+def _copy(x: Any) -> Any:
+    return x.detach().clone() if isinstance(x, Tensor) else x
+
+
+@contextmanager
+def kept_attributes(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A context after which modules have the plain attributes that they had before.
+
+    Tensors have the numbers, and lists, sets and dicts the items, that they had.
+    """
+    known: dict[int, Callable[[], Any]] = {}
+    before = [
+        (vars(m), {name: _keeper(value, known) for name, value in attributes(m).items()})
+        for m in modules
+    ]
+    try:
+        yield
+    finally:
+        for state, keepers in before:
+            for name in state.keys() - keepers.keys() - _REGISTRIES:
+                if name not in state.get(ELSEWHERE, ()) and name != ELSEWHERE:
+                    del state[name]
+            state.update({name: keeper() for name, keeper in keepers.items()})
+
+
+def _keeper(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any]:
+    """Gives a value as it is now; `known` has those of what was met before."""
+    if id(value) in known:
+        return known[id(value)]
+    if is_plain_tensor(value):
+        copy = value.detach().clone()
+        # not a copy into the changed tensor: a graph may hold it
+        known[id(value)] = lambda: value if torch.equal(value, copy) else copy
+    elif isinstance(value, list | deque | set | dict):
+        known[id(value)] = lambda: value  # in case it is an item of its own
+        named = isinstance(value, dict)
+        items = [*(value.values() if isinstance(value, dict) else value)]
+        keys, keepers = [*value] if named else [], [_keeper(x, known) for x in items]
+
+        def restored() -> Any:
+            value.clear()
+            found = [keeper() for keeper in keepers]
+            if isinstance(value, dict):
+                value.update(zip(keys, found, strict=True))
+            elif isinstance(value, set):
+                value.update(found)
+            else:
+                value.extend(found)
+            return value
+
+        known[id(value)] = restored
+    else:
+        return lambda: value
+    return known[id(value)]

@@ -1,0 +1,60 @@
+"""Other weights in place of a module's parameters, in the passes that belong to these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hybrid.solvers.numerics.draws import DispatchMode
+
+Places = dict[str, list[tuple[dict[str, Any], str]]]
+"""By the name of a parameter: where modules have it, under whatever names."""
+
+
+def parameter_places(module: nn.Module) -> Places:
+    """Where a module's parameters are: a search that takes longer than a small unit's pass."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    places: Places = {name: [] for name in names.values()}
+    for m in module.modules():
+        for field, p in m._parameters.items():
+            if p is not None:
+                places[names[id(p)]].append((m._parameters, field))
+    return places
+
+
+@contextmanager
+def replaced_parameters(places: Places, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """A context in which a module has these weights, by name, in place of its parameters.
+
+    A backward pass belongs into it as its forward pass does: torch.utils.checkpoint makes a part of
+    that again.
+    """
+    before = [(at, field, at[field]) for name in weights for at, field in places[name]]
+    try:
+        for name, weight in weights.items():
+            for at, field in places[name]:
+                at[field] = weight
+        yield
+    finally:
+        for at, field, parameter in before:
+            at[field] = parameter
+
+
+class NothingRecomputed(DispatchMode):
+    """Around a backward pass: ValueError if a part of the forward pass is made again in it."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        # the backward pass itself computes without gradients
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() >= 0:
+            raise ValueError(
+                "a module makes its forward pass again in the backward pass (torch.utils."
+                "checkpoint), where the weights are newer ones: leave that out, or keep those of "
+                "the forward pass (solver.stash=true, solver.any_order=false)"
+            )
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,412 @@
+"""Before its first step a run is held against the undivided network: what is broken is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from answers import refusal
+from torch import nn
+from torch.nn import functional as F
+from trainings import assert_same, digits, trainer_of
+
+from hybrid.method.method import Method
+from hybrid.networks.stretch import Crossing
+from hybrid.networks.units import BlockModule
+from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay, Penalty
+from hybrid.solvers.block import Block
+from hybrid.solvers.delayed.base import DelayedProgram
+from hybrid.solvers.exact.exact_pass import ExactPass, MicroBatchPasses
+from hybrid.solvers.exact.pipeline import MicroBatch, Wire
+from hybrid.solvers.norms import SharedNorms
+from hybrid.solvers.numerics import draws
+from hybrid.solvers.objective import Counts, CountOf, OverClasses
+from hybrid.solvers.penalty import Penalty as OnWeights
+from hybrid.solvers.sync.all_reduce import AllReduced
+from hybrid.solvers.sync.ties import Ties
+from hybrid.training.undivided import distance, sketch
+
+N, BATCH = 52, 26
+Solved = tuple[Any, dict[str, Any]]
+
+
+def samples() -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(N, 6, generator=random)
+    return x, torch.randint(3, (N,), generator=random)
+
+
+class Residual(nn.Module):
+    """Two tensors cross its cut, a weight is used twice, and it draws, normalizes and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.head, self.passes = nn.Linear(6, 3), 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 0.5
+        h = torch.tanh(self.norm(self.first(x)))
+        skip = F.dropout(h, 0.3, self.training)
+        for layer in self.layers:
+            h = torch.tanh(layer(h)) * (1 + 0.1 * self.passes)
+        return self.head(h + 2 * skip + F.linear(h, self.first.weight))
+
+
+def network(kind: str) -> tuple[nn.Module, list[str]]:
+    torch.manual_seed(1)
+    if kind == "calls":
+        return Residual(), ["layers.1"]
+    layers = [nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 8)]
+    return nn.Sequential(*layers, nn.Tanh(), nn.Linear(8, 3)), ["4"]
+
+
+def weights(kind: str, solver: Any, verify: str = "always", **more: Any) -> dict[str, Any]:
+    """The network after two epochs; the proof is looked at."""
+    model, cuts = network(kind)
+    train = {"batch_size": BATCH, "verify": verify, **more.pop("train", {})}
+    made = trainer_of(
+        model, solver, cuts=cuts, sample=samples()[0][:4], metrics={}, train=train, **more
+    )
+    summary = made.fit(samples())
+    assert summary["proof"] == ("passed" if verify != "never" else "skipped: train.verify is never")
+    return dict(model.state_dict())
+
+
+RIGHT: dict[str, Solved] = {
+    "whole": (Backprop(), {}),
+    "uneven parts": (Backprop(micro_batches=3), {}),
+    "three replicas": (Backprop(micro_batches=2), {"replicas": 3}),
+    "clipped": (Backprop(micro_batches=2, clip_norm=0.1), {}),
+    "recomputed": (Backprop(micro_batches=2, recompute=True), {}),
+    "late": (DDG(micro_batches=2), {"replicas": 2}),
+    "shrunk": (FDG(micro_batches=3, gradient_shrinking=0.5), {}),
+    "replayed": (FeaturesReplay(micro_batches=2), {}),
+    "windows": (Penalty(), {}),
+    "filled": (DDG(micro_batches=2), {"fill": "penalty"}),
+    "int8": (Backprop(micro_batches=2, messages="int8"), {}),
+    "bfloat16": (DDG(micro_batches=2), {"train": {"precision": "bfloat16"}}),
+    "weights of classes": (
+        Backprop(micro_batches=2),
+        {"replicas": 2, "loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 4.0]))},
+    ),
+    "penalty": (DDG(micro_batches=2), {"penalty": lambda w: sum(p.square().sum() for p in w.values())}),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_proof_of_a_right_run_passes_and_leaves_no_trace(name: str) -> None:
+    solver, more = RIGHT[name]
+    before = torch.get_rng_state()
+    torch.manual_seed(5)
+    one, numbers = weights("chain", solver, **more), torch.rand(3)
+    torch.manual_seed(5)
+    other = weights("chain", solver, "never", **more)
+    assert torch.equal(torch.rand(3), numbers)
+    assert_same(one, other)
+    torch.set_rng_state(before)
+
+
+@pytest.mark.parametrize("solver", [Backprop(), DDG(micro_batches=1), FDG(micro_batches=1)])
+def test_a_network_that_is_cut_between_calls_is_proven_and_left_as_it_was(solver: Any) -> None:
+    """With a weight of two blocks, a skip over the cut, dropout, BatchNorm and a counter."""
+    assert_same(weights("calls", solver), weights("calls", solver, "never"))
+
+
+def never_summed(ties: Ties) -> None:
+    """Copies of a weight step on their own gradients."""
+    ties.begin()
+    ties.steps += 1
+
+
+def rolled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments: function(*arguments).roll(1, 0)
+
+
+def on_block(index: int, factor: float) -> Callable[..., Any]:
+    """A gradient that is `factor` times as large on one block."""
+    backward = Block.backward
+
+    def wrong(block: Block, out: Any, p_out: Any = None, *rest: Any, **more: Any) -> None:
+        if block.index == index:
+            out, p_out = (out * factor, None) if p_out is None else (out, p_out * factor)
+        backward(block, out, p_out, *rest, **more)
+
+    return wrong
+
+
+def in_evaluation(block: Any) -> Callable[..., Any]:
+    make = Method.block
+
+    def wrong(method: Method, *arguments: Any) -> Block:
+        made = make(method, *arguments)
+        made.module.eval()
+        return made
+
+    return wrong
+
+
+def without_a_part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients of all micro-batches but the first."""
+
+    def wrong(passes: MicroBatchPasses, *arguments: Any) -> None:
+        function(passes, *arguments)
+        if passes.left == passes.count - 1:
+            passes.block.module.zero_grad(set_to_none=True)
+
+    return wrong
+
+
+def kept(block: Block, lam: Any, *rest: Any, **more: Any) -> Any:
+    """A forward pass that leaves running statistics as they were."""
+    before = {name: b.clone() for name, b in block.module.named_buffers()}
+    out = FORWARD(block, lam, *rest, **more)
+    for name, b in block.module.named_buffers():
+        b.data.copy_(before[name])
+    return out
+
+
+FORWARD = Block.forward
+CE = {"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 4.0]))}
+LEFT_OUT = {"loss": nn.CrossEntropyLoss(ignore_index=1)}
+SQUARES = {"penalty": lambda w: sum(p.square().sum() for p in w.values())}
+PARTS = Backprop(micro_batches=2)
+MULTIPLIED = property(lambda part: 1.1 * (part.stop - part.start) / part.size)
+COUNTS = CountOf.__call__
+
+BROKEN: dict[str, tuple[str, Any, dict[str, Any], Any, str, Any]] = {
+    "a tie lost": ("calls", Backprop(), {}, Ties, "sum_gradients", never_summed),
+    "a tie lost, late": ("calls", DDG(1), {}, Ties, "sum_gradients", never_summed),
+    "a mode ignored": ("chain", Backprop(), {}, Method, "block", in_evaluation(None)),
+    "weights of classes ignored": (
+        *("chain", PARTS, CE, OverClasses, "denominator"),
+        lambda loss, targets: torch.tensor(float(len(targets))),
+    ),
+    "a target left out is counted": (
+        *("chain", PARTS, LEFT_OUT, OverClasses, "denominator"),
+        lambda loss, targets: torch.tensor(float(len(targets))),
+    ),
+    "replicas' denominators apart": (
+        *("chain", Backprop(), {**CE, "replicas": 2}, AllReduced, "total", lambda sync, own: own),
+    ),
+    "a gradient halved on a block": (
+        *("chain", Backprop(), {}, Block, "backward", on_block(0, 0.5)),
+    ),
+    "a loss scaled": ("chain", Backprop(), {}, Block, "backward", on_block(1, 1.01)),
+    "a late gradient halved": ("chain", DDG(2), {}, Block, "backward", on_block(0, 0.5)),
+    "an adjoint lost": (
+        *("chain", Backprop(), {}, Block, "input_adjoint", lambda block, lam: torch.zeros_like(lam)),
+    ),
+    "an adjoint shrunk": (
+        *("chain", DDG(2), {}, DelayedProgram, "_shrunk", lambda program, p: 0.9 * p),
+    ),
+    "a part lost": (
+        *("chain", PARTS, {}, MicroBatchPasses, "backward"),
+        without_a_part(MicroBatchPasses.backward),
+    ),
+    "a part's share wrong": ("chain", PARTS, {}, MicroBatch, "share", MULTIPLIED),
+    "replicas never summed": (
+        *("chain", Backprop(), {"replicas": 2}, AllReduced, "before_step", lambda *_: True),
+    ),
+    "a stale buffer": ("chain", Backprop(), {}, Block, "forward", kept),
+    "a message rounded": (
+        *("chain", Backprop(), {}, Wire, "receive"),
+        lambda wire, get, dtype: get().bfloat16().float(),
+    ),
+    "rows of a message mixed": (
+        *("chain", Backprop(), {}, Wire, "receive", lambda wire, get, dtype: get().roll(1, 0)),
+    ),
+    "crossing tensors swapped": (
+        *("calls", Backprop(), {}, Crossing, "rows"),
+        lambda crossing, tensors, count: [tensors[key] for key in reversed(crossing.keys)],
+    ),
+    "dropout twice": (
+        *("chain", Backprop(), {}, BlockModule, "forward"),
+        lambda module, x, parts=None: F.dropout(nn.Sequential.forward(module, x), 0.2),
+    ),
+    "a penalty of no effect": (
+        *("chain", Backprop(), SQUARES, OnWeights, "add_gradient", lambda *_: None),
+    ),
+    "a penalty in every part": (
+        *("chain", PARTS, SQUARES, ExactPass, "gradient"),
+        lambda program, *rest, **more: (
+            program.block.penalty.add_gradient(1.0),
+            GRADIENT(program, *rest, **more),
+        ),
+    ),
+    "int8 of another scale": (
+        *("chain", Backprop(messages="int8"), {}, Wire, "receive"),
+        lambda wire, get, dtype: (
+            RECEIVE(wire, get, dtype) if wire.as_it_is else -RECEIVE(wire, get, dtype)
+        ),
+    ),
+}
+GRADIENT, RECEIVE = ExactPass.gradient, Wire.receive
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_run_whose_package_is_broken_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, solver, more, owner, attribute, wrong = BROKEN[name]
+    monkeypatch.setattr(owner, attribute, wrong)
+    if "init" in name:
+        pytest.fail(name)
+    said = refusal(weights, kind, solver, **more)
+    assert said.startswith("the run would train another network than the one that was given: ")
+    assert ("int8" in name) == (" in the formats that are set, and is right in float32" in said)
+
+
+@pytest.mark.parametrize(
+    ("loss", "more", "said"),
+    [
+        (lambda o, y: F.cross_entropy(o, y).sqrt(), {}, "its loss is "),
+        (lambda o, y: F.cross_entropy(o, y, reduction="sum"), {}, "its loss is "),
+        (lambda o, y: F.cross_entropy(o, y, ignore_index=1), {}, "its loss is "),
+        (lambda o, y: F.cross_entropy(o @ o.T, torch.arange(len(o))), {}, "its loss is "),
+    ],
+    ids=["root", "sum", "left out", "contrastive"],
+)
+@pytest.mark.parametrize("parts", [{"m": 2, "R": 1}, {"m": 1, "R": 2}], ids=["parts", "replicas"])
+def test_a_loss_that_is_no_mean_is_refused_in_parts_and_trained_whole(
+    loss: Any, more: dict[str, Any], said: str, parts: dict[str, int]
+) -> None:
+    refused = refusal(
+        weights, "chain", Backprop(micro_batches=parts["m"]), loss=loss, replicas=parts["R"]
+    )
+    assert said in refused
+    assert "give denominator=, or train undivided" in refused
+    weights("chain", Backprop(), loss=loss)
+
+
+def test_a_declared_denominator_makes_a_mean_of_it() -> None:
+    def counted(out: Any, y: Any) -> Any:
+        return F.cross_entropy(out, y, ignore_index=1)
+
+    def count(y: Any) -> Any:
+        return (y != 1).sum()
+
+    weights("chain", Backprop(micro_batches=2), loss=counted, denominator=count, replicas=2)
+    assert "its gradient" in refusal(
+        weights, "chain", PARTS, loss=counted, denominator=lambda y: 1 + (y != 1).sum()
+    ).replace("its loss", "its gradient")
+
+
+def test_a_loss_that_reads_weights_of_another_block_is_refused() -> None:
+    model, cuts = network("chain")
+
+    def loss(out: Any, y: Any) -> Any:
+        return F.cross_entropy(out, y) + 0.01 * sum(p.abs().sum() for p in model.parameters())
+
+    made = trainer_of(model, Backprop(), cuts=cuts, loss=loss, metrics={})
+    assert "the loss reads the weight '0.weight' of another block" in refusal(made.fit, samples())
+
+
+def test_a_loss_with_weights_or_state_of_its_own_is_refused() -> None:
+    class Centers(nn.Module):
+        def __init__(self, trained: bool) -> None:
+            super().__init__()
+            self.center = nn.Parameter(torch.zeros(3), requires_grad=trained)
+
+        def forward(self, out: Any, y: Any) -> Any:
+            if not self.center.requires_grad:
+                self.calls = getattr(self, "calls", 0)
+                self.register_buffer("seen", out.detach().mean(0))
+            return F.cross_entropy(out - self.center, y)
+
+    class Running(Centers):
+        def __init__(self) -> None:
+            super().__init__(False)
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, out: Any, y: Any) -> Any:
+            self.mean += out.detach().mean(0)
+            return F.cross_entropy(out - self.mean, y)
+
+    trained, running = Centers(True), Running()
+    assert "has 1 parameters to train, 'center' first" in refusal(
+        weights, "chain", Backprop(), loss=trained
+    )
+    assert "the loss keeps state ('mean' changes)" in refusal(
+        weights, "chain", Backprop(), loss=running
+    )
+    assert not running.mean.any()
+
+
+def test_what_is_not_proven_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def fit(loss: Any = None, **train: Any) -> str:
+        made = trainer_of(network("chain")[0], loss=loss, metrics={}, quiet=False, train=train)
+        return str(made.fit(samples())["proof"])
+
+    assert fit(verify="never") == "skipped: train.verify is never"
+    assert "its gradient was not proven: train.verify is never" in capsys.readouterr().out
+    nowhere = fit(lambda out, y: F.cross_entropy(out, torch.full_like(y, -100)).nan_to_num() + 1e39)
+    assert nowhere == "skipped: the loss of its samples is not a finite number"
+    assert fit() == "passed"
+    assert "its gradient is the undivided network's" in capsys.readouterr().out
+
+
+def test_this_packages_own_is_not_compared_unless_it_is_asked_for() -> None:
+    made = trainer_of(network_of_digits(), train={"epochs": 1})
+    assert made.fit(*digits(2))["proof"].startswith("skipped: network, data and loss are this")
+    made = trainer_of(network_of_digits(), train={"epochs": 1, "verify": "always"})
+    assert made.fit(*digits(2))["proof"] == "passed"
+
+
+def network_of_digits() -> nn.Sequential:
+    from trainings import network as named
+
+    return named()
+
+
+def test_a_counter_of_passes_is_no_mean_over_parts() -> None:
+    """A plain loop counts once in a mini-batch; a copy of the last value is none of its kind."""
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.rows, self.calls = nn.Linear(6, 6), 0, 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.rows, self.calls = len(x), self.calls + self.training * COUNTING
+            return self.layer(x)
+
+    def fit() -> Any:
+        made = trainer_of(nn.Sequential(Counts(), nn.Linear(6, 3)), PARTS, 2, metrics={})
+        return made.fit(samples())
+
+    COUNTING = 0
+    fit()
+    COUNTING = 1
+    assert "the attribute '0.calls' differs after the pass: 2, and 1 in a plain loop" in refusal(fit)
+
+
+def test_a_loss_that_stops_being_a_mean_ends_the_run_at_that_mini_batch() -> None:
+    """Targets are left out in the last mini-batch alone, of a loss whose samples are all proven."""
+    x, y = samples()
+
+    def hard(out: Any, y: Any) -> Any:
+        each = F.cross_entropy(out, y, reduction="none")
+        return each[each > each.median()].mean() if len(each) > 12 else each.mean()
+
+    for solver, more in ((PARTS, {}), (DDG(2), {}), (Backprop(micro_batches=2), {"replicas": 2})):
+        assert " samples of step 0 is " in refusal(
+            trainer_of(
+                network("chain")[0], solver, cuts=["4"], loss=hard, metrics={},
+                train={"batch_size": BATCH * 2, "epochs": 1}, **more,
+            ).fit,
+            (x, y),
+        )
+
+
+def test_sketches_tell_the_distance_of_two_tensors() -> None:
+    for shape in ((3,), (50, 7), (9000, 3)):
+        random = torch.Generator().manual_seed(0)
+        x, y = (torch.randn(shape, generator=random) for _ in range(2))
+        found = [distance(sketch(f"w{i}", x), sketch(f"w{i}", x + 1e-3 * y)) for i in range(50)]
+        expected = float((1e-3 * y).norm())
+        assert torch.tensor(found).square().mean().sqrt() == pytest.approx(expected, rel=0.2)
+        assert sketch("w", x)[0] == pytest.approx(float(x.norm()))
+    assert distance(sketch("w", x), sketch("w", torch.full_like(x, torch.nan))) == float("inf")
