@@ -182,6 +182,14 @@ def kept_modes(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Training or evaluation mode; afterwards modes, buffers and attributes are what they were."""
+    with kept_state(model), kept_modes(model):
+        set_mode(model, training)
+        yield
+
+
+@contextmanager
+def kept_state(model: nn.Module) -> Iterator[None]:
+    """A context after which a model has the buffers and attributes that it had before."""
     copies = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -189,8 +197,7 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
         if buffer is not None
     ]
     try:
-        with kept_attributes(user_modules(model).values()), kept_modes(model):
-            set_mode(model, training)
+        with kept_attributes(user_modules(model).values()):
             yield
     finally:
         for module, name, buffer, copy in copies:

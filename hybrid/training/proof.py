@@ -44,10 +44,12 @@ from hybrid.training.undivided import (
 PASSED, SKIPPED = "passed", "skipped: "
 OWN = "network, data and loss are this package's own"
 ROWS_OF_A_PART = 2
+CANDIDATES = 32
+"""Samples of which those are chosen, at least."""
 TOLERANCE = {torch.float64: (1e-8, 1e-10), torch.float32: (1e-3, 1e-5)}
 """By number format: the largest difference of a gradient over its norm, and over that of the whole
 gradient. Sums over parts differ by about 1e-6; what is lost shows as 1e-3 and more."""
-ROUNDED = 0.5, 0.5
+ROUNDED = 0.5, 0.05
 """The same where numbers are rounded to 16 or 8 bits."""
 
 
@@ -124,7 +126,7 @@ def _prove(
     lossless = plain(method)
     R = options.replicas if options.sync.exact else 1
     programs = [p for p in (Exact(lossless), Late(lossless)) if p.applies(method)]
-    batch = _choose_batch(lossless, data, max(p.parts for p in programs), R)
+    batch = _choose_batch(lossless, data, max(p.parts for p in programs), R, links)
     shares = [batch.of_replica(r, R) for r in range(R)]
     samples = _read(shares, method, links)
     model = None
@@ -191,8 +193,12 @@ def _read(shares: Sequence[Batch], method: Method, links: RankLinks) -> _Samples
     return _Samples(inputs, targets)
 
 
-def _choose_batch(method: Method, data: Data, parts: int, R: int) -> Batch:
-    """Samples unlike each other: the first, the last, and others at random, by the seed."""
+def _choose_batch(method: Method, data: Data, parts: int, R: int, links: RankLinks) -> Batch:
+    """Samples unlike each other: of the first, the last and others, with targets of all sizes.
+
+    They are in the order of that size, so that parts differ in what a loss may be divided by. A
+    stream gives its first.
+    """
     train = method.options.train
     share, odd = divmod(train.batch_size, method.options.replicas)
     rows = min(ROWS_OF_A_PART, max(1, share // parts))
@@ -203,9 +209,23 @@ def _choose_batch(method: Method, data: Data, parts: int, R: int) -> Batch:
         return Batch(torch.arange(count), 0.0, source)
     order = data.test_order() if data.order is None else data.order.of_epoch(train.seed, 0)
     random = torch.Generator().manual_seed(train.seed)
-    inner = 1 + torch.randperm(max(0, len(order) - 2), generator=random)[: max(0, count - 2)]
-    places = torch.cat([torch.tensor([0]), inner, torch.tensor([len(order) - 1])])[:count]
-    return Batch(order[places], 0.0, source)
+    inner = 1 + torch.randperm(max(0, len(order) - 2), generator=random)
+    ends = torch.tensor([0, len(order) - 1])
+    ids = order[torch.cat([ends, inner])[: max(count, CANDIDATES)]]
+    chosen: Tensor | None = None
+    last = links.size - 1
+    if links.place.number == last and not source.mixes:
+        by_size = _target_sizes(source.labels(ids, 0).cpu()).argsort(stable=True)
+        chosen = by_size[torch.linspace(0, len(ids) - 1, count).round().long()]
+    chosen = links.broadcast(chosen, at=last)
+    return Batch(ids[:count] if chosen is None else ids[chosen], 0.0, source)
+
+
+def _target_sizes(targets: Tensor) -> Tensor:
+    """A number (N,) of each target: how many of its numbers are none, then their mean."""
+    rows = targets.double().flatten(1) if targets.dim() > 1 else targets.double()[:, None]
+    missing = rows.isnan()
+    return 1e9 * missing.sum(1) + rows.masked_fill(missing, 0.0).mean(1)
 
 
 def _refer(

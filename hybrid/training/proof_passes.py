@@ -13,16 +13,14 @@ from torch import Tensor, nn
 
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
-from hybrid.networks.stretch import Stretch
-from hybrid.networks.units import BlockModule, mode
+from hybrid.networks.units import BlockModule, kept_state
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import Delayed
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.numerics.constant_draws import ConstantDraws
-from hybrid.solvers.numerics.traces import untraced
 from hybrid.solvers.sync.ties import AllTies
 from hybrid.solvers.windows import Batch, Window
-from hybrid.training.undivided import Pass, attributes_of, named_modules, sketch, unlike
+from hybrid.training.undivided import Pass, attributes_of, sketch, unlike
 
 
 @dataclass
@@ -157,26 +155,23 @@ def shares_of(
             block.sync = None
     result, named = Shares(), _named_parameters(own, links)
     with _untouched(block), _foreign_weights(block, own, result):
-        before = _attributes(block)
-        lag = 0
-        if method.problem.blocks.ties:
-            lag = max(links.everyone(_begin_ties(block)))
-        window = Window([replace(share, step=step) for step in range(1 + lag)])
+        before = attributes_of(block.module, _module(block).global_name)
+        if isinstance(block.ties, AllTies):
+            block.ties.wait_for_each_other()
+            block.ties.begin()
         with ConstantDraws():
-            loss = program.run(own, block, links, window)
+            loss = program.run(own, block, links, Window([share]))
         result.losses = [(loss, share.share)] if block.last else []
         gradients = block.optimizers["exact"].state
         for name, p in named.items():
             if "gradient" in gradients.get(p, {}):
                 result.passed.gradients[name] = sketch(name, gradients[p]["gradient"])
-        for name, b in () if lag else block.module.named_buffers():
+        for name, b in block.module.named_buffers():
             whole_name = _module(block).global_name(name)
             result.passed.buffers[whole_name] = sketch(whole_name, b)
-        after = _attributes(block).items()
+        after = attributes_of(block.module, _module(block).global_name).items()
         result.passed.attributes = {n: x for n, x in after if unlike(x, before.get(n))}
     block.release()
-    if lag:
-        links.drop()  # gradients that would be used in later steps
     everyone = links.gather(result)
     return None if everyone is None else everyone[: links.size * R]
 
@@ -196,14 +191,6 @@ class _Kept(torch.optim.Optimizer):
                     self.state[p]["gradient"] = p.grad.to_dense().clone()
 
 
-def _begin_ties(block: Block) -> int:
-    """Let copies of a weight begin; the steps by which their gradients are used later."""
-    if not isinstance(block.ties, AllTies):
-        return 0
-    block.ties.begin()
-    return block.ties.lag
-
-
 def _named_parameters(method: Method, links: RankLinks) -> dict[str, nn.Parameter]:
     """This rank's parameters by all their names in the network."""
     units = method.problem.blocks.units_of(links.rank)
@@ -215,27 +202,11 @@ def _module(block: Block) -> BlockModule:
     return block.module
 
 
-def _roots(block: Block) -> dict[str, nn.Module]:
-    """The network's modules that a block runs, by name: of a stretch the outermost one's copy."""
-    parts = zip(_module(block).prefixes, block.module.children(), strict=True)
-    return {p: part.network.copy if isinstance(part, Stretch) else part for p, part in parts}
-
-
-def _attributes(block: Block) -> dict[str, Any]:
-    """The plain attributes of a block's modules, by their names in the network."""
-    modules = {
-        ".".join(filter(None, (prefix, path))): module
-        for prefix, root in _roots(block).items()
-        for path, module in named_modules(root).items()
-    }
-    return attributes_of(modules)
-
-
 @contextmanager
 def _untouched(block: Block) -> Iterator[None]:
     """Within it a pass may be made; buffers, attributes and gradients are then as before."""
     gradients = [(p, p.grad) for p in block.module.parameters()]
-    with mode(block.module, True), untraced(*_roots(block).values()):
+    with kept_state(block.module):
         yield
     for p, grad in gradients:
         p.grad = grad
@@ -244,13 +215,13 @@ def _untouched(block: Block) -> Iterator[None]:
 @contextmanager
 def _foreign_weights(block: Block, method: Method, result: Shares) -> Iterator[None]:
     """Note a weight of another block that the loss's gradient reaches."""
-    own = {id(p) for p in block.module.parameters()}
+    own = {p.data_ptr() for p in block.module.parameters()}  # of versions of them, too
     classify = block.classify
 
     def watching(out: Any, labels: Tensor, weight: Tensor | None = None) -> Any:
         classified = classify(out, labels, weight)
         for leaf in _leaves(classified.loss):
-            if isinstance(leaf, nn.Parameter) and id(leaf) not in own and not result.foreign:
+            if isinstance(leaf, nn.Parameter) and leaf.data_ptr() not in own and not result.foreign:
                 named = method.problem.blocks.model.named_parameters()
                 name = next((repr(n) for n, p in named if p is leaf), f"{tuple(leaf.shape)}")
                 result.foreign = f"the loss reads the weight {name} of another block or replica"

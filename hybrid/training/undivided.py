@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
@@ -16,6 +16,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hybrid.networks.units import mode
 from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.metrics import FAULTS, failure
+from hybrid.solvers.numerics.attributes import (
+    attributes,
+    is_number,
+    is_plain_tensor,
+    user_modules,
+)
 from hybrid.solvers.numerics.constant_draws import ConstantDraws, UnknownDrawError
 from hybrid.solvers.numerics.part_norms import NoRowsError, Parts, normalized_by_parts
 from hybrid.solvers.numerics.traces import untraced
@@ -98,7 +104,7 @@ def undivided_pass(
     reason, where that cannot be.
     """
     try:
-        with mode(model, True), _without_gradients(model), untraced(model, loss):
+        with mode(model, True), _without_gradients(model), untraced(loss):
             return _pass(model.to(device), loss, penalty, rows)
     except (UnknownDrawError, NoRowsError) as error:
         raise UnprovenError(str(error)) from error
@@ -111,7 +117,7 @@ def undivided_pass(
 
 
 def _pass(model: nn.Module, loss: Loss, penalty: Penalty | None, rows: Rows) -> Pass:
-    kept, before = state_of(loss), attributes_of(named_modules(model))
+    kept, before = state_of(loss), attributes_of(model)
 
     def outputs() -> Any:
         with ConstantDraws(), normalized_by_parts(model, rows.parts, rows.count):
@@ -132,12 +138,12 @@ def _pass(model: nn.Module, loss: Loss, penalty: Penalty | None, rows: Rows) -> 
             if p.grad is not None:
                 done.gradients[name] = sketch(name, p.grad.to_dense())
         done.buffers = {n: sketch(n, b) for n, b in model.named_buffers() if not b.is_meta}
-        after = attributes_of(named_modules(model))
+        after = attributes_of(model)
         moved = {name: x for name, x in after.items() if unlike(x, before.get(name))}
         if moved:  # what a second pass leaves alone is a copy of something, and counts nothing
             with torch.no_grad():
                 outputs()
-            again = attributes_of(named_modules(model))
+            again = attributes_of(model)
             done.attributes = {n: x for n, x in moved.items() if unlike(again.get(n), x)}
     return done
 
@@ -164,26 +170,17 @@ def _without_gradients(model: nn.Module) -> Iterator[None]:
             p.grad = grad
 
 
-def named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """A network's modules that are not torch's, by their names."""
-    return {
-        path: m
-        for path, m in model.named_modules()
-        if not type(m).__module__.startswith("torch.nn.")
-    }
+def attributes_of(model: nn.Module, name_of: Callable[[str], str] = str) -> dict[str, Any]:
+    """The plain attributes of a model's modules that are numbers or tensors, by their whole names.
 
-
-def attributes_of(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Their plain attributes that are numbers or tensors without a graph, by their whole names."""
+    `name_of` makes the path of a module in the network of that in the model.
+    """
     found = {}
-    for path, module in modules.items():
-        for name, value in vars(module).items():
-            if isinstance(value, Tensor) and not value.requires_grad and not value.is_meta:
-                value = value.clone()
-            elif isinstance(value, Tensor) or not isinstance(value, bool | int | float | Tensor):
-                continue
-            if name != "training":
-                found[f"{path}.{name}" if path else name] = value
+    for path, module in user_modules(model).items():
+        for name, value in attributes(module).items():
+            if is_number(value) or (is_plain_tensor(value) and not value.requires_grad):
+                kept = value.clone() if isinstance(value, Tensor) else value
+                found[f"{name_of(path).strip('.')}.{name}".strip(".")] = kept
     return found
 
 
@@ -200,7 +197,5 @@ def unlike(x: Any, y: Any) -> bool:
 def state_of(loss: Any) -> dict[str, Any]:
     """What a loss keeps in attributes and buffers."""
     if isinstance(loss, nn.Module):
-        buffers = {name: b.clone() for name, b in loss.named_buffers()}
-        return attributes_of(dict(loss.named_modules())) | buffers
-    kept = getattr(loss, "__dict__", {})
-    return {k: v for k, v in kept.items() if isinstance(v, bool | int | float)}
+        return attributes_of(loss) | {name: b.clone() for name, b in loss.named_buffers()}
+    return {name: x for name, x in getattr(loss, "__dict__", {}).items() if is_number(x)}

@@ -85,7 +85,7 @@ def kept_attributes(modules: Iterable[nn.Module]) -> Iterator[None]:
     """
     known: dict[int, Callable[[], Any]] = {}
     before = [
-        (vars(m), {name: _keeper(value, known) for name, value in attributes(m).items()})
+        (vars(m), {name: keeper(value, known) for name, value in attributes(m).items()})
         for m in modules
     ]
     try:
@@ -98,7 +98,7 @@ def kept_attributes(modules: Iterable[nn.Module]) -> Iterator[None]:
             state.update({name: keeper() for name, keeper in keepers.items()})
 
 
-def _keeper(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any]:
+def keeper(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any]:
     """Gives a value as it is now; `known` has those of what was met before."""
     if id(value) in known:
         return known[id(value)]
@@ -110,7 +110,7 @@ def _keeper(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any
         known[id(value)] = lambda: value  # in case it is an item of its own
         named = isinstance(value, dict)
         items = [*(value.values() if isinstance(value, dict) else value)]
-        keys, keepers = [*value] if named else [], [_keeper(x, known) for x in items]
+        keys, keepers = [*value] if named else [], [keeper(x, known) for x in items]
 
         def restored() -> Any:
             value.clear()

@@ -144,10 +144,10 @@ class AllTies:
     def __init__(self, ties: Sequence[Ties] = ()) -> None:
         self.ties = list(ties)
 
-    @property
-    def lag(self) -> int:
-        """The most steps by which a gradient is used later than it is there."""
-        return max((max(each.lags.values()) for each in self.ties), default=0)
+    def wait_for_each_other(self) -> None:
+        """Sum gradients of the same step: blocks that make but one can wait for each other."""
+        for each in self.ties:
+            each.lags = dict.fromkeys(each.lags, 0)
 
     def begin(self) -> None:
         """Before the first step, on all blocks at once: agree on where each of them is."""

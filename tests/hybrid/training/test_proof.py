@@ -1,7 +1,6 @@
 """Before its first step a run is held against the undivided network: what is broken is refused."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,9 +18,7 @@ from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import DelayedProgram
 from hybrid.solvers.exact.exact_pass import ExactPass, MicroBatchPasses
 from hybrid.solvers.exact.pipeline import MicroBatch, Wire
-from hybrid.solvers.norms import SharedNorms
-from hybrid.solvers.numerics import draws
-from hybrid.solvers.objective import Counts, CountOf, OverClasses
+from hybrid.solvers.objective import CountOf, OverClasses
 from hybrid.solvers.penalty import Penalty as OnWeights
 from hybrid.solvers.sync.all_reduce import AllReduced
 from hybrid.solvers.sync.ties import Ties
@@ -92,7 +89,10 @@ RIGHT: dict[str, Solved] = {
         Backprop(micro_batches=2),
         {"replicas": 2, "loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 4.0]))},
     ),
-    "penalty": (DDG(micro_batches=2), {"penalty": lambda w: sum(p.square().sum() for p in w.values())}),
+    "penalty": (
+        DDG(micro_batches=2),
+        {"penalty": lambda w: sum(p.square().sum() for p in w.values())},
+    ),
 }
 
 
@@ -121,10 +121,6 @@ def never_summed(ties: Ties) -> None:
     ties.steps += 1
 
 
-def rolled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *arguments: function(*arguments).roll(1, 0)
-
-
 def on_block(index: int, factor: float) -> Callable[..., Any]:
     """A gradient that is `factor` times as large on one block."""
     backward = Block.backward
@@ -137,15 +133,11 @@ def on_block(index: int, factor: float) -> Callable[..., Any]:
     return wrong
 
 
-def in_evaluation(block: Any) -> Callable[..., Any]:
-    make = Method.block
-
-    def wrong(method: Method, *arguments: Any) -> Block:
-        made = make(method, *arguments)
-        made.module.eval()
-        return made
-
-    return wrong
+def in_evaluation(method: Method, *arguments: Any) -> Block:
+    """A block in the other mode than the one it is to be in."""
+    made = MADE(method, *arguments)
+    made.module.eval()
+    return made
 
 
 def without_a_part(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,7 +160,7 @@ def kept(block: Block, lam: Any, *rest: Any, **more: Any) -> Any:
     return out
 
 
-FORWARD = Block.forward
+FORWARD, MADE = Block.forward, Method.block
 CE = {"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 4.0]))}
 LEFT_OUT = {"loss": nn.CrossEntropyLoss(ignore_index=1)}
 SQUARES = {"penalty": lambda w: sum(p.square().sum() for p in w.values())}
@@ -179,7 +171,7 @@ COUNTS = CountOf.__call__
 BROKEN: dict[str, tuple[str, Any, dict[str, Any], Any, str, Any]] = {
     "a tie lost": ("calls", Backprop(), {}, Ties, "sum_gradients", never_summed),
     "a tie lost, late": ("calls", DDG(1), {}, Ties, "sum_gradients", never_summed),
-    "a mode ignored": ("chain", Backprop(), {}, Method, "block", in_evaluation(None)),
+    "a mode ignored": ("chain", Backprop(), {}, Method, "block", in_evaluation),
     "weights of classes ignored": (
         *("chain", PARTS, CE, OverClasses, "denominator"),
         lambda loss, targets: torch.tensor(float(len(targets))),
@@ -197,7 +189,14 @@ BROKEN: dict[str, tuple[str, Any, dict[str, Any], Any, str, Any]] = {
     "a loss scaled": ("chain", Backprop(), {}, Block, "backward", on_block(1, 1.01)),
     "a late gradient halved": ("chain", DDG(2), {}, Block, "backward", on_block(0, 0.5)),
     "an adjoint lost": (
-        *("chain", Backprop(), {}, Block, "input_adjoint", lambda block, lam: torch.zeros_like(lam)),
+        *(
+            "chain",
+            Backprop(),
+            {},
+            Block,
+            "input_adjoint",
+            lambda block, lam: torch.zeros_like(lam),
+        ),
     ),
     "an adjoint shrunk": (
         *("chain", DDG(2), {}, DelayedProgram, "_shrunk", lambda program, p: 0.9 * p),
@@ -252,31 +251,29 @@ def test_a_run_whose_package_is_broken_is_refused(
 ) -> None:
     kind, solver, more, owner, attribute, wrong = BROKEN[name]
     monkeypatch.setattr(owner, attribute, wrong)
-    if "init" in name:
-        pytest.fail(name)
     said = refusal(weights, kind, solver, **more)
     assert said.startswith("the run would train another network than the one that was given: ")
     assert ("int8" in name) == (" in the formats that are set, and is right in float32" in said)
 
 
 @pytest.mark.parametrize(
-    ("loss", "more", "said"),
+    "loss",
     [
-        (lambda o, y: F.cross_entropy(o, y).sqrt(), {}, "its loss is "),
-        (lambda o, y: F.cross_entropy(o, y, reduction="sum"), {}, "its loss is "),
-        (lambda o, y: F.cross_entropy(o, y, ignore_index=1), {}, "its loss is "),
-        (lambda o, y: F.cross_entropy(o @ o.T, torch.arange(len(o))), {}, "its loss is "),
+        lambda o, y: F.cross_entropy(o, y).sqrt(),
+        lambda o, y: F.cross_entropy(o, y, reduction="sum"),
+        lambda o, y: F.cross_entropy(o, y, ignore_index=1),
+        lambda o, y: F.cross_entropy(o @ o.T, torch.arange(len(o))),
     ],
     ids=["root", "sum", "left out", "contrastive"],
 )
 @pytest.mark.parametrize("parts", [{"m": 2, "R": 1}, {"m": 1, "R": 2}], ids=["parts", "replicas"])
 def test_a_loss_that_is_no_mean_is_refused_in_parts_and_trained_whole(
-    loss: Any, more: dict[str, Any], said: str, parts: dict[str, int]
+    loss: Any, parts: dict[str, int]
 ) -> None:
     refused = refusal(
         weights, "chain", Backprop(micro_batches=parts["m"]), loss=loss, replicas=parts["R"]
     )
-    assert said in refused
+    assert refused.startswith("the run would train another network")
     assert "give denominator=, or train undivided" in refused
     weights("chain", Backprop(), loss=loss)
 
@@ -301,7 +298,7 @@ def test_a_loss_that_reads_weights_of_another_block_is_refused() -> None:
         return F.cross_entropy(out, y) + 0.01 * sum(p.abs().sum() for p in model.parameters())
 
     made = trainer_of(model, Backprop(), cuts=cuts, loss=loss, metrics={})
-    assert "the loss reads the weight '0.weight' of another block" in refusal(made.fit, samples())
+    assert "the loss reads the weight '1.bias' of another block" in refusal(made.fit, samples())
 
 
 def test_a_loss_with_weights_or_state_of_its_own_is_refused() -> None:
@@ -342,8 +339,8 @@ def test_what_is_not_proven_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert fit(verify="never") == "skipped: train.verify is never"
     assert "its gradient was not proven: train.verify is never" in capsys.readouterr().out
-    nowhere = fit(lambda out, y: F.cross_entropy(out, torch.full_like(y, -100)).nan_to_num() + 1e39)
-    assert nowhere == "skipped: the loss of its samples is not a finite number"
+    assert "the loss is not finite" in refusal(fit, lambda out, y: out.sum() * torch.inf)
+    assert "not proven: the loss of its samples is not a finite" in capsys.readouterr().out
     assert fit() == "passed"
     assert "its gradient is the undivided network's" in capsys.readouterr().out
 
@@ -380,7 +377,9 @@ def test_a_counter_of_passes_is_no_mean_over_parts() -> None:
     COUNTING = 0
     fit()
     COUNTING = 1
-    assert "the attribute '0.calls' differs after the pass: 2, and 1 in a plain loop" in refusal(fit)
+    assert "the attribute '0.calls' differs after the pass: 2, and 1 in a plain loop" in refusal(
+        fit
+    )
 
 
 def test_a_loss_that_stops_being_a_mean_ends_the_run_at_that_mini_batch() -> None:
@@ -394,8 +393,13 @@ def test_a_loss_that_stops_being_a_mean_ends_the_run_at_that_mini_batch() -> Non
     for solver, more in ((PARTS, {}), (DDG(2), {}), (Backprop(micro_batches=2), {"replicas": 2})):
         assert " samples of step 0 is " in refusal(
             trainer_of(
-                network("chain")[0], solver, cuts=["4"], loss=hard, metrics={},
-                train={"batch_size": BATCH * 2, "epochs": 1}, **more,
+                network("chain")[0],
+                solver,
+                cuts=["4"],
+                loss=hard,
+                metrics={},
+                train={"batch_size": BATCH * 2, "epochs": 1},
+                **more,
             ).fit,
             (x, y),
         )
