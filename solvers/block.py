@@ -16,7 +16,7 @@ from hybrid.solvers.layers.projection import Projection
 from hybrid.solvers.mean_check import MeanCheck
 from hybrid.solvers.metrics import FAULTS, described, failure
 from hybrid.solvers.norms import SharedNorms
-from hybrid.solvers.numerics.clipping import Chain, clip_gradients, gradient_norms, total_norm
+from hybrid.solvers.numerics import clipping
 from hybrid.solvers.numerics.draws import Draws, Key
 from hybrid.solvers.numerics.freezing import Freezing
 from hybrid.solvers.numerics.group_rates import set_rate
@@ -179,14 +179,14 @@ class Block:
         kind: str,
         learning_rate: float,
         clip_norm: float = 0.0,
-        chain: Chain | None = None,
+        chain: clipping.Chain | None = None,
         only: Sequence[Tensor] | None = None,
     ) -> None:
         """One optimizer step on the gradients at hand, which it then clears.
 
-        `clip_norm` is the largest norm of this block's gradient or, with a `chain`, of all its
-        blocks' together; 0: no clipping. Replicas agree before and after the step. With `only`, the
-        step and the gradient are of those parameters only.
+        `clip_norm` is the largest norm of this block's gradient (by itself that of what others
+        have, too) or, with a `chain`, of all its blocks' together; 0: no clipping. Replicas agree
+        before and after the step. With `only`, the step and the gradient are of those only.
         """
         rate = learning_rate * self.rates.get(kind, self.rates["local"])
         with self.span("step"):
@@ -194,7 +194,7 @@ class Block:
             check_dense(self.gradients(only))
             if self.sync is None or self.sync.before_step(kind, rate):
                 if self.ties is not None:
-                    self.ties.sum_gradients()
+                    self.ties.sum_gradients(kind == "exact")
                 if self.penalty is not None and kind != "auxiliary":
                     self.penalty.add_gradient(self.loss_scale, only)
                 self._drop_frozen()
@@ -284,17 +284,20 @@ class Block:
         self,
         optimizer: torch.optim.Optimizer,
         clip_norm: float,
-        chain: Chain | None,
+        chain: clipping.Chain | None,
         only: Sequence[Tensor] | None,
     ) -> None:
         gradients = self.gradients(only)
         if self.scaler is not None and gradients:
             self.scaler.unscale_(optimizer)
+        if self.ties is not None and chain is None:
+            clipping.clip_each(self.ties.apart(gradients), clip_norm, self.device)
+            return
         counted = gradients if self.ties is None else self.ties.counted(gradients)
-        norms = gradient_norms(counted, self.device)
+        norms = clipping.gradient_norms(counted, self.device)
         if self.scaler is not None:  # a block whose gradient overflowed makes no step
             norms = torch.where(norms.isfinite().all(), norms, 0.0)
-        clip_gradients(gradients, clip_norm, total_norm(norms, chain))
+        clipping.clip_gradients(gradients, clip_norm, clipping.total_norm(norms, chain))
 
     @property
     def loss_scale(self) -> float:

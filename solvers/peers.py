@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -68,6 +68,15 @@ It costs a small message to every replica.
 """
 
 
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """CRC-32 of their bits, in their order."""
+    found = 0
+    for x in tensors:
+        values = x.detach().cpu().contiguous().reshape(-1)
+        found = zlib.crc32(values.view(torch.uint8).numpy().data, found)
+    return found
+
+
 class Sync(ABC):
     """Keeps the weights of one block's replicas together: all that a strategy keeps on a rank.
 
@@ -104,11 +113,7 @@ class Sync(ABC):
         self._steps += 1
         if not COMPARED:
             return
-        checksum = 0
-        for p in self.block.everything():
-            values = p.detach().cpu().contiguous().reshape(-1)
-            checksum = zlib.crc32(values.view(torch.uint8).numpy().data, checksum)
-        message = torch.tensor([checksum])
+        message = torch.tensor([checksum(self.block.everything())])
         sums = torch.cat(self.peers.exchange([message] * self.peers.replicas)()).tolist()
         other = next((r for r, each in enumerate(sums) if each != sums[0]), None)
         if other is not None:
@@ -173,12 +178,19 @@ class Tied(Stateful, Protocol):
         """Before the first step, on all blocks at once: agree on where each of them is."""
         ...
 
-    def sum_gradients(self) -> None:
-        """Before a step: gradients of what other blocks have, too, become the sums of all."""
+    def sum_gradients(self, exact: bool) -> None:
+        """Before a step: gradients of what other blocks have, too, become the sums of all.
+
+        `exact`: those of all blocks are of one mini-batch.
+        """
         ...
 
     def counted(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Those of them that count in the norm of all gradients: each weight's once."""
+        ...
+
+    def apart(self, gradients: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Those that no other block has, then those of each set of blocks that have the same."""
         ...
 
 

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from hybrid.bench.contenders import CPU, Contender, prepared, take_step
-from hybrid.method.optimizers import make_optimizer, output_weight
+from hybrid.method.optimizers import find_vectors, make_optimizer
 from hybrid.networks.partition import split
 from hybrid.networks.units import BlockModule, Chain
 from hybrid.settings.config import OptimizerSettings
@@ -45,7 +45,7 @@ class TorchContender(Contender):
         self, module: nn.Module, settings: OptimizerSettings, device: torch.device
     ) -> None:
         self._device = device
-        self._optimizer = make_optimizer(module, settings, output_weight([module]))
+        self._optimizer = make_optimizer(module, settings, find_vectors(module).values())
         self._waited = self._sent = 0.0
 
     def spent(self) -> tuple[float, float]:

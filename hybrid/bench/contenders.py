@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
-from hybrid.method.optimizers import make_optimizer, output_weight
+from hybrid.method.optimizers import find_vectors, make_optimizer
 from hybrid.networks.units import set_mode
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Batch, Block, Window
@@ -53,7 +53,7 @@ class PlainLoop(Contender):
         self._threads, self._micro_batches = threads, micro_batches
         self.model = prepared(model).to(device) if here else nn.Module()
         self._here, self._device = here, device
-        self._optimizer = make_optimizer(self.model, optimizer, output_weight([self.model]))
+        self._optimizer = make_optimizer(self.model, optimizer, find_vectors(self.model).values())
 
     def train(self, batches: Sequence[Batch]) -> None:
         if not self._here:

@@ -81,6 +81,7 @@ class RunPosition(Part):
     carried_as: list[Any]
     fill: list[str]
     part: Count
+    ties: list[list[Count]]
     waits: list[list[Count]]
     tested: dict[str, Annotated[float, Field(allow_inf_nan=True)]]
     """Test loss and metrics by name; not a number for weights that are about to diverge."""

@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, prod
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from hybrid.data import Data
 from hybrid.links import RankLinks
 from hybrid.links.grid import Arrangement, Place, share_size
 from hybrid.method.given_optimizer import GivenOptimizer
-from hybrid.method.optimizers import make_optimizer, output_weight, placed
+from hybrid.method.optimizers import find_vectors, make_optimizer, placed
 from hybrid.method.problem import Problem
 from hybrid.method.training_options import Options
 from hybrid.ranks import launch
@@ -41,7 +42,7 @@ from hybrid.solvers.optimizers.mends import Extrapolation
 from hybrid.solvers.optimizers.muon import Muon
 from hybrid.solvers.peers import Sharing
 from hybrid.solvers.penalty import Penalty
-from hybrid.solvers.sync.ties import AllTies, Ties
+from hybrid.solvers.sync.ties import AllTies, Ties, lags
 
 FIRST = Place()
 
@@ -127,6 +128,13 @@ class Method:
         return [fill.name, *map(str, fill.layout() if isinstance(fill, Solver) else ())]
 
     @property
+    def ties_layout(self) -> list[list[int]]:
+        """What the states of ties depend on, but for the cuts: the lags of their blocks."""
+        return [
+            lags([*map(self._steps_late, blocks)]) for blocks in sorted(self.problem.blocks.ties)
+        ]
+
+    @property
     def micro_batch(self) -> int:
         """Samples of the first, and largest, micro-batch of the method's own steps."""
         share = max(1, (self.setup.total or self.setup.batch_size) // self.setup.replicas)
@@ -160,14 +168,11 @@ class Method:
         """
         problem, options, place = self.problem, self.options, links.place
         train, blocks, index = options.train, problem.blocks, place.block
-        # the same for all replicas of a block, whose shares may differ by a sample
-        size = max(1, (self.setup.total or self.setup.batch_size) // place.replicas)
-        late = self.solver.steps_late(index, place.blocks, size)
+        late = self._steps_late(index)
         module = placed(blocks.module(index), self.device)
-        head = output_weight(blocks.module(k) for k in range(len(blocks)))
-        named = {n: p for unit in blocks.units_of(index) for n, p in unit.parameters().items()}
+        named = self._named(index)
         freezing = Freezing(named, self.frozen, late > 0)
-        exact = self._optimizer(module, head, named) if make is None else make(module)
+        exact = self.make_optimizer(index) if make is None else make(module)
         optimizers = {"exact": exact, "local": exact}
         if options.delay.mend == "extrapolate" and late and make is None:
             cap = min(options.delay.cap, late)
@@ -200,7 +205,7 @@ class Method:
             formats=problem.formats[max(0, index - 1) : index + 1],
         )
         if blocks.ties:
-            block.ties = AllTies(self._ties(links, named, exact, size))
+            block.ties = AllTies(self._ties(links, named, optimizers))
         if place.replicas > 1:
             if train.sync_batchnorm:
                 block.norms = SharedNorms(module, links.peers)
@@ -210,31 +215,57 @@ class Method:
                 exact.sharing = Sharing(links.peers)
         return block
 
-    def _optimizer(
-        self, module: nn.Module, head: nn.Parameter | None, named: Mapping[str, nn.Parameter]
-    ) -> torch.optim.Optimizer:
-        """That of exact steps of a block, whose parameters are `named` as in the network."""
+    def make_optimizer(self, index: int) -> torch.optim.Optimizer:
+        """That of exact steps of a block."""
         total, wanted = self.steps * self.options.train.epochs, self.options.optimizer
+        blocks, named = self.problem.blocks, self._named(index)
         if self.given is not None:
-            return make_optimizer(module, self.given, named=named)
+            return make_optimizer(blocks.module(index), self.given, named=named)
         assert not isinstance(wanted, torch.optim.Optimizer)
-        return make_optimizer(module, wanted, head, total, named)
+        # by name: another block may have a copy of the weight, which goes by the model's first
+        model = blocks.model
+        names = find_vectors(model, [n for unit in blocks.units for n in unit.parameters()])
+        vectors = [p for name, p in named.items() if name in names]
+        first = {id(p): name for name, p in model.named_parameters()}
+        whole = dict(model.named_parameters(remove_duplicate=False))
+        named = {first[id(whole[name])]: p for name, p in named.items()}
+        return make_optimizer(blocks.module(index), wanted, vectors, total, named)
+
+    def rule_of(
+        self, optimizer: torch.optim.Optimizer, index: int, names: Sequence[str]
+    ) -> dict[str, Any]:
+        """How the optimizer of a block steps the parameter that has one of these names."""
+        named = self._named(index)
+        p = next(named[name] for name in names if name in named)
+        groups = [g for g in optimizer.param_groups if any(p is each for each in g["params"])]
+        apart = ("params", "param_names", "lr_index")
+        settings = {k: v for group in groups for k, v in group.items() if k not in apart}
+        return {"class": type(optimizer), **settings}
+
+    def _named(self, index: int) -> dict[str, nn.Parameter]:
+        """A block's parameters by their names in the network."""
+        units = self.problem.blocks.units_of(index)
+        return {n: p for unit in units for n, p in unit.parameters().items()}
 
     def _ties(
         self,
         links: RankLinks,
         named: Mapping[str, nn.Parameter],
-        optimizer: torch.optim.Optimizer,
-        size: int,
+        optimizers: Mapping[str, torch.optim.Optimizer],
     ) -> list[Ties]:
         """What this rank's block has of weights that several blocks have; `named`: all of its."""
-        made = []
-        for blocks, weights in sorted(self.problem.blocks.ties.items()):
+        ties, made = sorted(self.problem.blocks.ties.items()), []
+        for (blocks, weights), steps in zip(ties, self.ties_layout, strict=True):
             if links.rank in blocks:
-                late = [self.solver.steps_late(k, links.size, size) for k in blocks]
                 own = [next(named[n] for n in names if n in named) for names in weights]
-                made.append(Ties(links, own, blocks, late, optimizer))
+                made.append(Ties(links, own, blocks, steps, optimizers))
         return made
+
+    def _steps_late(self, index: int) -> float:
+        """Of a block's gradients, on all of its replicas, whose shares may differ by a sample."""
+        setup, blocks = self.setup, len(self.problem.blocks)
+        size = max(1, (setup.total or setup.batch_size) // setup.replicas)
+        return self.solver.steps_late(index, blocks, size)
 
     def start(self, block: Block, links: RankLinks, trace: Trace | None = None) -> Rounds:
         """One rank's rounds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -21,13 +21,17 @@ Group = dict[str, Any]
 Factory = Callable[..., torch.optim.Optimizer]
 """Makes an optimizer of one's own over a block; called once a block, by its thread.
 
+Where blocks have copies of one weight, it is called once more for each of these before, to see that
+they would be stepped alike.
+
 It gets groups of the block's parameters. That of biases and BatchNorm parameters, last, has
 "weight_decay": 0; the other has none, so the optimizer's own holds. The learning rate of the first
 group is the peak of the schedule, and those of other groups keep their ratio to it.
 
 A function with a parameter called `named_parameters` gets instead the pairs (name in the whole
-model, parameter). The peak of the schedule is then the learning rate that the optimizer's
-constructor got, lr=, which must be the same on each block; every group keeps its ratio to it.
+model, parameter), of several names the first. The peak of the schedule is then the learning rate
+that the optimizer's constructor got, lr=, which must be the same on each block; every group keeps
+its ratio to it.
 """
 
 RAMP = 200.0
@@ -50,15 +54,15 @@ def placed(module: M, device: torch.device) -> M:
 def make_optimizer(
     module: nn.Module,
     wanted: OptimizerSettings | Factory | GivenOptimizer,
-    head: nn.Parameter | None = None,
+    vectors: Iterable[nn.Parameter] = (),
     total_steps: int = 0,
     named: Mapping[str, nn.Parameter] | None = None,
 ) -> torch.optim.Optimizer:
     """The optimizer over a block; biases and BatchNorm parameters decay only if asked to.
 
-    `head` is the weight of the network's output layer, see `output_weight`,
-    `total_steps` are those of the training, 0 if they are not known, and `named` are the block's
-    parameters by their names in the whole model.
+    `vectors` are matrices that a rule for matrices leaves out, see `find_vectors`, `total_steps`
+    are those of the training, 0 if they are not known, and `named` are the block's parameters by
+    their names in the whole model.
 
     ValueError, on one line, for arguments or parameters that its class does not take, and for what
     a factory gives that is no optimizer of the block's parameters.
@@ -70,25 +74,20 @@ def make_optimizer(
     # an optimizer needs a parameter, and a block may have none
     parameters = parameters or [nn.Parameter(torch.zeros(0, 0))]
     if isinstance(wanted, OptimizerSettings):
-        groups = _groups_of_settings(module, parameters, wanted, head)
+        groups = _groups_of_settings(parameters, wanted, {*map(id, vectors)})
         return _keep_ratios(_optimizer_of_settings(groups, wanted, total_steps), wanted.lr)
     by_name = {id(p): name for name, p in trained.items()}
     return _optimizer_of_factory([(by_name.get(id(p), "weight"), p) for p in parameters], wanted)
 
 
 def _groups_of_settings(
-    module: nn.Module,
-    parameters: list[nn.Parameter],
-    settings: OptimizerSettings,
-    head: nn.Parameter | None,
+    parameters: list[nn.Parameter], settings: OptimizerSettings, vectors: Container[int]
 ) -> list[Group]:
     """What is stepped by its shape, what decays, and the rest; each where there is any."""
     first: list[nn.Parameter] = []
     more: Group = {}
     if settings.name in torch_classes.BY_SHAPE:
-        embeddings = (nn.Embedding, nn.EmbeddingBag)
-        skipped = {id(part.weight) for part in module.modules() if isinstance(part, embeddings)}
-        first = [p for p in parameters if is_matrix(p) and id(p) not in skipped | {id(head)}]
+        first = [p for p in parameters if is_matrix(p) and id(p) not in vectors]
         if any(p.is_complex() for p in parameters):
             raise ValueError(
                 f"optimizer.name is {settings.name!r}, which has no rule for complex weights: "
@@ -161,10 +160,16 @@ def peak_rate(optimizer: torch.optim.Optimizer) -> float:
     return rates[ratio] / ratio
 
 
-def output_weight(modules: Iterable[nn.Module]) -> nn.Parameter | None:
-    """The weight of the layer that gives a network's output: the last matrix; None without any."""
-    matrices = [p for module in modules for p in module.parameters() if is_matrix(p)]
-    return matrices[-1] if matrices else None
+def find_vectors(model: nn.Module, order: Iterable[str] = ()) -> dict[str, nn.Parameter]:
+    """The weights of embeddings and of the output layer, the last matrix, by all their names.
+
+    `order` has the names of the parameters as the network comes to them; empty: as it has them.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    embeddings = (nn.Embedding, nn.EmbeddingBag)
+    found = {id(part.weight) for part in model.modules() if isinstance(part, embeddings)}
+    last = [named[name] for name in order or named if is_matrix(named[name])][-1:]
+    return {n: p for n, p in named.items() if id(p) in found | {*map(id, last)}}
 
 
 def is_matrix(p: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from hybrid.method.freezing import frozen_epochs
 from hybrid.method.given_optimizer import GivenOptimizer
 from hybrid.method.given_scheduler import GivenScheduler
 from hybrid.method.method import Method
-from hybrid.method.optimizers import make_optimizer, output_weight
+from hybrid.method.optimizers import find_vectors, make_optimizer
 from hybrid.method.plateau import Plateau, check_metric
 from hybrid.method.problem import Problem
 from hybrid.method.schedule import make_schedule
@@ -227,7 +227,7 @@ def _shares_products(problem: Problem, options: Options) -> bool:
     if settings.sharded is not None:
         return settings.sharded
     model: nn.Module = problem.blocks.model
-    optimizer = make_optimizer(model, settings, output_weight([model]))
+    optimizer = make_optimizer(model, settings, find_vectors(model).values())
     assert isinstance(optimizer, Muon)
     passes = sum(map(sum, problem.blocks.count_costs(problem.inputs)))
     share = options.train.batch_size // options.replicas
@@ -323,6 +323,17 @@ def _check_ties(method: Method) -> None:
             f"(also called {weights[0][-1]!r}), and {fault}: untie it (in Hugging Face's "
             "configurations tie_word_embeddings=False), or change that"
         )
+    if isinstance(options.optimizer, OptimizerSettings) or method.given is not None:
+        return  # of which copies have the same rule
+    optimizers = {k: method.make_optimizer(k) for k in {k for blocks in ties for k in blocks}}
+    for blocks, names in ((blocks, names) for blocks, some in ties.items() for names in some):
+        rules = [method.rule_of(optimizers[k], k, names) for k in blocks]
+        if any(rule != rules[0] for rule in rules):
+            raise ValueError(
+                f"blocks {' and '.join(map(str, blocks))} both have the weight {names[0]!r}, and "
+                "the optimizer's factory gives it other settings on each: let these depend on the "
+                "parameter's name or shape alone, or untie it"
+            )
 
 
 def _check_lengths(method: Method) -> None:

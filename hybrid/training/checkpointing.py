@@ -175,7 +175,7 @@ class StateFiles:
         if not restored and any(name.startswith(FLIGHTS) for name in manifest["states"]):
             notices.append(
                 f"{folder}: what {manifest['solver']} had under way is dropped, because the "
-                "blocks, the replicas, the solver or the strategy changed"
+                "blocks, the replicas, the solver, its delays or the strategy changed"
             )
         return notices
 

@@ -213,6 +213,7 @@ class RankTraining:
             "solver": self.options.names["solver"],
             "fill": self.method.fill_layout,
             "part": self.method.micro_batch,
+            "ties": self.method.ties_layout,
             "sync": self.options.sync.name,
         }
 
@@ -222,13 +223,15 @@ class RankTraining:
         parts: dict[str, Stateful] = {
             "rounds": self.rounds,
             "block": self.block,
-            **({} if self.block.ties is None else {"ties": self.block.ties}),
             "attributes": self.attributes,
             "sampler": self.sampler,
         }
         if self.plateau is not None:
             parts["schedule"] = self.plateau
-        if "solver" in same:
+        if same >= {"solver", "ties"}:
+            # what is under way and how far the copies have come belong together
+            if self.block.ties is not None:
+                parts["ties"] = self.block.ties
             if self.rounds.program is not None:
                 parts["program"] = self.rounds.program
             if self.block.sync is not None and "sync" in same:

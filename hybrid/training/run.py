@@ -207,6 +207,9 @@ class Run:
         self.training = self._make_training()
         self.training.restore(checkpoints[-1])
         self.callbacks.agree()
+        if (ties := self.training.block.ties) is not None:
+            ties.begin()  # copies must not make one step at two rates: what is under way ends first
+            self.training.rounds.drain()
         at = self.training.position
         at.rollbacks = [*before, {"step": step, "reason": str(error), "to": at.step}]
         self.training.take_smaller_steps()

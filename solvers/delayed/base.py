@@ -18,7 +18,6 @@ from hybrid.solvers.base import GraphBytes, Program, Solver
 from hybrid.solvers.delayed.filling import Filling
 from hybrid.solvers.delayed.stash import Flight, load_flights, save_flights, with_parameter_strides
 from hybrid.solvers.exact.pipeline import MicroBatch, Wire, WireFormat, split_into_micro_batches
-from hybrid.solvers.numerics.group_rates import rate_of_tensor, rate_to_tensor
 from hybrid.solvers.peers import statistics
 from hybrid.solvers.state import State, entries
 from hybrid.solvers.windows import Batch, PhaseStats, Window
@@ -51,15 +50,16 @@ class Delayed(Solver):
 
         lam_k = x_{k-1} of micro-batch n,   x_k = f_k(lam_k; w_k)               forward, sent up
         p_k = b (d x_k / d lam_k)^T p_{k+1}  of micro-batch n - d_k             backward, sent down
-        w_k <- optimizer step with the sum of (d x_k / d w_k)^T p_{k+1} over the micro-batches of a
-               mini-batch, after the backward pass of its last
+        w_k <- optimizer step at the learning rate eta_t with the sum of (d x_k / d w_k)^T p_{k+1}
+               over the micro-batches of mini-batch t, after the backward pass of its last
 
-    where d_k is fixed, so the result does not depend on timing. The pipeline is never flushed: a
-    micro-batch takes one tick, whatever K is. The gradient of a mini-batch is d_k / m steps late:
-    the forward passes of its first d_k micro-batches came before the newest step (before the newest
-    two, if d_k > m, ...). Block K-1 has d = 0 and works as back-propagation does. K = 1 is the
-    pipelined pass with as many micro-batches, and with m = 1 it is plain back-propagation, bit for
-    bit.
+    where d_k is fixed, so the result does not depend on timing. A late step is made at the rate of
+    the mini-batch whose gradient it is, eta_t on every block, and not at that of the mini-batch
+    that goes forward meanwhile. The pipeline is never flushed: a micro-batch takes one tick,
+    whatever K is. The gradient of a mini-batch is d_k / m steps late: the forward passes of its
+    first d_k micro-batches came before the newest step (before the newest two, if d_k > m, ...).
+    Block K-1 has d = 0 and works as back-propagation does. K = 1 is the pipelined pass with as many
+    micro-batches, and with m = 1 it is plain back-propagation, bit for bit.
 
     d_k = K-1-k is one forward, one backward: a block has as many graphs under way as in a flushed
     pipeline, and waits for its neighbor if a message takes long (PipeDream, arXiv 1806.03377, steps
@@ -126,7 +126,6 @@ class DelayedProgram(Program):
         self._losses: list[Tensor] = []
         """Of the micro-batches of a mini-batch."""
         self._ticks = 0
-        self._rate = 0.0
 
     def num_micro_batches(self, batch: Batch) -> int:
         """Micro-batches of a mini-batch in the method's own steps, the same on every replica.
@@ -141,7 +140,6 @@ class DelayedProgram(Program):
         stats, block = PhaseStats(), self.block
         with stats.timed(self.links):
             for _, batch in window.recorded():
-                self._rate = batch.learning_rate
                 if self.filling is not None:
                     self.filling.take(batch)
                 for part in split_into_micro_batches(batch, self.num_micro_batches(batch), block):
@@ -185,7 +183,7 @@ class DelayedProgram(Program):
         if flight.part.is_last:
             if filling is not None:
                 filling.add(flight.part.step)
-            self._step()
+            self._step(flight)
 
     def drain(self) -> PhaseStats:
         stats = PhaseStats()
@@ -204,7 +202,6 @@ class DelayedProgram(Program):
             self._inbox.append(self._receive_message())
         state = {
             "ticks": torch.tensor(self._ticks),
-            "rate": rate_to_tensor(self._rate),
             "sent as": torch.tensor(_FORMATS.index(self.solver.messages)),
             "computed in": torch.tensor(_PRECISIONS.index(self.block.precision)),
         }
@@ -234,7 +231,7 @@ class DelayedProgram(Program):
                 raise ValueError(
                     f"{setting} is {names[0]!r}, and {names[1]!r} for what is under way"
                 )
-        self._ticks, self._rate = int(saved["ticks"]), rate_of_tensor(saved["rate"])
+        self._ticks = int(saved["ticks"])
         for i, statistic in enumerate(statistics(module)):
             statistic.copy_(saved.get(f"statistic {i}", statistic))
         for flight in load_flights(saved, module):
@@ -328,8 +325,9 @@ class DelayedProgram(Program):
         """One message to the previous block."""
         self._wire.send_adjoint(self.links.to_previous, p_in, flight.part.size)
 
-    def _step(self) -> None:
-        self.block.step("local", self._rate, self.solver.clip_norm)
+    def _step(self, flight: Flight) -> None:
+        """Step with the gradient of the mini-batch that the flight completes."""
+        self.block.step("local", flight.part.learning_rate, self.solver.clip_norm)
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:

@@ -147,9 +147,9 @@ class StashingProgram(DelayedProgram):
         self._stash.release(flight.weights, flight.buffers)
         return self._input_adjoint(flight)
 
-    def _step(self) -> None:
+    def _step(self, flight: Flight) -> None:
         self._stash.before_step()
-        super()._step()
+        super()._step(flight)
 
 
 class UnstashedProgram(DelayedProgram):

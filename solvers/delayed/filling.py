@@ -17,7 +17,7 @@ from hybrid.solvers.delayed.stash import Flight, with_parameter_strides
 from hybrid.solvers.delayed.waits import Waits
 from hybrid.solvers.exact.exact_pass import record_of
 from hybrid.solvers.numerics.buffers import frozen_statistics
-from hybrid.solvers.numerics.clipping import clip_gradients, gradient_norms, total_norm
+from hybrid.solvers.numerics.clipping import clip_each
 from hybrid.solvers.state import State, Tensors, entries
 from hybrid.solvers.windows import Batch, PhaseStats, Stopwatch
 
@@ -157,8 +157,7 @@ class Filling:
             torch._foreach_mul_(present, 1 / self._samples)
         self._samples = 0
         if present and self.program.clip_norm:
-            norm = total_norm(gradient_norms(present, self.block.device), None)
-            clip_gradients(present, self.program.clip_norm, norm)
+            clip_each([present], self.program.clip_norm, self.block.device)
         return mean
 
     def state(self) -> Tensors:

@@ -171,16 +171,15 @@ class PDASGDProgram(UnitProgram):
         """Do what the table says, up to the end of the window."""
         oldest, last = self._ticks - len(self._flights), self.units.count - 1
         flights = {oldest + i: flight for i, flight in enumerate(self.unit_flights)}
-        rates: dict[Op, float] = {}
+        passes: list[Op] = []
         for batch in window.batches:
             for _ in range(self.num_micro_batches(batch)):
-                passes = self._table.passes_of_tick(self._ticks)
-                rates |= dict.fromkeys(passes, batch.learning_rate)
+                passes += self._table.passes_of_tick(self._ticks)
                 self._ticks += 1
         parts = self._micro_batches(window)
-        for op, rate in rates.items():
+        for op in passes:
             if op.kind is Kind.BACKWARD:
-                self.backward_unit(flights[op.item], op.unit, rate)
+                self.backward_unit(flights[op.item], op.unit)
                 if op.unit == 0:
                     del flights[op.item]
                 continue
@@ -205,7 +204,7 @@ class PDASGDProgram(UnitProgram):
 
         def backward_pass(flight: UnitFlight, stop: Callable[[], bool]) -> None:
             while flight.units_left and not stop():
-                self.backward_unit(flight, flight.units_left - 1, self._rate)
+                self.backward_unit(flight, flight.units_left - 1)
 
         threads = AnyOrder(self.unit_flights, self.solver.queue)
         left = threads.run(forward_passes(), backward_pass, self.solver.backward_slots)
@@ -213,7 +212,6 @@ class PDASGDProgram(UnitProgram):
 
     def _micro_batches(self, window: Window) -> Iterator[MicroBatch]:
         for batch in window.batches:
-            self._rate = batch.learning_rate
             yield from split_into_micro_batches(batch, self.num_micro_batches(batch), self.block)
 
     def _send_or_classify(self, flight: UnitFlight, stats: PhaseStats) -> None:
@@ -231,10 +229,10 @@ class PDASGDProgram(UnitProgram):
             stats.losses.append(torch.stack(self._losses).sum())
             self._losses.clear()
 
-    def backward_unit(self, flight: UnitFlight, unit: int, rate: float) -> None:
+    def backward_unit(self, flight: UnitFlight, unit: int) -> None:
         if unit == self.units.count - 1 and not self.block.last:
             flight.adjoint = [self._receive_adjoint(flight, self.block.formats[-1])]
-        super().backward_unit(flight, unit, rate)
+        super().backward_unit(flight, unit)
 
     def load_state(self, state: State) -> None:
         super().load_state(state)

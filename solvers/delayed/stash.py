@@ -17,6 +17,7 @@ from hybrid.solvers.numerics.buffers import (
     has_changing_buffers,
     replaced_buffers,
 )
+from hybrid.solvers.numerics.group_rates import rate_of_tensor, rate_to_tensor
 from hybrid.solvers.state import Tensors, entries
 
 
@@ -134,6 +135,7 @@ def save_flights(flights: Iterable[Flight]) -> Tensors:
     versions: list[Tensors] = []
     for i, flight in enumerate(flights):
         own = {"part": torch.tensor(flight.part[:6])}
+        own["rate"] = rate_to_tensor(flight.part.learning_rate)
         for name, tensor in (("lam", flight.lam), ("x", flight.x)):
             if tensor is not None:
                 own[name] = tensor
@@ -153,7 +155,9 @@ def load_flights(found: Tensors, module: nn.Module) -> Iterator[Flight]:
     versions: dict[int, Tensors] = {}
     for i in range(len({name.partition(".")[0] for name in found if name[:6] == "flight"})):
         own = entries(found, f"flight {i}.")
-        flight = Flight(MicroBatch(*own.pop("part").tolist()), own.pop("lam", None))
+        part = MicroBatch(*own.pop("part").tolist())
+        rate = rate_of_tensor(own.pop("rate"))
+        flight = Flight(part._replace(learning_rate=rate), own.pop("lam", None))
         flight.x = own.pop("x", None)
         if "version" in own:
             v = int(own.pop("version"))

@@ -154,7 +154,7 @@ class Units:
         flight.adjoint, _ = vjp([loss], [torch.ones_like(loss)], flight.input_edges[-1], [])
         return classified._replace(loss=loss.detach())
 
-    def backward(self, flight: UnitFlight, unit: int, rate: float) -> None:
+    def backward(self, flight: UnitFlight, unit: int) -> None:
         """The backward pass of a unit, and its step if the flight completes a mini-batch."""
         del flight.input_edges[unit + 1 :]
         version = flight.versions[unit]
@@ -174,14 +174,14 @@ class Units:
         separate = _separate_memory(dict(zip(weights, gradients, strict=True)), p_in)
         with self._locks[unit]:
             self.stashes[unit].release(flight.versions.pop(), flight.buffers)
-            self._apply(flight, unit, separate, rate)
+            self._apply(flight, unit, separate)
         flight.adjoint, flight.units_left = p_in, unit
 
-    def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients, rate: float) -> None:
+    def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients) -> None:
         """Add gradients (by name); step if that was the mini-batch's last micro-batch."""
         self.add(unit, gradients)
         if flight.part.is_last:
-            self.step(unit, rate)
+            self.step(unit, flight.part.learning_rate)
 
     def add(self, unit: int, gradients: Gradients) -> None:
         """Add gradients, by name, to those of the unit's next step."""
@@ -244,16 +244,16 @@ class UnitProgram(DelayedProgram):
         """The backward passes of the units that are left, from the last one on."""
         assert isinstance(flight, UnitFlight)
         for unit in reversed(range(flight.units_left)):
-            self.backward_unit(flight, unit, self._rate)
+            self.backward_unit(flight, unit)
 
     def drain(self) -> PhaseStats:
         while self._flights:
             self._backward(self._flights.popleft())
         return super().drain()
 
-    def backward_unit(self, flight: UnitFlight, unit: int, rate: float) -> None:
+    def backward_unit(self, flight: UnitFlight, unit: int) -> None:
         """The backward pass of a unit; the first one's ends with a message down."""
-        self.units.backward(flight, unit, rate)
+        self.units.backward(flight, unit)
         if unit == 0 and not self.block.first:
             lam, (p_in,) = flight.lam, flight.adjoint
             assert lam is not None

@@ -129,6 +129,8 @@ class MicroBatch(NamedTuple):
     """On the last block: (stop - start,)."""
     weight: Tensor | None = None
     """There, if its loss weighs samples: see `Block.part_weight`."""
+    learning_rate: float = 0.0
+    """Of the step of its mini-batch."""
 
     @property
     def key(self) -> Key:
@@ -162,7 +164,8 @@ def split_into_micro_batches(batch: Batch, count: int, block: Block) -> list[Mic
         labels, weights = targets.split(sizes), block.part_weights(batch, targets, sizes)
     parts, start = [], 0
     for i, (n, x, y, w) in enumerate(zip(sizes, images, labels, weights, strict=True)):
-        parts.append(MicroBatch(batch.step, i, start, start + n, batch.size, len(batch), x, y, w))
+        rows, of = (start, start + n), (batch.size, len(batch))
+        parts.append(MicroBatch(batch.step, i, *rows, *of, x, y, w, batch.learning_rate))
         start += n
     return parts
 
@@ -176,8 +179,8 @@ class Wire:
     Sends S x (the mean over filter x filter pixels) in a number format; the receiver gets S^+ S x.
     That map is symmetric, so adjoints that are sent the same way are the exact adjoints of the
     network with S^+ S at its cuts. int8 sends round(x / s) with s = max |x| / 127 over each sample
-    and channel (without pixels: over each sample); rounding passes adjoints unchanged (straight
-    through). float32 sends a tensor as it is, whatever its precision.
+    and channel (without pixels: over each sample), s in the format of x; rounding passes adjoints
+    unchanged (straight through). float32 sends a tensor as it is, whatever its precision.
     """
 
     def __init__(self, number_format: WireFormat = "float32", filter: int = 1) -> None:

@@ -30,6 +30,12 @@ def clip_gradients(gradients: list[Tensor], max_norm: float, norm: Tensor) -> No
         torch._foreach_mul_(gradients, scale.to(gradients[0].device))
 
 
+def clip_each(sets: list[list[Tensor]], max_norm: float, device: torch.device) -> None:
+    """Scale the gradients of each set whose norm together is above `max_norm` to that norm."""
+    for gradients in sets:
+        clip_gradients(gradients, max_norm, total_norm(gradient_norms(gradients, device), None))
+
+
 def gradient_norms(gradients: list[Tensor], device: torch.device) -> Tensor:
     """The Euclidean norm of each of n gradients, (n,)."""
     if not gradients:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 import torch
 from torch import Tensor, nn
 
+from hybrid.solvers import peers
 from hybrid.solvers.base import Links
+from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.state import State, entries
+
+
+def lags(steps_late: Sequence[float]) -> list[int]:
+    """L_i of blocks whose gradients are so many steps late, see `Ties`."""
+    return [ceil(late - min(steps_late)) for late in steps_late]
 
 
 class Ties:
@@ -19,10 +26,12 @@ class Ties:
 
     g_{k, j} is the gradient of the j-th step on block k. Where gradients are late, by tau_k steps,
     block k makes its j-th step after the last block does, so its gradient is used L steps later
-    and nobody waits; with L = 0 the sum is the gradient of the undivided network, added up from
-    the last block to the first as back-propagation does. All blocks add up the same tensors in the
-    same order and step by the same rule, so the copies keep the same bits. A step sends each other
-    block one gradient.
+    and nobody waits. In exact steps all L are 0 (the first of them uses what was left, too), and
+    the sum is the gradient of the undivided network, added up from the last block to the first as
+    back-propagation does. All blocks add up the same tensors in the same order, clip by their norm
+    alone or by that of the network, and make the j-th step at the same rate and by the same rule,
+    so the copies keep the same bits. A step sends each other block one gradient, and with
+    `peers.COMPARED` the bits of the copy before that step, which must be those of the others'.
     """
 
     def __init__(
@@ -30,56 +39,68 @@ class Ties:
         links: Links,
         parameters: Sequence[nn.Parameter],
         blocks: Sequence[int],
-        steps_late: Sequence[float],
-        optimizer: torch.optim.Optimizer,
+        lags: Sequence[int],
+        optimizers: Mapping[str, torch.optim.Optimizer],
     ) -> None:
         self.links, self.parameters, self.blocks = links, list(parameters), list(blocks)
-        self.optimizer = optimizer
-        least = min(steps_late)
-        self.lags = {k: ceil(t - least) for k, t in zip(blocks, steps_late, strict=True)}
+        self.optimizers = optimizers
+        self.lags = dict(zip(blocks, lags, strict=True))
+        self.size = sum(p.numel() for p in self.parameters)
         self.is_owner = links.rank == self.blocks[0]
         self._others = [k for k in self.blocks if k != links.rank]
         self._gradients: dict[int, dict[int, Tensor]] = {k: {} for k in self.blocks}
         """By block and the number of its step."""
+        self._used = dict.fromkeys(self.blocks, 0)
+        """How many of each block's gradients have been added up."""
         self.steps = 0
         """Of this block so far."""
         self._resumed = False
         self._begun = False
         links.meet(self.blocks)
 
-    def sum_gradients(self) -> None:
+    def sum_gradients(self, exact: bool) -> None:
         """Put g_j in the place of this block's own gradient, before its j-th step."""
         self.begin()
         own, rank, j = torch.cat([*map(_gradient, self.parameters)]), self.links.rank, self.steps
+        if peers.COMPARED:  # as bytes, which are exact in every number format
+            bits = peers.checksum(self.parameters).to_bytes(4, "big")
+            own = torch.cat([own, own.new_tensor([*bits])])
         self._gradients[rank][j] = own
         for block in self._others:
             self.links.to_block(block, own)
         total: Tensor | None = None
         for block in reversed(self.blocks):
-            term = self._gradient_of(block, j - self.lags[block])
-            if term is not None:
+            last = j - (0 if exact else self.lags[block])
+            for step in range(self._used[block], last + 1):
+                term, self._used[block] = self._gradient_of(block, step), step + 1
                 total = term if total is None else total + term
         self.steps += 1
-        parts = (torch.zeros_like(own) if total is None else total).split(
-            [p.numel() for p in self.parameters]
-        )
+        total = own.new_zeros(self.size) if total is None else total
+        parts = total.split([p.numel() for p in self.parameters])
         for p, part in zip(self.parameters, parts, strict=True):
             if p.requires_grad:
-                p.grad = part.view(p.shape).clone(memory_format=torch.preserve_format)
+                p.grad = part.view(p.shape).to(p.dtype).clone(memory_format=torch.preserve_format)
         # a resumed run may have to send the others what they have not used
-        self._forget(rank, self.steps - 2 * max(self.lags.values()) - 1)
+        self._forget(rank, self.steps - max(self.lags.values()) - 1)
 
-    def _gradient_of(self, block: int, step: int) -> Tensor | None:
-        """g_{k, j}; None for j < 0."""
-        if step < 0:
-            return None
+    def _gradient_of(self, block: int, step: int) -> Tensor:
+        """g_{k, j}."""
+        own = self._gradients[self.links.rank][step]
         if block == self.links.rank:
-            return self._gradients[block][step]
+            return own[: self.size]
         while step not in self._gradients[block]:
             self._gradients[block][self._next[block]] = self.links.from_block(block)
             self._next[block] += 1
         self._forget(block, step)
-        return self._gradients[block][step]
+        gradient = self._gradients[block][step]
+        bits = gradient[self.size :], own[self.size :]
+        if all(map(len, bits)) and not torch.equal(*bits):
+            raise RuntimeError(
+                f"a weight of blocks {block} and {self.links.rank} differs between them before "
+                f"their step {step}: report it, or see what in a solver or an optimizer of your "
+                "own depends on the block"
+            )
+        return gradient[: self.size]
 
     def _forget(self, block: int, before: int) -> None:
         kept = self._gradients[block]
@@ -102,6 +123,7 @@ class Ties:
         at = {k: int(self.links.from_block(k)) for k in self._others} | {self.links.rank: int(own)}
         if min(at.values()) < 0:
             self.steps, at = 0, dict.fromkeys(at, 0)
+            self._used = dict.fromkeys(self.blocks, 0)
             self._begin_alike()
         rank = self.links.rank
         self._next = {k: max(0, self.steps - self.lags[k]) for k in self._others}
@@ -110,30 +132,49 @@ class Ties:
                 self.links.to_block(block, self._gradients[rank][step])
 
     def _begin_alike(self) -> None:
-        """Let all copies have the weights and the optimizer's state of the first block's."""
+        """Let all copies have the weights and the optimizers' states of the first block's."""
         for gradients in self._gradients.values():
             gradients.clear()
         for p in self.parameters:
-            slots = self.optimizer.state.get(p, {})
-            state = [p.detach(), *(x for _, x in sorted(slots.items()) if isinstance(x, Tensor))]
-            for tensor in state:
-                if self.is_owner:
-                    for block in self._others:
-                        self.links.to_block(block, tensor.clone())
-                else:
-                    tensor.copy_(self.links.from_block(self.blocks[0]))
+            p.detach().copy_(self._of_owner(p.detach()))
+            for optimizer in dict.fromkeys(self.optimizers.values()):
+                self._hand_over(optimizer, p)
+
+    def _hand_over(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> None:
+        """What an optimizer keeps of the first block's copy, which may be nothing yet."""
+        slots = to_tensors(optimizer.state.get(p, {}))
+        names = "\n".join(["", *sorted(slots)]) + "\n"
+        names = bytes(self._of_owner(torch.tensor([*names.encode()])).tolist()).decode()
+        state = {name: self._of_owner(slots.get(name)) for name in names.split("\n")[1:-1]}
+        if not self.is_owner:
+            optimizer.state.pop(p, None)
+            if state:
+                optimizer.state[p] = from_tensors(optimizer_state(optimizer, p), state)
+
+    def _of_owner(self, tensor: Tensor | None) -> Tensor:
+        """The first block's, on all blocks."""
+        if not self.is_owner:
+            return self.links.from_block(self.blocks[0])
+        assert tensor is not None
+        for block in self._others:
+            self.links.to_block(block, tensor.clone())
+        return tensor
 
     def state(self) -> State:
         """What the other blocks may not have used yet, and how many steps were taken."""
         rank = self.links.rank
+        if not any(self.lags.values()):  # all have used all, and are alike
+            return State()
         own = {f"gradient {step}": g for step, g in self._gradients[rank].items()}
-        return State(flight={"steps": torch.tensor(self.steps), **own})
+        used = torch.tensor([*self._used.values()])
+        return State(flight={"steps": torch.tensor(self.steps), "used": used, **own})
 
     def load_state(self, state: State) -> None:
         self._resumed = "steps" in state.flight
         if not self._resumed:
             return
         self.steps = int(state.flight["steps"])
+        self._used = dict(zip(self.blocks, state.flight["used"].tolist(), strict=True))
         kept = entries(state.flight, "gradient ")
         self._gradients[self.links.rank] = {int(step): g for step, g in kept.items()}
 
@@ -154,16 +195,26 @@ class AllTies:
         for each in self.ties:
             each.begin()
 
-    def sum_gradients(self) -> None:
+    def sum_gradients(self, exact: bool) -> None:
         """Before a step: gradients of what other blocks have, too, become the sums of all."""
         for each in self.ties:
-            each.sum_gradients()
+            each.sum_gradients(exact)
 
     def counted(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Those that count in the norm of all gradients: not of what an earlier block has, too."""
         copies = [p for each in self.ties if not each.is_owner for p in each.parameters]
         left_out = {id(p.grad) for p in copies}
         return [g for g in gradients if id(g) not in left_out]
+
+    def apart(self, gradients: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Those that no other block has, then those of each set of blocks that have the same."""
+        there = {id(g) for g in gradients}
+        sets = [
+            [g for p in each.parameters if (g := p.grad) is not None and id(g) in there]
+            for each in self.ties
+        ]
+        tied = {id(g) for some in sets for g in some}
+        return [[g for g in gradients if id(g) not in tied], *sets]
 
     def state(self) -> State:
         """The states of all."""

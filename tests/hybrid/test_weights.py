@@ -191,3 +191,18 @@ def test_shards_have_an_index_and_a_tensor_is_in_one(tmp_path):
     assert_same({n: x for file in files for n, x in load_file(file).items()}, tensors)
     assert_same(dict(Weights(tmp_path).read("abcde")), tensors)
     assert json.loads((tmp_path / INDEX).read_text())["metadata"] == {"total_size": 400}
+
+
+@pytest.mark.parametrize("most", [10**6, 1], ids=["one file", "shards"])
+def test_one_weight_under_two_names_with_unlike_values_is_refused(most, tmp_path, monkeypatch):
+    monkeypatch.setattr("hybrid.weights.PART", 8)  # several parts of each tensor
+    tensors = of_base() | {f"again.{n}": of_base()[f"out.{n}"] for n in ("weight", "bias")}
+    for folder in (alike := tmp_path / "alike", unlike := tmp_path / "unlike"):
+        folder.mkdir()
+    write(alike, tensors, most)
+    assert torch.equal(read(Base(), alike).again.weight, tensors["out.weight"])
+    tensors["again.weight"] = tensors["again.weight"].clone()
+    tensors["again.weight"][-1, -1] += 1e-3
+    write(unlike, tensors, most)
+    said = refusal(find_names, Weights(unlike), Base())
+    assert "'out.weight' and 'again.weight' have unlike values" in said

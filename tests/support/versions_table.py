@@ -49,7 +49,7 @@ class Table:
             for k in reversed(range(self.K)):
                 i = n - hops(self.name) * (self.K - 1 - k)
                 if 0 <= i < N:
-                    self.backward(k, i, self.batches[self.parts[min(n, N - 1)][0]].learning_rate)
+                    self.backward(k, i, self.batches[self.parts[i][0]].learning_rate)
         found = {}
         for k, module in enumerate(self.modules):
             tensors = self.versions[k][-1] | dict(module.named_buffers())

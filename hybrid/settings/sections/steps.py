@@ -62,7 +62,7 @@ class OptimizerSettings(Section):
     momentum: Annotated[float, WITH_MOMENTUM, WITHOUT_BETAS, STEPS_OUTSIDE] = Field(
         default=0.9, ge=0, lt=1
     )
-    """Of sgd, muon (usually 0.95); beta_1 of adamw, nadamw (0.99), soap; else an argument."""
+    """Of sgd, muon (there 0.95); beta_1 of adamw, nadamw (there 0.99), soap; else an argument."""
     nesterov: Annotated[bool, NESTEROVS] = True
     """Nesterov's form of the momentum."""
     weight_decay: Annotated[float, DECAYS] = Field(default=5e-4, ge=0, le=LARGE)

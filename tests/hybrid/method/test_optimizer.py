@@ -69,7 +69,7 @@ def test_what_torch_says_of_an_argument_is_told_with_its_name(name, arguments, s
 
 def rules(settings, model):
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = make_optimizer(model, settings, optimizers.output_weight([model])).param_groups
+    groups = make_optimizer(model, settings, optimizers.find_vectors(model).values()).param_groups
     return {
         names[id(p)]: (group["rule"], group["lr"], group["weight_decay"])
         for group in groups

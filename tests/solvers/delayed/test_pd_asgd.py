@@ -90,12 +90,6 @@ class Simulated:
     def met(self, n, u):
         return sum(self.landed(t, u) <= self.read(n, u) for t in range(n))
 
-    def rate(self, n, u):
-        """That of the newest mini-batch when a step lands."""
-        N = len(self.batches)
-        newest = max(t for t in range(N) if self.up_starts(t) < self.landed(n, u) or t == 0)
-        return self.batches[newest].learning_rate
-
     def run_unit(self, u, x, weights):
         for i in self.units[u]:
             own = {n.partition(".")[2]: w for n, w in weights.items() if n.startswith(f"{i}.")}
@@ -118,7 +112,7 @@ class Simulated:
                 outs[u].backward(p)
                 p = inputs[u].grad
                 assert len(self.versions[u]) == n + 1
-                self.versions[u].append(self.stepped(u, met[u], self.rate(n, u)))
+                self.versions[u].append(self.stepped(u, met[u], batch.learning_rate))
         found = {n: w for versions in self.versions for n, w in versions[-1].items()}
         found |= dict(self.module.named_buffers())
         return {self.module.global_name(name): t for name, t in found.items()}
@@ -172,9 +166,9 @@ def test_every_sample_is_applied_once_to_every_unit(monkeypatch):
     landed = []
     land = Units._apply
 
-    def counted(self, flight, unit, gradients, rate):
+    def counted(self, flight, unit, gradients):
         landed.append((flight.part.step, flight.part.number, unit))
-        return land(self, flight, unit, gradients, rate)
+        return land(self, flight, unit, gradients)
 
     monkeypatch.setattr(Units, "_apply", counted)
     for solver in (ONE_BLOCK["in parts"], PDASGD(any_order=True)):
@@ -195,12 +189,12 @@ def test_a_unit_has_as_many_older_versions_as_steps_its_gradients_are_late(name,
         flights.append(begin(self, part, lam))
         return flights[-1]
 
-    def watched(self, flight, unit, gradients, rate):
+    def watched(self, flight, unit, gradients):
         for u, own in enumerate(self.parameters):
             met = {f.versions[u][n].data_ptr() for f in flights if len(f.versions) > u for n in own}
             older = len(met - {p.data_ptr() for p in own.values()}) / len(own)
             most[u] = max(most.get(u, 0), older)
-        land(self, flight, unit, gradients, rate)
+        land(self, flight, unit, gradients)
 
     monkeypatch.setattr(Units, "new_flight", begun)
     monkeypatch.setattr(Units, "_apply", watched)
@@ -232,7 +226,7 @@ def test_a_run_in_any_order_says_so(any_order, capsys):
 
 
 def test_a_failing_thread_ends_the_run_with_its_reason(monkeypatch):
-    def fail(self, flight, unit, gradients, rate):
+    def fail(self, flight, unit, gradients):
         raise ValueError("no")
 
     monkeypatch.setattr(Units, "_apply", fail)

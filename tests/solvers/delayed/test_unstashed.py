@@ -56,7 +56,7 @@ class Newest:
             for k in reversed(range(self.K)):
                 i = n - self.hops * (self.K - 1 - k)
                 if 0 <= i < N:
-                    self.backward(k, i, self.parts[min(n, N - 1)][0].learning_rate)
+                    self.backward(k, i, self.parts[i][0].learning_rate)
         return self.w
 
     def backward(self, k, n, rate):

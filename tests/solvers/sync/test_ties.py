@@ -1,17 +1,22 @@
 """A weight that several blocks have: copies with the bits of the undivided network's weight."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from trainings import assert_same
+from trainings import assert_same, stopped
 
-from hybrid import Trainer, split
+from hybrid import Callback, Trainer, split
 from hybrid.folder import checkpoint
 from hybrid.networks.own_units import build_own, divide
+from hybrid.rounds.base import Rounds
+from hybrid.rounds.phase_report import DivergedError
 from hybrid.settings.config import CheckpointSettings
-from hybrid.solvers import DDG, Backprop
+from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay
+from hybrid.solvers.block import Block
+from hybrid.solvers.sync.ties import AllTies, Ties
 
 IDS = torch.randint(7, (24, 5), generator=torch.Generator().manual_seed(1))
 
@@ -43,22 +48,35 @@ def loss(out, ids):
     return nn.functional.cross_entropy(out.flatten(0, 1), ids.flatten())
 
 
-def trained(blocks, solver, **given):
+def trained_blocks(blocks, solver, **given):
     torch.manual_seed(0)
-    model = Shared()
+    made = split(Shared(), blocks, sample=IDS[:4])
     settings = {"epochs": 1, "batch_size": 4, "threads": 1, "report_every": 1}
-    made = Trainer(
-        split(model, blocks, sample=IDS[:4]),
-        solver,
-        loss=loss,
-        metrics={},
-        train={**settings, **given.pop("train", {})},
-        optimizer={"name": "adamw", "lr": 0.01},
-        quiet=True,
-        **given,
-    )
-    made.fit((IDS, IDS), (IDS, IDS))
-    return model.state_dict()
+    settings |= given.pop("train", {})
+    given = {"optimizer": {"name": "adamw", "lr": 0.01}, **given}
+    more = {"loss": loss, "metrics": {}, "train": settings, "quiet": True}
+    Trainer(made, solver, **more, **given).fit((IDS, IDS), (IDS, IDS))
+    return made
+
+
+def trained(blocks, solver, **given):
+    return trained_blocks(blocks, solver, **given).model.state_dict()
+
+
+def copies(blocks):
+    ((owners, (names,)),) = blocks.ties.items()
+    found = []
+    for k in owners:
+        there = {n: p for unit in blocks.units_of(k) for n, p in unit.parameters().items()}
+        found.append(next(there[name] for name in names if name in there))
+    return found
+
+
+def assert_alike(blocks):
+    first, *others = copies(blocks)
+    assert first.isfinite().all()
+    for other in others:
+        assert torch.equal(first, other)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +85,11 @@ def trained(blocks, solver, **given):
         {"solver": Backprop(clip_norm=0.3), "train": {"ema": 0.9}},
         {"solver": Backprop(), "train": {"frozen": ["heads.0"]}},
         {"solver": Backprop(), "train": {"frozen": {"embedding": 1}, "epochs": 2}},
+        {"solver": Backprop(), "optimizer": {"name": "muon"}},
+        {"solver": Backprop(), "optimizer": {"name": "soap"}},
+        {"solver": DDG(1), "window": 6, "correct_every": 2},
     ],
-    ids=["clipped", "frozen", "thawed"],
+    ids=["clipped", "frozen", "thawed", "muon", "soap", "serial rounds"],
 )
 def test_blocks_have_the_bits_of_the_undivided_network(settings):
     expected = trained(1, **settings)
@@ -104,3 +125,159 @@ def test_a_rank_builds_a_weight_that_any_of_its_blocks_uses():
     expected = make().embedding.weight
     for rank in (0, 1):
         assert torch.equal(build_own(make, division, [rank]).embedding.weight, expected)
+
+
+RAMP = {"name": "cosine", "warmup_epochs": 0.5}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"solver": DDG(1), "schedule": RAMP},
+        {"solver": FDG(1), "schedule": RAMP, "optimizer": {"name": "sgd", "lr": 0.5}},
+        {"solver": FeaturesReplay(1, clip_norm=0.1), "optimizer": {"name": "nadamw"}},
+        {"solver": DDG(1, stash=False, clip_norm=0.1), "optimizer": {"name": "muon"}},
+        {"solver": DDG(2), "replicas": 2, "optimizer": {"name": "sgd", "lr": 0.5}},
+        {"solver": DDG(1), "window": 2, "correct_every": 2, "correction": Backprop(clip_norm=0.1)},
+        {
+            "solver": DDG(2, clip_norm=0.1),
+            "fill": "augmented-lagrangian",
+            "waits": [(1, 0), (1, 0), (0, 1)],
+        },
+    ],
+    ids=["ddg", "fdg", "clipped", "newest weights", "replicas", "corrected", "waits filled"],
+)
+def test_copies_are_alike_after_late_steps(settings):
+    assert_alike(trained_blocks(3, **settings))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("solver", [DDG(2), DDG(1), FDG(1), Backprop()], ids=repr)
+def test_copies_begin_alike_where_a_resumed_run_has_other_delays(solver, tmp_path, monkeypatch):
+    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or it stops at its end
+    every = CheckpointSettings(minutes=1e-9, keep_last=0)
+    given = {"out": tmp_path / "run", "checkpoint": every, "train": {"ema": 0.5}}
+    trained_blocks(3, DDG(1), **given)
+    stopped(tmp_path / "run", 3)
+    assert_alike(trained_blocks(3, solver, resume=True, **given))
+
+
+@pytest.mark.timeout(60)
+def test_copies_make_the_steps_before_a_roll_back_at_one_rate(tmp_path, monkeypatch):
+    plain, went_back = Rounds.run, []
+
+    def run(self, windows, first_step, *more):
+        reports = plain(self, windows, first_step, *more)
+        if first_step == 3 and self.exact.block.rates["local"] == 1:
+            went_back.append(first_step)
+            raise DivergedError("as the test wants it")
+        return reports
+
+    monkeypatch.setattr(Rounds, "run", run)
+    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)
+    every = CheckpointSettings(minutes=1e-9, keep_last=0)
+    assert_alike(trained_blocks(3, DDG(1), out=tmp_path / "run", checkpoint=every))
+    assert len(went_back) == 3
+
+
+def test_a_frozen_weight_stays_as_it_is_where_others_send_gradients(monkeypatch):
+    class Look(Callback):
+        def on_epoch(self, epoch, results):
+            found.append(copies(blocks)[0].detach().clone())
+
+    found, blocks = [], None
+    plain = split
+
+    def kept(*given, **more):
+        nonlocal blocks
+        blocks = plain(*given, **more)
+        return blocks
+
+    monkeypatch.setitem(globals(), "split", kept)
+    train = {"frozen": {"embedding": 1}, "epochs": 2}
+    trained_blocks(3, DDG(1), train=train, callbacks=[Look()])
+    torch.manual_seed(0)
+    assert torch.equal(found[0], Shared().embedding.weight)
+    assert not torch.equal(found[1], found[0])
+
+
+def test_a_copy_that_differs_is_noticed_at_the_next_step(monkeypatch):
+    plain = Block.move
+
+    def move(self, *given):
+        plain(self, *given)
+        if self.last:
+            with torch.no_grad():
+                next(iter(self.ties.ties[0].parameters)).view(-1)[0] += 1e-6
+
+    monkeypatch.setattr(Block, "move", move)
+    with pytest.raises(RuntimeError, match="differs between them before their step 1"):
+        trained_blocks(3, DDG(1))
+    monkeypatch.setattr("hybrid.solvers.peers.COMPARED", False)
+    trained_blocks(3, DDG(1))
+
+
+def test_a_block_keeps_no_more_gradients_than_it_may_still_need(monkeypatch):
+    plain, kept = Ties.sum_gradients, {}
+
+    def watched(self, exact):
+        plain(self, exact)
+        kept.setdefault(self.links.rank, []).append(len(self._gradients[self.links.rank]))
+
+    monkeypatch.setattr(Ties, "sum_gradients", watched)
+    trained_blocks(3, DDG(1))
+    assert {k: max(counts) for k, counts in kept.items()} == dict.fromkeys(kept, 2 + 1)
+
+
+def tied(rank, blocks, *parameters):
+    links = SimpleNamespace(rank=rank, meet=lambda blocks: None)
+    return Ties(links, parameters, blocks, [0] * len(blocks), {})
+
+
+def with_gradients(*values):
+    parameters = [nn.Parameter(torch.zeros(len(value))) for value in values]
+    for p, value in zip(parameters, values, strict=True):
+        p.grad = torch.tensor(value)
+    return parameters
+
+
+def test_a_weight_counts_in_the_norm_of_all_on_its_first_block_alone():
+    own, a, b = with_gradients([1.0], [2.0], [3.0])
+    gradients = [p.grad for p in (own, a, b)]
+    for rank, counted in ((0, [1.0, 2.0, 3.0]), (1, [1.0, 3.0]), (2, [1.0])):
+        sets = [((0, 1, 2), a), ((1, 2), b)] if rank else [((0, 1, 2), a)]
+        ties = AllTies([tied(rank, blocks, p) for blocks, p in sets])
+        assert [*map(float, ties.counted(gradients))] == counted
+
+
+def test_what_other_blocks_have_is_clipped_by_its_own_norm_where_there_is_no_chain():
+    a, own, b = with_gradients([3.0, 4.0], [6.0, 8.0], [0.1])
+    module = nn.ParameterList([a, own, b])
+    block = Block(module, 1, 3, {"local": torch.optim.SGD(module.parameters(), 1.0)})
+    block.ties = AllTies([tied(1, (0, 1), a), tied(1, (1, 2), b)])
+    block.ties.sum_gradients = lambda exact: None
+    block.step("local", 1.0, clip_norm=1.0)
+    for p, value in ((a, [0.6, 0.8]), (own, [0.6, 0.8]), (b, [0.1])):
+        torch.testing.assert_close(p.detach(), -torch.tensor(value))
+
+
+def test_a_factory_that_steps_copies_unlike_is_refused():
+    def unlike(groups):
+        return torch.optim.SGD(groups, lr=0.1 / sum(len(g["params"]) for g in groups))
+
+    with pytest.raises(ValueError, match="the optimizer's factory gives it other settings"):
+        trained_blocks(3, Backprop(), optimizer=unlike)
+
+
+def test_a_factory_gets_a_weight_by_one_name_on_all_blocks():
+    def by_name(named_parameters):
+        groups = [
+            {"params": [p], "lr": 0.5 if name.startswith("heads") else 0.1}
+            for name, p in named_parameters
+        ]
+        return torch.optim.SGD(groups, lr=0.1)
+
+    assert_same(
+        trained(3, Backprop(), optimizer=by_name), trained(1, Backprop(), optimizer=by_name)
+    )

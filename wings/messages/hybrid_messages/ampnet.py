@@ -164,7 +164,6 @@ class AMPNetProgram(UnitProgram):
             self._waiting[self._ticks] = Instance(
                 part,
                 item=self._ticks,
-                rate=batch.learning_rate,
                 active=frozenset(path[self.block.index]),
             )
             self._ticks += 1
@@ -190,7 +189,7 @@ class AMPNetProgram(UnitProgram):
         else:
             lam = part.images
         flight = self.units.new_flight(part._replace(images=None, labels=None), self._leaf(lam))
-        flight.item, flight.rate, flight.active = item, waiting.rate, waiting.active
+        flight.item, flight.active = item, waiting.active
         self._forward(flight)
         self._under_way[item] = flight
         if part.labels is None:
@@ -205,7 +204,6 @@ class AMPNetProgram(UnitProgram):
             message, size = self._from_above.message(flight.item), flight.part.size
             leaving = self.block.formats[-1]
             flight.adjoint = [self._wire.receive_adjoint(message, leaving, size)]
-        self._rate = flight.rate
         super()._backward(flight)
 
     def _report_scores(self, stats: PhaseStats) -> None:

@@ -16,7 +16,6 @@ from hybrid.solvers.delayed.stash import Flight
 from hybrid.solvers.delayed.unit_passes import Gradients, UnitFlight, Units, unit_slices
 from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.layers.branches import Skippable, nothing_left_out, survival
-from hybrid.solvers.numerics.group_rates import rate_of_tensor, rate_to_tensor
 from hybrid.solvers.state import Tensors
 from hybrid_messages.node import Updates
 
@@ -27,8 +26,6 @@ class Instance(UnitFlight):
 
     item: int = 0
     """Its number since the last drain."""
-    rate: float = 0.0
-    """Learning rate of its mini-batch."""
     active: frozenset[int] = frozenset()
     """The units of the block that are on its path."""
     updates: list[int] = field(default_factory=list)
@@ -38,7 +35,6 @@ class Instance(UnitFlight):
         """Put what it needs beside a `UnitFlight` where a checkpoint finds it."""
         self.stash |= {
             "item": torch.tensor(self.item),
-            "rate": rate_to_tensor(self.rate),
             "active": torch.tensor(sorted(self.active), dtype=torch.int64),
             "ages": torch.tensor(ages, dtype=torch.int64),
         }
@@ -47,7 +43,7 @@ class Instance(UnitFlight):
 
     def load(self, stash: Tensors) -> list[int]:
         """Take back what `save` put there."""
-        self.item, self.rate = int(stash["item"]), rate_of_tensor(stash["rate"])
+        self.item = int(stash["item"])
         self.active = frozenset(stash["active"].tolist())
         labels, weight = stash.get("labels"), stash.get("weight")
         self.part = self.part._replace(labels=labels, weight=weight)
@@ -109,13 +105,13 @@ class Nodes(Units):
         else:
             self._skip_forward(flight)
 
-    def backward(self, flight: UnitFlight, unit: int, rate: float) -> None:
+    def backward(self, flight: UnitFlight, unit: int) -> None:
         assert isinstance(flight, Instance)
         if unit == self.count - 1 and self.block.draws is not None:
             self.block.draws.draw_for(flight.part.key)
         if unit in flight.active:
             with self._on_path(unit):
-                super().backward(flight, unit, rate)
+                super().backward(flight, unit)
         else:
             for values in (flight.versions, flight.output_edges, flight.input_edges):
                 values.pop()
@@ -131,10 +127,10 @@ class Nodes(Units):
         """Within it the unit runs without a draw: the path has decided."""
         return nothing_left_out() if self.survivals[unit] < 1 else nullcontext()
 
-    def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients, rate: float) -> None:
+    def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients) -> None:
         assert isinstance(flight, Instance)
         self.add(unit, gradients)
-        samples = flight.part.stop - flight.part.start
+        samples, rate = flight.part.stop - flight.part.start, flight.part.learning_rate
         trains = any(w.requires_grad for w in self.parameters[unit].values())
         if trains and self.updates[unit].add(flight.updates[unit], samples, rate):
             self.step_by_contributions(unit)
