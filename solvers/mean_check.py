@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from hybrid.solvers.metrics import detached
 from hybrid.solvers.numerics.buffers import frozen_statistics
@@ -15,6 +16,7 @@ from hybrid.solvers.numerics.constant_draws import ConstantDraws
 from hybrid.solvers.numerics.part_norms import normalized_by_parts
 from hybrid.solvers.numerics.traces import untraced
 from hybrid.solvers.objective import Objective
+from hybrid.solvers.peers import Peers, Sync
 
 if TYPE_CHECKING:
     from hybrid.solvers.exact.pipeline import MicroBatch
@@ -26,12 +28,17 @@ NEAR_IN_16_BITS = 1e-2
 """The largest difference over the mean size of the parts' losses."""
 
 
+MOST_NUMBERS = 1 << 24
+"""Of all replicas' outputs, where these are compared at once."""
+
+
 class LastBlock(Protocol):
     """What is asked of the last block."""
 
     module: nn.Module
     objective: Objective
     precision: torch.dtype
+    sync: Sync | None
 
     def forward(self, lam: Any, key: tuple[int, ...] = ()) -> Any:
         """x_{K-1} from lam_{K-1}."""
@@ -44,7 +51,8 @@ class MeanCheck:
         L(o_1 .. o_m) = sum_j (n_j / N) L_j,   L_j the loss that is trained on part j
 
     Outputs that have no row for each sample, such as a loss that the network computes, are computed
-    again, of all samples at once. A share that is not divided is checked in two halves.
+    again, of all samples at once. A share that is not divided is checked in two halves. Where all
+    replicas make one step, the first sees the outputs of all of them, unless they are large.
     """
 
     def __init__(self, block: LastBlock, steps: int) -> None:
@@ -60,7 +68,7 @@ class MeanCheck:
         if not part.is_last:
             return
         parts, self._parts = self._parts, []
-        if len(parts) > 1 or (part.size > part.samples > 1):
+        if len(parts) > 1 or part.size > part.samples:  # the same on all replicas
             self._compare(parts)
 
     def _compare(self, parts: list[tuple[MicroBatch, Tensor, Any, Tensor]]) -> None:
@@ -74,7 +82,8 @@ class MeanCheck:
         with torch.no_grad(), untraced(objective.loss):
             losses = [loss for *_, loss in parts]
             if len(parts) == 1 or not _has_rows(outputs[0], sizes[0]):
-                sizes = sizes if len(parts) > 1 else [count // 2, count - count // 2]
+                halves = [n for n in (count // 2, count - count // 2) if n]
+                sizes = sizes if len(parts) > 1 else halves
                 outputs, whole = self._pass(torch.cat([lam for _, lam, *_ in parts]), sizes)
                 losses = [
                     objective.mean_of(o, y, None if weight is None else weight * (len(y) / count))
@@ -84,10 +93,48 @@ class MeanCheck:
                 whole = tree_map(lambda *rows: torch.cat(rows), *outputs)
             at_once = float(objective.mean_of(whole, labels, weight))
         terms = [float(x) * n / count for x, n in zip(losses, sizes, strict=True)]
+        self._judge(count, first.step, at_once, terms)
+        if block.sync is not None and block.sync.strategy.exact:
+            self._compare_replicas(block.sync.peers, first, whole, labels, weight, sum(terms))
+
+    def _compare_replicas(
+        self,
+        peers: Peers,
+        part: MicroBatch,
+        whole: Any,
+        labels: Tensor,
+        weight: Tensor | None,
+        mean: float,
+    ) -> None:
+        """The same for a step's samples on all replicas, of which this one has a share."""
+        objective, count = self.block.objective, len(labels)
+        leaves, structure = tree_flatten(whole)
+        rows = [*leaves, labels] if _has_rows(whole, count) else []
+        width = sum(x[0].numel() for x in rows)
+        own = torch.tensor([width, count, mean], dtype=torch.float64)
+        known = torch.stack(peers.exchange([own] * peers.replicas)())
+        if not width or (known[:, 0] != width).any() or width * part.size > MOST_NUMBERS:
+            return
+        columns = []
+        for x in rows:
+            pieces = [x.contiguous() if r == 0 else x[:0] for r in range(peers.replicas)]
+            columns.append(torch.cat(peers.exchange(pieces)()))
+        if peers.replica:
+            return
+        *leaves, labels = columns
+        total = None if weight is None else weight * (part.size / count)
+        with torch.no_grad(), untraced(objective.loss):
+            at_once = float(objective.mean_of(tree_unflatten(leaves, structure), labels, total))
+        terms = (known[:, 1] * known[:, 2] / part.size).tolist()
+        self._judge(part.size, part.step, at_once, terms)
+
+    def _judge(self, count: int, step: int, at_once: float, terms: Sequence[float]) -> None:
+        """ValueError unless the loss of so many samples is the sum of these terms."""
+        block = self.block
         near = NEAR if block.precision is torch.float32 else NEAR_IN_16_BITS
         if abs(at_once - sum(terms)) > near * sum(map(abs, terms)):
             raise ValueError(
-                f"the loss of {count} samples of step {first.step} is {at_once:.6g}, and "
+                f"the loss of {count} samples of step {step} is {at_once:.6g}, and "
                 f"{sum(terms):.6g} the mean of its parts, so that they are trained on another: say "
                 "what it is divided by (denominator=), or train undivided, with 1 micro-batch and "
                 "1 replica"

@@ -159,7 +159,7 @@ def shares_of(
         if isinstance(block.ties, AllTies):
             block.ties.wait_for_each_other()
             block.ties.begin()
-        with ConstantDraws():
+        with ConstantDraws(keyed=True):
             loss = program.run(own, block, links, Window([share]))
         result.losses = [(loss, share.share)] if block.last else []
         gradients = block.optimizers["exact"].state

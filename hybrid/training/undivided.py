@@ -128,7 +128,7 @@ def _pass(model: nn.Module, loss: Loss, penalty: Penalty | None, rows: Rows) -> 
         with ConstantDraws():
             value = loss(out, rows.targets)
             value = value.mean() if value.dim() else value
-            (value + _penalty(penalty, model)).backward()
+            (value + _penalty(penalty, model)).backward()  # which may make passes again
         if changed := [name for name, x in state_of(loss).items() if unlike(x, kept.get(name))]:
             raise ValueError(
                 f"the loss keeps state ({changed[0]!r} changes), which no checkpoint holds"

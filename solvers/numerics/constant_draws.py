@@ -28,6 +28,11 @@ class ConstantDraws(DispatchMode):
     so on. A pass over all rows at once and passes over parts of them then compute the same.
     """
 
+    def __init__(self, keyed: bool = False) -> None:
+        """`keyed`: what is drawn in a backward pass has to come from a generator, or is refused."""
+        super().__init__()
+        self.keyed = keyed
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -35,6 +40,13 @@ class ConstantDraws(DispatchMode):
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if not seeded or drops_nothing(func, args, kwargs):
             return func(*args, **kwargs)
+        in_backward = torch._C._current_graph_task_id() >= 0
+        if self.keyed and in_backward and kwargs.get("generator") is None:
+            raise ValueError(
+                f"{func.overloadpacket.__name__} draws random numbers in a backward pass "
+                "(torch.utils.checkpoint), which would be others than before: leave that out, and "
+                "choose a method that recomputes (correction.recompute)"
+            )
         arguments = [argument.name for argument in func._schema.arguments]
         given = {**dict(zip(arguments, args, strict=False)), **kwargs}
         return _draw(func.overloadpacket.__name__, given, func._schema.is_mutable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.solvers.layers.branches import Reversible, Skippable, nothing_left_out, set_next_draw
 
@@ -194,8 +193,7 @@ def find_random_parts(
 ) -> tuple[list[nn.Module], Any]:
     """The parts of a module that draw random numbers in a pass over x, and the pass's output.
 
-    If a part lies within another, its draws count for the inner one only. ValueError if one would
-    draw other numbers in the backward pass.
+    If a part lies within another, its draws count for the inner one only.
     """
     random_parts: list[nn.Module] = []
     modes: list[_Drawing] = []
@@ -208,8 +206,6 @@ def find_random_parts(
         mode = modes.pop()
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         random_parts.extend([part] * mode.drew)
-        if mode.drew and not type(part).__module__.startswith("torch."):
-            _check_backward(part, args)
         if isinstance(part, Skippable) and mode.drew and out is not None:
             with nothing_left_out(), _Drawing((0,)) as inside:
                 part.forward(*args)
@@ -226,31 +222,6 @@ def find_random_parts(
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _check_backward(part: nn.Module, args: Any) -> None:
-    """ValueError if a part draws random numbers in a backward pass, where no key fixes them."""
-    gradients = [(p, p.grad) for p in part.parameters()]
-    with torch.enable_grad(), _Drawing((0,)):
-        outs = tree_leaves(part.forward(*tree_map(_differentiable, args)))
-        ends = [x.sum() for x in outs if isinstance(x, Tensor) and x.requires_grad]
-    with RandomOperations() as seen, suppress(RuntimeError):  # that training itself would tell
-        torch.autograd.backward(ends)
-    for p, before in gradients:
-        p.grad = before
-    if seen.drew:
-        raise ValueError(
-            f"{type(part).__name__} draws random numbers a second time, in a backward pass "
-            "(torch.utils.checkpoint), which would be others than before: leave that out, and "
-            "choose a method that recomputes (correction.recompute)"
-        )
-
-
-def _differentiable(x: Any) -> Any:
-    """A copy of a tensor of floating-point numbers that needs a gradient, and may be written to."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        return x
-    return x.detach().requires_grad_().clone()
 
 
 def drops_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:

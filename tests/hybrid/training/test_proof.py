@@ -115,7 +115,7 @@ def test_a_network_that_is_cut_between_calls_is_proven_and_left_as_it_was(solver
     assert_same(weights("calls", solver), weights("calls", solver, "never"))
 
 
-def never_summed(ties: Ties) -> None:
+def never_summed(ties: Ties, exact: bool) -> None:
     """Copies of a weight step on their own gradients."""
     ties.begin()
     ties.steps += 1
@@ -390,7 +390,12 @@ def test_a_loss_that_stops_being_a_mean_ends_the_run_at_that_mini_batch() -> Non
         each = F.cross_entropy(out, y, reduction="none")
         return each[each > each.median()].mean() if len(each) > 12 else each.mean()
 
-    for solver, more in ((PARTS, {}), (DDG(2), {}), (Backprop(micro_batches=2), {"replicas": 2})):
+    for solver, more in (
+        (PARTS, {}),
+        (DDG(2), {}),
+        (PARTS, {"replicas": 2}),
+        (Backprop(), {"replicas": 4}),
+    ):
         assert " samples of step 0 is " in refusal(
             trainer_of(
                 network("chain")[0],
