@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from hybrid.solvers.layers.projection import Projection
-from hybrid.solvers.mean_check import MeanCheck
 from hybrid.solvers.metrics import FAULTS, described, failure
 from hybrid.solvers.norms import SharedNorms
 from hybrid.solvers.numerics import clipping
@@ -28,11 +27,11 @@ from hybrid.solvers.numerics.optimizer_state import (
     parameters_of,
     restrict_to,
 )
+from hybrid.solvers.numerics.regularizer import Regularizer
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.numerics.weights import parameter_places, replaced_parameters
-from hybrid.solvers.objective import Objective
+from hybrid.solvers.objective import LossCheck, Objective
 from hybrid.solvers.peers import Sync, Tied
-from hybrid.solvers.penalty import Penalty
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, Classified
 
@@ -69,24 +68,24 @@ class Block:
     """Of what enters, first, and of what leaves; empty: that of the parameters."""
     norms: SharedNorms | None = None
     """BatchNorms over all replicas' samples; None: each replica normalizes by its own."""
-    penalty: Penalty | None = None
+    regularizer: Regularizer | None = None
     """What the loss has beside it for the weights; None: nothing."""
     scaler: torch.amp.GradScaler | None = field(init=False, default=None)
     """Keeps float16 gradients in range; other formats need none."""
-    check: MeanCheck | None = None
-    """Sees now and then whether the loss is a mean of parts; None: it is known to be one."""
+    check: LossCheck | None = None
+    """Sees now and then whether the loss is a mean of parts."""
     watch: Callable[[str, Key], AbstractContextManager[None]] | None = None
     """A context around every pass and step, from its name and key; None: there is none."""
     companions: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
     """By kind of step: the optimizer of what is trained with the weights (an auxiliary head)."""
 
     def __post_init__(self) -> None:
-        first = next((p.dtype for p in self.module.parameters()), torch.float32)
-        self.formats = self.formats or (first,)
+        formats = (p.dtype for p in self.module.parameters())
+        self.formats = self.formats or (next(formats, torch.float32),)
         self._places = parameter_places(self.module)
         if self.precision is torch.float16:
             self.scaler = torch.amp.GradScaler(self.device.type)
-            self.scaler.scale(torch.zeros((), device=self.device))  # this creates its scale
+            self.scaler.scale(torch.zeros((), device=self.device))  # creates its scale
 
     @cached_property
     def first(self) -> bool:
@@ -121,9 +120,8 @@ class Block:
             raise ValueError(
                 f"the forward pass fails on input {described(lam)}: {failure(error)}"
             ) from error
-        narrow = self.precision is not torch.float32
         ends = self.last and (parts is None or parts.stop == len(self.module._modules))
-        return tree_map(wide, out) if ends and narrow else out
+        return tree_map(wide, out) if ends and self.precision is not torch.float32 else out
 
     def replaced(self, weights: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
         """A context in which these weights replace the parameters; None: it changes nothing."""
@@ -195,8 +193,8 @@ class Block:
             if self.sync is None or self.sync.before_step(kind, rate):
                 if self.ties is not None:
                     self.ties.sum_gradients(kind == "exact")
-                if self.penalty is not None and kind != "auxiliary":
-                    self.penalty.add_gradient(self.loss_scale, only)
+                if self.regularizer is not None and kind != "auxiliary":
+                    self.regularizer.add_gradient(self.loss_scale, only)
                 self._drop_frozen()
                 if clip_norm:
                     self._clip(self.optimizers[kind], clip_norm, chain, only)
@@ -243,17 +241,16 @@ class Block:
 
     def release(self) -> None:
         """Remove from the module what was added to it for this run."""
-        for added in (self.draws, self.norms, self.freezing):
-            if added is not None:
-                added.remove()
+        for added in filter(None, (self.draws, self.norms, self.freezing)):
+            added.remove()
         if self.sync is not None:
             self.sync.release()
 
     @property
     def average(self) -> Average | None:
         """The moving average of the weights; None without one."""
-        average = self.optimizers.get("ema")
-        return average if isinstance(average, Average) else None
+        ema = self.optimizers.get("ema")
+        return ema if isinstance(ema, Average) else None
 
     def joined(self) -> AbstractContextManager[None]:
         """A context in which all replicas have the same weights and statistics."""
@@ -338,8 +335,8 @@ class Block:
         return nullcontext() if self.sync is None else self.sync.last_pass(kind)
 
     def input_adjoint(self, lam: Tensor) -> Tensor:
-        """d loss / d lam as `backward` has left it at the leaf lam, in lam's scale."""
-        if lam.grad is None:  # the loss does not depend on it
+        """d loss / d lam as `backward` has left it at lam, in its scale; 0 without dependence."""
+        if lam.grad is None:
             return torch.zeros_like(lam)
         return lam.grad if self.scaler is None else lam.grad.float() / self.loss_scale
 
@@ -394,8 +391,8 @@ class Block:
 
     def gradients(self, only: Sequence[Tensor] | None = None) -> list[Tensor]:
         """The gradients at hand, of all parameters or of some, in their order."""
-        parameters = self.module.parameters() if only is None else only
-        return [p.grad for p in parameters if p.grad is not None]
+        some = self.module.parameters() if only is None else only
+        return [p.grad for p in some if p.grad is not None]
 
 
 def wide(x: Any) -> Any:

@@ -159,6 +159,13 @@ def weighted(loss: Loss) -> Weighted | None:
     return None
 
 
+class LossCheck(Protocol):
+    """Sees on the last block whether the loss of a mini-batch is the mean of its parts'."""
+
+    def take(self, part: Any, lam: Tensor, out: Any, loss: Tensor) -> None:
+        """A micro-batch, its input there, the output and the loss; ValueError where it is none."""
+
+
 @dataclass(frozen=True)
 class Objective:
     """A loss and metrics by name; the metric "accuracy" is measured in training, too."""

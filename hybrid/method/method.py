@@ -38,10 +38,10 @@ from hybrid.solvers.norms import SharedNorms
 from hybrid.solvers.numerics.draws import Draws, NumberedDraws
 from hybrid.solvers.numerics.freezing import Freezing
 from hybrid.solvers.numerics.optimizer_state import Average
+from hybrid.solvers.numerics.regularizer import Regularizer
 from hybrid.solvers.optimizers.mends import Extrapolation
 from hybrid.solvers.optimizers.muon import Muon
 from hybrid.solvers.peers import Sharing
-from hybrid.solvers.penalty import Penalty
 from hybrid.solvers.sync.ties import AllTies, Ties, lags
 
 FIRST = Place()
@@ -201,7 +201,7 @@ class Method:
             draws=Draws(train.seed, drawing, place.replica) if drawing else None,
             objective=problem.objectives.training,
             freezing=freezing,
-            penalty=None if options.penalty is None else Penalty(options.penalty, named),
+            regularizer=options.regularizer and Regularizer(options.regularizer, named),
             formats=problem.formats[max(0, index - 1) : index + 1],
         )
         if blocks.ties:

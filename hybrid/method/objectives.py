@@ -24,6 +24,7 @@ from hybrid.networks.blocks import Blocks
 from hybrid.networks.calls import CallUnit
 from hybrid.rounds.phase_report import LINE_KEYS
 from hybrid.solvers.acting import unknown
+from hybrid.solvers.checks.traces import untraced
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import (
     LEFT_OUT,
@@ -35,7 +36,6 @@ from hybrid.solvers.metrics import (
     right_logits,
     tried_metrics,
 )
-from hybrid.solvers.numerics.traces import untraced
 from hybrid.solvers.objective import (
     CountOf,
     DividedBy,

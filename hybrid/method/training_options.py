@@ -179,9 +179,9 @@ class Options:
     denominator: Callable[[Any], Any] | None = None
     """targets -> the sum of their weights, by which the loss, or the network's own, is divided;
     None: what torch's and Hugging Face's losses are known to be divided by, else samples."""
-    penalty: Callable[[Mapping[str, Tensor]], Any] | None = None
-    """{name: parameter} -> what is added to the loss for them: the penalty of a network is the sum
-    of its blocks', each of which calls it with its own parameters once in a step."""
+    regularizer: Callable[[Mapping[str, Tensor]], Any] | None = None
+    """{name: weight} -> what is added to the loss for these weights, a sum over them: each block
+    calls it with its own once in a step."""
     metrics: Mapping[str, Metric] | None = None
     """By name what is measured, see `Metric`; None: accuracy of classes."""
     batch_transform: Transform | None = None

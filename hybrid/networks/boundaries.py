@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -11,6 +11,34 @@ from torch import Tensor, nn
 
 from hybrid.networks.passes import CallId, Key
 from hybrid.networks.recording import INPUT, SAMPLES, Call, Recorder, memory_of
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What crosses a boundary of a network's pass."""
+
+    call: CallId
+    """The call that begins there."""
+    keys: tuple[Key, ...]
+    """The tensors that depend on parameters, or on inputs that are no integers."""
+    integers: tuple[int, ...]
+    """The places of the inputs that are integers and needed behind it."""
+    contexts: frozenset[CallId]
+    """The calls that are under way there."""
+    alike: frozenset[Key] = frozenset()
+    """The tensors that are the same for all samples, which cross as a row for each."""
+
+    def rows(self, tensors: Mapping[Key, Tensor], count: int) -> list[Tensor]:
+        """What crosses, a row for each of so many samples."""
+        return [
+            x.expand(count, *x.shape) if key in self.alike else x
+            for key, x in ((key, tensors[key]) for key in self.keys)
+        ]
+
+    def tensors(self, rows: Sequence[Tensor]) -> dict[Key, Tensor]:
+        """What has crossed, as it was."""
+        pairs = zip(self.keys, rows, strict=False)
+        return {key: x[0] if key in self.alike else x for key, x in pairs}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hybrid.errors import code_line, one_line
 from hybrid.networks.boundaries import (
     Boundary,
+    Crossing,
     agreed,
     find_boundaries,
     find_changed,
@@ -24,7 +25,7 @@ from hybrid.networks.boundaries import (
 )
 from hybrid.networks.passes import CallId, Network
 from hybrid.networks.recording import SAMPLES, Recorder, recorded
-from hybrid.networks.stretch import Code, Crossing, Inputs, Stretch
+from hybrid.networks.stretch import Code, Inputs, Stretch
 from hybrid.networks.units import Unit, full_name, mode
 from hybrid.solvers.acting import nearest
 from hybrid.solvers.layers.bundle import call_network
@@ -393,8 +394,5 @@ def _check_inputs(model: nn.Module, inputs: Any) -> None:
 def _differ(one: Any, other: Any) -> bool:
     """Whether tensors of two outputs differ in a number."""
     pairs = zip(tree_leaves(one), tree_leaves(other), strict=False)
-    return any(
-        not torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-        for a, b in pairs
-        if isinstance(a, Tensor) and isinstance(b, Tensor)
-    )
+    tensors = ((a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor))
+    return any(not torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in tensors)

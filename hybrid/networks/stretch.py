@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from hybrid.networks.absent import (
     call_on_absent,
     writes,
 )
+from hybrid.networks.boundaries import Crossing
 from hybrid.networks.passes import (
     CallId,
     Frame,
@@ -63,34 +64,6 @@ class Inputs:
         """Inputs by name in the order in which they are numbered."""
         names = tree_unflatten(range(len(self.shapes)), self.structure)
         return {name: named[name] for name in names} if isinstance(names, dict) else named
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """What crosses a boundary of a network's pass."""
-
-    call: CallId
-    """The call that begins there."""
-    keys: tuple[Key, ...]
-    """The tensors that depend on parameters, or on inputs that are no integers."""
-    integers: tuple[int, ...]
-    """The places of the inputs that are integers and needed behind it."""
-    contexts: frozenset[CallId]
-    """The calls that are under way there."""
-    alike: frozenset[Key] = frozenset()
-    """The tensors that are the same for all samples, which cross as a row for each."""
-
-    def rows(self, tensors: Mapping[Key, Tensor], count: int) -> list[Tensor]:
-        """What crosses, a row for each of so many samples."""
-        return [
-            x.expand(count, *x.shape) if key in self.alike else x
-            for key, x in ((key, tensors[key]) for key in self.keys)
-        ]
-
-    def tensors(self, rows: Sequence[Tensor]) -> dict[Key, Tensor]:
-        """What has crossed, as it was."""
-        pairs = zip(self.keys, rows, strict=False)
-        return {key: x[0] if key in self.alike else x for key, x in pairs}
 
 
 @dataclass(frozen=True)

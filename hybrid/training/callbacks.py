@@ -19,7 +19,7 @@ from typing import Any
 
 from hybrid.errors import AgreedError, reason, tell
 from hybrid.links import RankLinks
-from hybrid.networks.untouched import Untouched
+from hybrid.proof.untouched import Untouched
 from hybrid.rounds.phase_report import PhaseReport
 from hybrid.solvers.state import State
 

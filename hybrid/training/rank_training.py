@@ -20,21 +20,21 @@ from hybrid.method.optimizers import peak_rate
 from hybrid.method.plateau import Plateau, check_metric
 from hybrid.method.schedule import make_schedule
 from hybrid.networks.units import BlockModule
+from hybrid.proof.proof import is_checked
 from hybrid.ranks import launch
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.epoch_windows import CLOSING
 from hybrid.rounds.phase_report import DivergedError, PhaseReport, Scores
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.block import Block
+from hybrid.solvers.checks.mean_check import MeanCheck
 from hybrid.solvers.delayed.filling import STORED_BATCHES
 from hybrid.solvers.delayed.waits import Waits
-from hybrid.solvers.mean_check import MeanCheck
 from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
 from hybrid.training.checkpointing import CountedAttributes, Position, StateFiles, check_same_run
-from hybrid.training.proof import is_checked
 from hybrid.training.summary import RunOptions
 
 TOGETHER = 4

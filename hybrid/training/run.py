@@ -13,7 +13,8 @@ from hybrid.data import Data, Dataset
 from hybrid.errors import AgreedError, StoppedError
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
-from hybrid.networks.untouched import Untouched
+from hybrid.proof.proof import prove, said_of
+from hybrid.proof.untouched import Untouched
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.rounds.phase_report import DivergedError, PhaseReport
@@ -28,7 +29,6 @@ from hybrid.training.callbacks import (
     ProgressPrinter,
     RunInfo,
 )
-from hybrid.training.proof import prove, said_of
 from hybrid.training.rank_training import RankTraining, measure_network
 from hybrid.training.shared_folder import SharedFolder
 from hybrid.training.summary import (

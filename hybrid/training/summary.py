@@ -104,7 +104,7 @@ def make_config_text(options: RunOptions, method: Method, waits: Sequence[Waits]
             tables[section] = value.model_dump()
         else:
             notes.append(f"# [{section}] is the caller's own, not what stands below")
-    for option in ("loss", "denominator", "penalty", "metrics", "batch_transform"):
+    for option in ("loss", "denominator", "regularizer", "metrics", "batch_transform"):
         if getattr(options, option) is not None:
             notes.append(f"# {option} is the caller's own")
     if options.loss is not None:

@@ -7,7 +7,6 @@ from texts import network, plain_loop, sentences
 from texts_program import KIND, LENGTHS, PADDED, prepared
 from torch import nn
 from torch.nn import functional as F
-from trainings import trainer_of
 from zoo_packages import installed
 
 from hybrid import data
@@ -69,10 +68,10 @@ HALVES = Backprop(micro_batches=2)
 @pytest.mark.parametrize(
     ("solver", "more", "said"),
     [
-        (HALVES, {"model": Masked}, "the network's own loss of a few samples is "),
-        (Backprop(), {"model": Masked, "replicas": 2}, "2 replicas would train on another loss"),
-        (HALVES, {"loss": tokens}, "the loss of a few samples is "),
-        (Backprop(), {"model": lambda: Masked(False)}, "the network's own loss is "),
+        (HALVES, {"model": Masked}, "2 micro-batches, 1 replica); usual causes: a loss or a net"),
+        (Backprop(), {"model": Masked, "replicas": 2}, "1 micro-batch, 2 replicas); usual causes"),
+        (HALVES, {"loss": tokens}, "(give denominator=, or train undivided, with 1 micro-batch"),
+        (HALVES, {"model": lambda: Masked(False)}, "its loss is "),
         (Backprop(), {"train": {"label_smoothing": 0.1}}, "'model', which has no smoothing"),
         (Backprop(), {"metrics": {"n": lambda out, _: out.logits.mean()}}, "have several lengths"),
     ],
@@ -91,24 +90,6 @@ def test_it_is_trained_undivided():
     trainer.fit(texts)
     trainer, texts = prepared(Backprop(), loss=tokens)
     trainer.fit(texts, texts)
-
-
-def test_targets_that_a_loss_leaves_out_unsaid_are_refused_where_they_come():
-    """The first samples have none."""
-    x, y = torch.randn(32, 4), torch.randint(3, (32,))
-    y[20] = -1
-    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-
-    def loss(output, targets):
-        return F.cross_entropy(output, targets, ignore_index=-1)
-
-    for micro_batches in (1, 2):
-        made = trainer_of(network, Backprop(micro_batches=micro_batches), 2, loss=loss, metrics={})
-        if micro_batches == 1:
-            made.fit((x, y))
-        else:
-            said = refusal(made.fit, (x, y))
-            assert "a mini-batch has the target -1, which the loss leaves out" in said
 
 
 def test_inputs_by_other_names_than_those_of_the_sample_are_refused():

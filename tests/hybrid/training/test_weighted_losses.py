@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from answers import refusal
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -137,11 +136,6 @@ class Counting:
         return (targets >= 0).sum()
 
 
-def root(out, targets):
-    """No mean over samples at all."""
-    return F.cross_entropy(out, targets).sqrt()
-
-
 def test_a_loss_of_the_users_that_names_its_denominator_is_a_weighted_mean():
     _, y, _ = samples()
     for parts, replicas in ((2, 1), (1, 3)):
@@ -152,34 +146,11 @@ def test_a_loss_of_the_users_that_names_its_denominator_is_a_weighted_mean():
 
 
 @pytest.mark.parametrize(
-    ("solver", "settings", "said"),
-    [  # what is in parts
-        (Backprop(micro_batches=2), {}, "2 micro-batches would train on another loss"),
-        (Backprop(micro_batches=2), {"replicas": 2}, "2 micro-batches and 2 replicas would"),
-        (DDG(2), {"correct_every": 2}, "2 micro-batches and 2 micro-batches of corrections"),
-    ],
-    ids=["micro-batches", "replicas", "corrections"],
-)
-@pytest.mark.parametrize(
-    "loss", [root, nn.CrossEntropyLoss(weight=WEIGHT).forward], ids=["root", "unknown weights"]
-)
-def test_a_loss_of_whole_mini_batches_is_not_trained_in_parts(loss, solver, settings, said):
-    x, y, _ = samples()
-    made = trainer_of(network(), solver, cuts=["1.0", "2"], loss=loss, **settings)
-    asked = refusal(made.fit, (x, y.clamp_min(0)), (x, y.clamp_min(0)))
-    assert asked.startswith("the loss of a few samples is ")
-    assert said in asked
-    assert asked.endswith("or train undivided, with 1 micro-batch and 1 replica")
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [LOSS, nn.CrossEntropyLoss(), root, Counting()],
-    ids=["weighted", "left out", "root", "own"],
+    "loss", [LOSS, nn.CrossEntropyLoss(), Counting()], ids=["weighted", "left out", "own"]
 )
 def test_a_test_loss_is_that_of_all_samples_at_once(loss, monkeypatch):
     x, y, _ = samples()
-    y = y.clamp_min(0) if loss is root else torch.where(y < 0, -100, y)
+    y = torch.where(y < 0, -100, y)
     if loss is LOSS:
         y = torch.where(y < 0, LOSS.ignore_index, y)
     whole = network()
@@ -189,7 +160,7 @@ def test_a_test_loss_is_that_of_all_samples_at_once(loss, monkeypatch):
     found = made.fit((x, y), (x, y))["test_loss"]
     with torch.no_grad():
         assert found == pytest.approx(float(loss(whole(x), y)), rel=1e-12)
-        objective = Objective(loss, {}, splits=loss is not root)
+        objective = Objective(loss, {})
         for size in (1, 7, 52):
             scores = measured(objective, whole, x, y, size)
             assert scores == pytest.approx(found, rel=1e-12)

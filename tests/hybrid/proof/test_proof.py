@@ -11,18 +11,18 @@ from torch.nn import functional as F
 from trainings import assert_same, digits, trainer_of
 
 from hybrid.method.method import Method
-from hybrid.networks.stretch import Crossing
+from hybrid.networks.boundaries import Crossing
 from hybrid.networks.units import BlockModule
+from hybrid.proof.undivided import distance, sketch
 from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay, Penalty
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import DelayedProgram
 from hybrid.solvers.exact.exact_pass import ExactPass, MicroBatchPasses
 from hybrid.solvers.exact.pipeline import MicroBatch, Wire
+from hybrid.solvers.numerics.regularizer import Regularizer
 from hybrid.solvers.objective import CountOf, OverClasses
-from hybrid.solvers.penalty import Penalty as OnWeights
 from hybrid.solvers.sync.all_reduce import AllReduced
 from hybrid.solvers.sync.ties import Ties
-from hybrid.training.undivided import distance, sketch
 
 N, BATCH = 52, 26
 Solved = tuple[Any, dict[str, Any]]
@@ -91,7 +91,7 @@ RIGHT: dict[str, Solved] = {
     ),
     "penalty": (
         DDG(micro_batches=2),
-        {"penalty": lambda w: sum(p.square().sum() for p in w.values())},
+        {"regularizer": lambda w: sum(p.square().sum() for p in w.values())},
     ),
 }
 
@@ -163,7 +163,7 @@ def kept(block: Block, lam: Any, *rest: Any, **more: Any) -> Any:
 FORWARD, MADE = Block.forward, Method.block
 CE = {"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 4.0]))}
 LEFT_OUT = {"loss": nn.CrossEntropyLoss(ignore_index=1)}
-SQUARES = {"penalty": lambda w: sum(p.square().sum() for p in w.values())}
+SQUARES = {"regularizer": lambda w: sum(p.square().sum() for p in w.values())}
 PARTS = Backprop(micro_batches=2)
 MULTIPLIED = property(lambda part: 1.1 * (part.stop - part.start) / part.size)
 COUNTS = CountOf.__call__
@@ -225,13 +225,13 @@ BROKEN: dict[str, tuple[str, Any, dict[str, Any], Any, str, Any]] = {
         *("chain", Backprop(), {}, BlockModule, "forward"),
         lambda module, x, parts=None: F.dropout(nn.Sequential.forward(module, x), 0.2),
     ),
-    "a penalty of no effect": (
-        *("chain", Backprop(), SQUARES, OnWeights, "add_gradient", lambda *_: None),
+    "a regularizer of no effect": (
+        *("chain", Backprop(), SQUARES, Regularizer, "add_gradient", lambda *_: None),
     ),
-    "a penalty in every part": (
+    "a regularizer in every part": (
         *("chain", PARTS, SQUARES, ExactPass, "gradient"),
         lambda program, *rest, **more: (
-            program.block.penalty.add_gradient(1.0),
+            program.block.regularizer.add_gradient(1.0),
             GRADIENT(program, *rest, **more),
         ),
     ),

@@ -15,6 +15,10 @@ GOLDEN = 0.6180339887498949
 """Its multiples modulo 1 are spread evenly."""
 
 
+NUMBERS = {"p", "mean", "std", "from", "to", "lambd"}
+"""Arguments whose defaults count."""
+
+
 class UnknownDrawError(ValueError):
     """An operation draws random numbers in a way that is not known here."""
 
@@ -47,8 +51,9 @@ class ConstantDraws(DispatchMode):
                 "(torch.utils.checkpoint), which would be others than before: leave that out, and "
                 "choose a method that recomputes (correction.recompute)"
             )
-        arguments = [argument.name for argument in func._schema.arguments]
-        given = {**dict(zip(arguments, args, strict=False)), **kwargs}
+        known = func._schema.arguments
+        given = {a.name: a.default_value for a in known if a.name in NUMBERS}
+        given |= {**dict(zip((a.name for a in known), args, strict=False)), **kwargs}
         return _draw(func.overloadpacket.__name__, given, func._schema.is_mutable)
 
 
@@ -62,10 +67,12 @@ def _draw(name: str, given: dict[str, Any], in_place: bool) -> Any:
         kept = _uniform(x) < 1 - given["p"]
         return x * kept / max(1e-9, 1 - given["p"]), kept
     if name == "randperm":
-        return torch.arange(given["n"], dtype=given.get("dtype"), device=given.get("device"))
+        return torch.arange(given["n"], device=given.get("device"))
     if name == "multinomial":
         order = torch.sort(x, dim=-1, descending=True, stable=True).indices
         return order[..., : given["num_samples"]]
+    if name == "randint":
+        given["dtype"] = given.get("dtype") or torch.int64
     like = _result(given, in_place)
     u = _uniform(like)
     if name.startswith("bernoulli"):

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from hybrid.solvers.block import Block
+from hybrid.solvers.checks.constant_draws import ConstantDraws
+from hybrid.solvers.checks.part_norms import normalized_by_parts
+from hybrid.solvers.checks.traces import untraced
+from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.metrics import detached
 from hybrid.solvers.numerics.buffers import frozen_statistics
-from hybrid.solvers.numerics.constant_draws import ConstantDraws
-from hybrid.solvers.numerics.part_norms import normalized_by_parts
-from hybrid.solvers.numerics.traces import untraced
-from hybrid.solvers.objective import Objective
-from hybrid.solvers.peers import Peers, Sync
-
-if TYPE_CHECKING:
-    from hybrid.solvers.exact.pipeline import MicroBatch
+from hybrid.solvers.peers import Peers
 
 EVERY = 128
 """Mini-batches of which one is checked, beside the first of every epoch."""
@@ -32,19 +29,6 @@ MOST_NUMBERS = 1 << 24
 """Of all replicas' outputs, where these are compared at once."""
 
 
-class LastBlock(Protocol):
-    """What is asked of the last block."""
-
-    module: nn.Module
-    objective: Objective
-    precision: torch.dtype
-    sync: Sync | None
-
-    def forward(self, lam: Any, key: tuple[int, ...] = ()) -> Any:
-        """x_{K-1} from lam_{K-1}."""
-        ...
-
-
 class MeanCheck:
     r"""On the last block, of a mini-batch or a replica's share of one, in parts j of n_j samples:
 
@@ -55,7 +39,7 @@ class MeanCheck:
     replicas make one step, the first sees the outputs of all of them, unless they are large.
     """
 
-    def __init__(self, block: LastBlock, steps: int) -> None:
+    def __init__(self, block: Block, steps: int) -> None:
         self.block, self.steps = block, steps
         """Mini-batches of an epoch."""
         self._parts: list[tuple[MicroBatch, Tensor, Any, Tensor]] = []
@@ -144,12 +128,14 @@ class MeanCheck:
         """The outputs of parts, and of all samples at once; nothing of it stays."""
         module = self.block.module
         rows = [*torch.arange(len(lam)).split(sizes)]
-        with ExitStack() as stack:
-            for context in (frozen_statistics(module), ConstantDraws()):
-                stack.enter_context(context)
-            outputs = [self.block.forward(part.clone()) for part in lam.split(sizes)]
-            stack.enter_context(normalized_by_parts(module, [rows], len(lam)))
-            return outputs, self.block.forward(lam.clone())
+
+        def once(x: Tensor) -> Any:
+            with frozen_statistics(module), ConstantDraws():
+                return self.block.forward(x.clone())
+
+        outputs = [once(part) for part in lam.split(sizes)]
+        with normalized_by_parts(module, [rows], len(lam)):
+            return outputs, once(lam)
 
 
 def _has_rows(out: Any, count: int) -> bool:

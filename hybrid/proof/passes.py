@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.networks.units import BlockModule, kept_state
+from hybrid.proof.undivided import Pass, attributes_of, sketch, unlike
 from hybrid.solvers.block import Block
+from hybrid.solvers.checks.constant_draws import ConstantDraws
 from hybrid.solvers.delayed.base import Delayed
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
-from hybrid.solvers.numerics.constant_draws import ConstantDraws
 from hybrid.solvers.sync.ties import AllTies
 from hybrid.solvers.windows import Batch, Window
-from hybrid.training.undivided import Pass, attributes_of, sketch, unlike
 
 
 @dataclass
@@ -52,7 +52,8 @@ class Exact:
 
     def over(self, method: Method, share: Batch) -> Method:
         """The method for mini-batches like this one, of which a replica has a share."""
-        total = share.size if share.total else 0
+        replicas = method.setup.replicas
+        total = share.size if share.total else len(share) * replicas * (replicas > 1)
         return replace(method, setup=replace(method.setup, batch_size=len(share), total=total))
 
     def run(self, method: Method, block: Block, links: RankLinks, window: Window) -> float:

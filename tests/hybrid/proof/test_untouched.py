@@ -10,7 +10,7 @@ from trainings import BATCH, assert_same, digits, refused, trained_weights, trai
 
 from hybrid import Callback
 from hybrid.data.sampling import epoch_order
-from hybrid.networks.untouched import REMEDIES
+from hybrid.proof.untouched import REMEDIES
 from hybrid.solvers import AuxNet, Backprop
 
 

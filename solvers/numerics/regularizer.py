@@ -1,4 +1,4 @@
-"""A penalty on weights, of which each block adds its own part."""
+"""What a loss has beside it for the weights, of which each block adds its own part."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 Function = Callable[[Mapping[str, Tensor]], Any]
-"""{name in the network: weight} -> their penalty, a tensor of one number."""
+"""{name in the network: weight} -> what is added to the loss, a tensor of one number."""
 
 
-class Penalty:
+class Regularizer:
     r"""The loss is phi(f(x; w), y) + sum_k r(w_k), r being a function of one block's weights.
 
     Its gradient is added once in a step, after sums over replicas and over copies of a weight.

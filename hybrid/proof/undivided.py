@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.networks.units import mode
+from hybrid.solvers.checks.constant_draws import ConstantDraws, UnknownDrawError
+from hybrid.solvers.checks.part_norms import NoRowsError, Parts, normalized_by_parts
+from hybrid.solvers.checks.traces import untraced
 from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.metrics import FAULTS, failure
 from hybrid.solvers.numerics.attributes import (
@@ -22,11 +25,8 @@ from hybrid.solvers.numerics.attributes import (
     is_plain_tensor,
     user_modules,
 )
-from hybrid.solvers.numerics.constant_draws import ConstantDraws, UnknownDrawError
-from hybrid.solvers.numerics.part_norms import NoRowsError, Parts, normalized_by_parts
-from hybrid.solvers.numerics.traces import untraced
+from hybrid.solvers.numerics.regularizer import Function
 from hybrid.solvers.objective import Loss
-from hybrid.solvers.penalty import Function as Penalty
 
 PROJECTIONS = 16
 WIDTH = 1 << 12
@@ -96,7 +96,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def undivided_pass(
-    model: nn.Module, loss: Loss, penalty: Penalty | None, rows: Rows, device: torch.device
+    model: nn.Module, loss: Loss, regularizer: Function | None, rows: Rows, device: torch.device
 ) -> Pass:
     """Loss, gradients, buffers and counting attributes of one pass of the network as it was given.
 
@@ -105,7 +105,7 @@ def undivided_pass(
     """
     try:
         with mode(model, True), _without_gradients(model), untraced(loss):
-            return _pass(model.to(device), loss, penalty, rows)
+            return _pass(model.to(device), loss, regularizer, rows)
     except (UnknownDrawError, NoRowsError) as error:
         raise UnprovenError(str(error)) from error
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -116,7 +116,7 @@ def undivided_pass(
         raise ValueError(f"a pass of the undivided network fails: {failure(error)}") from error
 
 
-def _pass(model: nn.Module, loss: Loss, penalty: Penalty | None, rows: Rows) -> Pass:
+def _pass(model: nn.Module, loss: Loss, regularizer: Function | None, rows: Rows) -> Pass:
     kept, before = state_of(loss), attributes_of(model)
 
     def outputs() -> Any:
@@ -128,7 +128,7 @@ def _pass(model: nn.Module, loss: Loss, penalty: Penalty | None, rows: Rows) -> 
         with ConstantDraws():
             value = loss(out, rows.targets)
             value = value.mean() if value.dim() else value
-            (value + _penalty(penalty, model)).backward()  # which may make passes again
+            (value + _added(regularizer, model)).backward()  # which may make passes again
         if changed := [name for name, x in state_of(loss).items() if unlike(x, kept.get(name))]:
             raise ValueError(
                 f"the loss keeps state ({changed[0]!r} changes), which no checkpoint holds"
@@ -148,8 +148,8 @@ def _pass(model: nn.Module, loss: Loss, penalty: Penalty | None, rows: Rows) -> 
     return done
 
 
-def _penalty(penalty: Penalty | None, model: nn.Module) -> Any:
-    return 0.0 if penalty is None else penalty(dict(model.named_parameters()))
+def _added(regularizer: Function | None, model: nn.Module) -> Any:
+    return 0.0 if regularizer is None else regularizer(dict(model.named_parameters()))
 
 
 def _copied(inputs: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Before its first step a run is compared with the undivided network."""
