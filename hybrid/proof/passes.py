@@ -17,8 +17,10 @@ from hybrid.networks.units import BlockModule, kept_state
 from hybrid.proof.undivided import Pass, attributes_of, sketch, unlike
 from hybrid.solvers.block import Block
 from hybrid.solvers.checks.constant_draws import ConstantDraws
+from hybrid.solvers.checks.traces import untraced
 from hybrid.solvers.delayed.base import Delayed
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
+from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.ties import AllTies
 from hybrid.solvers.windows import Batch, Window
 
@@ -100,6 +102,8 @@ def plain(method: Method, formats: bool = False) -> Method:
     options.correction = options.correction.lossless(formats)
     if isinstance(options.solver, Delayed | PassSettings):
         options.solver = options.solver.lossless(formats)
+    if not options.sync.exact:  # each replica's steps are on its own mean: one is compared
+        options.sync = STRATEGIES[STRATEGIES.default]()
     options.sync = options.sync if formats else options.sync.lossless()
     return replace(method, options=options, setup=replace(method.setup, compiled=False))
 
@@ -207,7 +211,7 @@ def _module(block: Block) -> BlockModule:
 def _untouched(block: Block) -> Iterator[None]:
     """Within it a pass may be made; buffers, attributes and gradients are then as before."""
     gradients = [(p, p.grad) for p in block.module.parameters()]
-    with kept_state(block.module):
+    with kept_state(block.module), untraced(block.objective.loss):
         yield
     for p, grad in gradients:
         p.grad = grad

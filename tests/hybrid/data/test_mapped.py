@@ -13,6 +13,7 @@ from trainings import assert_same
 from hybrid import Trainer, split
 from hybrid.data import Mapped
 from hybrid.data.mapped import AHEAD
+from hybrid.proof.proof import CANDIDATES
 from hybrid.settings.config import TrainSettings
 
 FIRST = torch.arange(4)
@@ -108,8 +109,8 @@ def test_a_batch_that_is_asked_for_again_is_not_read_again():
     assert len(data.read) == len(FIRST)
 
 
-PROBES = 8
-"""Items that every rank reads to learn their form."""
+PROBES = 8 + CANDIDATES + 8
+"""Items that every rank reads to learn their form, or for the proof of its run."""
 
 
 @pytest.mark.parametrize("lists", [True, False])

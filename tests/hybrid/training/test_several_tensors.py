@@ -8,6 +8,7 @@ from trainings import assert_same
 
 from hybrid import Trainer, data, split
 from hybrid.data import as_data
+from hybrid.proof.proof import CANDIDATES
 from hybrid.settings.config import TrainSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 
@@ -135,4 +136,4 @@ def test_a_sample_is_read_once_an_epoch(solver):
     fill = {} if solver.name == "backprop" else local
     trainer = Trainer(blocks, solver, train=SHORT, quiet=True, **fill)
     trainer.fit(data.Mapped(train), Counted(8))
-    assert len(train.read) <= 2 * 64 + 4  # and two to learn shapes by
+    assert len(train.read) <= 2 * 64 + 4 + CANDIDATES + 4  # to learn shapes by, and for the proof

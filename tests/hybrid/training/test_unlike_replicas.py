@@ -61,7 +61,8 @@ def test_two_replicas_have_the_bits_of_one_chain_of_two_parts(sizes):
     for replicas, solver in ((1, Backprop(micro_batches=2)), (2, Backprop())):
         torch.manual_seed(1)
         model = nn.Sequential(Routed(sizes))
-        made = trainer_of(model, solver, replicas=replicas, train={"batch_size": 8})
+        train = {"batch_size": 8, "verify": "never"}  # its paths depend on the mini-batch
+        made = trainer_of(model, solver, replicas=replicas, train=train)
         made.fit((x, y), (x, y))
         found.append({k: v.clone() for k, v in model.state_dict().items()})
     assert_same(*found)

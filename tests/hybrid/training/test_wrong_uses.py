@@ -218,7 +218,7 @@ WHILE = {
         *("sample 30", "target 9", "3 classes", "give the network more outputs"),
     ),
     "a loss of another length": (
-        {"loss": after(16, entropy, lambda out, y: out[:-1, 0])},
+        {"loss": after(2, entropy, lambda out, y: out[:-1, 0])},
         *("shape (15,) for 16 samples", "one row for each sample"),
     ),
     "a loss that is not a number": (
@@ -226,7 +226,7 @@ WHILE = {
         *("the loss is not finite at serial step 0", "lower --lr"),
     ),
     "a loss that fails": (
-        {"loss": after(16, entropy, failing)},
+        {"loss": after(2, entropy, failing)},
         *("block 1: the loss fails on output (16, 3)", "KeyError", "misused.py, line"),
     ),
     "a batch transform that fails": (
@@ -279,8 +279,8 @@ EXITS = {
         {"train": Mapped(Items(), collate=after(2, default_collate, leaving))},
         "do not make a batch: SystemExit: 0",
     ),
-    "a loss": ({"loss": after(16, entropy, leaving)}, f"block 1: {HERE}", ENDS),
-    "a loss of one block": ({"loss": after(16, entropy, leaving), "blocks": 1}, HERE, ENDS),
+    "a loss": ({"loss": after(2, entropy, leaving)}, f"block 1: {HERE}", ENDS),
+    "a loss of one block": ({"loss": after(2, entropy, leaving), "blocks": 1}, HERE, ENDS),
     "a metric": ({"metrics": {"accuracy": leaving}}, HERE, ENDS),
     "a forward pass": (
         {"model": nn.Sequential(nn.Linear(6, 6), misused.Careless(leaving), nn.Linear(6, 3))},
@@ -290,7 +290,7 @@ EXITS = {
     "a schedule": ({"schedule": leaving}, HERE, ENDS),
     "a callback": ({"callbacks": [Quitting()]}, "callback Quitting failed in on_epoch: SystemExit"),
     "an exception of its own": (
-        {"loss": after(16, entropy, oddly)},
+        {"loss": after(2, entropy, oddly)},
         *("block 1: Odd: of its own kind (test_wrong_uses.py, line ", ENDS),
     ),
     "a process that reads ahead": (  # 3 s: it begins with an import of torch
@@ -339,7 +339,7 @@ def assert_whole(out: Path) -> None:
 
 def test_the_error_of_a_users_code_is_kept_as_the_cause():
     with pytest.raises(CodeError) as caught:
-        fit(loss=after(16, entropy, failing))
+        fit(loss=after(2, entropy, failing))
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.__cause__.__traceback__.tb_next is not None
 
