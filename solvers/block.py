@@ -241,8 +241,9 @@ class Block:
 
     def release(self) -> None:
         """Remove from the module what was added to it for this run."""
-        for added in filter(None, (self.draws, self.norms, self.freezing)):
-            added.remove()
+        for added in (self.draws, self.norms, self.freezing):
+            if added is not None:
+                added.remove()
         if self.sync is not None:
             self.sync.release()
 
@@ -341,10 +342,7 @@ class Block:
         return lam.grad if self.scaler is None else lam.grad.float() / self.loss_scale
 
     def sample_adjoint(self, lam: Tensor, size: int) -> Tensor | None:
-        """`input_adjoint` of one sample's loss, in place of the mean over `size` samples.
-
-        It is 0 where float16 overflowed.
-        """
+        """That of one sample's loss, not of the mean over `size`; 0 where float16 overflowed."""
         if not lam.requires_grad:
             return None
         return self.stored_adjoint(self.input_adjoint(lam) * size)

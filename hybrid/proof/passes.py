@@ -128,10 +128,11 @@ def share_weights(method: Method, links: RankLinks) -> None:
     wanted: list[list[str]] = []
     if everyone is not None:
         here = dict(method.problem.blocks.model.named_parameters(remove_duplicate=False))
-        wanted = [
-            [n for n, x in each.items() if rank and not torch.equal(x, sketch(n, here[n]))]
-            for rank, each in enumerate(everyone[: links.size])
-        ]
+        known: set[str] = set()  # of a weight of several blocks the first one's counts
+        for rank, each in enumerate(everyone[: links.size]):
+            new = {n: x for n, x in each.items() if rank and n not in known}
+            wanted.append([n for n, x in new.items() if not torch.equal(x, sketch(n, here[n]))])
+            known |= each.keys()
     wanted = links.broadcast(wanted)
     if links.place.replica:
         return

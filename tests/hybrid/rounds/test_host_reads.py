@@ -16,7 +16,7 @@ from hybrid.solvers.sync.all_reduce import AllReduce
 READS = (
     "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__"
 )  # fmt: skip
-ON_THE_HOST = {"right_answers", "add_batch", "_get_value", "checksum"}
+ON_THE_HOST = {"right_answers", "add_batch", "_get_value", "compare", "checksum"}
 """Functions that read tensors of the host only (labels, sample numbers, the step count of Adam), or
 that only a debug run calls."""
 
