@@ -153,7 +153,9 @@ def shares_of(
     """What all ranks have of the run's own pass, on the first rank; None elsewhere."""
     own = program.over(plain(method, formats), share)
     block = own.block(links, _Kept)
-    block.freezing = None
+    if block.freezing is not None:
+        block.freezing.remove()
+        block.freezing = None
     if block.sync is not None:
         block.sync.start_alike()
         if R == 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hybrid.data import Data, Dataset, Texts
 from hybrid.errors import AgreedError, one_line
@@ -39,11 +39,12 @@ from hybrid.proof.undivided import (
     unlike,
 )
 from hybrid.rounds.epoch_windows import EpochSource
+from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.windows import Batch
 
 PASSED, SKIPPED = "passed", "skipped: "
 OWN = "network, data and loss are this package's own"
-ROWS_OF_A_PART = 2
+ROWS_OF_A_PART = 3
 CANDIDATES = 32
 """Samples of which those are chosen, at least."""
 TOLERANCE = {torch.float64: (1e-8, 1e-10), torch.float32: (1e-3, 1e-5)}
@@ -128,7 +129,7 @@ def _prove(
     programs = [p for p in (Exact(lossless), Late(lossless)) if p.applies(method)]
     batch = _choose_batch(lossless, data, max(p.parts for p in programs), R, links)
     shares = [batch.of_replica(r, R) for r in range(R)]
-    samples = _read(shares, method, links)
+    samples = _read(batch, shares, method, links)
     model = None
     if links.place.number == 0:
         model = method.problem.blocks.model if whole is None else whole()
@@ -153,6 +154,8 @@ class _Samples:
 
     inputs: Sequence[Tensor]
     targets: Sequence[Tensor]
+    whole: tuple[Tensor, Tensor] | None = None
+    """Those of all of them as one mini-batch, where the shares' shapes differ."""
 
     def of_replica(self, shares: Sequence[Batch], replica: int) -> Batch:
         """One share, as a mini-batch that is in memory."""
@@ -175,7 +178,7 @@ class _Source:
         return self.targets.clone()
 
 
-def _read(shares: Sequence[Batch], method: Method, links: RankLinks) -> _Samples:
+def _read(batch: Batch, shares: Sequence[Batch], method: Method, links: RankLinks) -> _Samples:
     """Read inputs on the first blocks and targets on the last; the first rank has both."""
     place, reads = links.place, method.solver.reads
     own = [place.replica if len(shares) > 1 else 0] if place.number else range(len(shares))
@@ -190,7 +193,14 @@ def _read(shares: Sequence[Batch], method: Method, links: RankLinks) -> _Samples
     known = links.broadcast([y.cpu() for y in targets], at=last)
     if place.number == 0 and last:
         targets = [y.to(method.device) for y in known]
-    return _Samples(inputs, targets)
+    if not links.broadcast(any(len({x.shape[1:] for x in each}) > 1 for each in (inputs, targets))):
+        return _Samples(inputs, targets)
+    labels = batch.labels().cpu() if place.number == last else None
+    labels = links.broadcast(labels, at=last)
+    if place.number:
+        return _Samples(inputs, targets)
+    assert labels is not None
+    return _Samples(inputs, targets, (batch.images(), labels.to(method.device)))
 
 
 def _choose_batch(method: Method, data: Data, parts: int, R: int, links: RankLinks) -> Batch:
@@ -244,9 +254,11 @@ def _refer(
         bundles = method.problem.blocks.units[0].bundle, objective.targets
         together = options.train.sync_batchnorm and len(shares) > 1
         try:
+            columns = [*zip(bundles, (samples.inputs, samples.targets), strict=True)]
+            parts = [[_unpacked(bundle, x) for x in each] for bundle, each in columns]
+            whole = [_unpacked(*pair) for pair in zip(bundles, samples.whole or (), strict=False)]
             inputs, targets = (
-                _joined([x if bundle is None else bundle.unpack(x) for x in each])
-                for bundle, each in zip(bundles, (samples.inputs, samples.targets), strict=True)
+                _joined(each, whole[i] if whole else None) for i, each in enumerate(parts)
             )
             rows = Rows(inputs, targets, _parts(shares, program.parts, together))
             loss = _loss(options, objective.loss)
@@ -268,15 +280,29 @@ def _loss(options: Options, loss: Any) -> Any:
     return options.loss or getattr(loss, "loss", loss)
 
 
-def _joined(shares: Sequence[Any]) -> Any:
-    """What replicas' shares hold, as one mini-batch."""
+def _unpacked(bundle: Bundle | None, x: Tensor) -> Any:
+    return x if bundle is None else bundle.unpack(x)
+
+
+def _joined(shares: Sequence[Any], whole: Any) -> Any:
+    """What replicas' shares hold, as one mini-batch; `whole`: as it is collated at once.
+
+    UnprovenError if that holds other numbers than the shares do.
+    """
     if len(shares) == 1:
         return shares[0]
     flat = [tree_flatten(share) for share in shares]
     columns = [*zip(*(leaves for leaves, _ in flat), strict=True)]
-    if any(len({x.shape[1:] for x in column}) > 1 for column in columns):
-        raise UnprovenError("replicas' shares of a mini-batch are padded to lengths of their own")
-    return tree_unflatten([torch.cat(column) for column in columns], flat[0][1])
+    if whole is None:
+        return tree_unflatten([torch.cat(column) for column in columns], flat[0][1])
+    for column, x in zip(columns, tree_leaves(whole), strict=True):
+        for share, rows in zip(column, x.split([len(share) for share in column]), strict=True):
+            cropped = rows[tuple(map(slice, share.shape))]
+            if not torch.equal(cropped, share):
+                raise UnprovenError(
+                    "collated at once, a mini-batch holds other numbers than shares"
+                )
+    return whole
 
 
 def _parts(shares: Sequence[Batch], count: int, together: bool) -> list[list[Tensor]]:
