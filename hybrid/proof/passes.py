@@ -74,7 +74,8 @@ class Late(Exact):
 
     @staticmethod
     def is_late(method: Method) -> bool:
-        return isinstance(method.solver, Delayed) and method.solver.repeatable
+        solver = method.solver
+        return isinstance(solver, Delayed) and solver.sums_mini_batches and solver.repeatable
 
     def applies(self, method: Method) -> bool:
         return self.is_late(method)

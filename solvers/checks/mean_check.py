@@ -25,6 +25,8 @@ NEAR_IN_16_BITS = 1e-2
 """The largest difference over the mean size of the parts' losses."""
 
 
+LEAST = 4
+"""Samples of a share that is checked in halves, of which BatchNorm needs two."""
 MOST_NUMBERS = 1 << 24
 """Of all replicas' outputs, where these are compared at once."""
 
@@ -65,9 +67,9 @@ class MeanCheck:
         outputs = [out for _, _, out, _ in parts]
         with torch.no_grad(), untraced(objective.loss):
             losses = [loss for *_, loss in parts]
-            if len(parts) == 1 or not _has_rows(outputs[0], sizes[0]):
-                halves = [n for n in (count // 2, count - count // 2) if n]
-                sizes = sizes if len(parts) > 1 else halves
+            if len(parts) == 1 and count >= LEAST:
+                sizes = [count // 2, count - count // 2]
+            if len(sizes) > len(parts) or not _has_rows(outputs[0], sizes[0]):
                 outputs, whole = self._pass(torch.cat([lam for _, lam, *_ in parts]), sizes)
                 losses = [
                     objective.mean_of(o, y, None if weight is None else weight * (len(y) / count))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,9 @@ class Delayed(Solver):
     The pipeline is drained at the end of an epoch and before a serial correction: all backward
     passes under way are completed, no forward pass begins, and no gradient is lost.
     """
+
+    sums_mini_batches: ClassVar[bool] = True
+    """Whether a step is on the sum over a mini-batch, which is exact where weights are equal."""
 
     micro_batches: CountOrZero = 0
     """m, parts of a mini-batch, which shorten delays; 0: 8, but at least 16 samples each."""

@@ -15,6 +15,7 @@ from hybrid.solvers.numerics.draws import NumberedDraws
 
 _REGISTRIES = frozenset({*vars(nn.Module()), "draws_inside"})
 """Attributes of a module that are not its class's own: torch's, and what is found before a run."""
+_HOOKS = "_forward_hooks", "_forward_pre_hooks"
 ELSEWHERE = "_elsewhere"
 """The attribute that names a module's tensors of other blocks, which are none of its state."""
 
@@ -79,15 +80,18 @@ def _copy(x: Any) -> Any:
 
 @contextmanager
 def kept_attributes(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context after which modules have the plain attributes that they had before.
+    """A context after which modules have the plain attributes and hooks that they had before.
 
     Tensors have the numbers, and lists, sets and dicts the items, that they had.
     """
     known: dict[int, Callable[[], Any]] = {}
-    before = [
-        (vars(m), {name: keeper(value, known) for name, value in attributes(m).items()})
-        for m in modules
-    ]
+    before, inside = [], dict[int, dict[str, Any]]()
+    for m in modules:
+        keepers = {name: keeper(value, known) for name, value in attributes(m).items()}
+        before.append((vars(m), keepers))
+        if id(m) not in inside:
+            inside |= {id(each): vars(each) for each in m.modules()}
+    hooks = [(state[name], {*state[name]}) for state in inside.values() for name in _HOOKS]
     try:
         yield
     finally:
@@ -95,7 +99,15 @@ def kept_attributes(modules: Iterable[nn.Module]) -> Iterator[None]:
             for name in state.keys() - keepers.keys() - _REGISTRIES:
                 if name not in state.get(ELSEWHERE, ()) and name != ELSEWHERE:
                     del state[name]
-            state.update({name: keeper() for name, keeper in keepers.items()})
+            state.update({name: kept() for name, kept in keepers.items()})
+        for now, known_hooks in hooks:  # a flag may say that they are there
+            for number in [n for n in now.keys() - known_hooks if not _is_own(now[n])]:
+                del now[number]
+
+
+def _is_own(hook: Any) -> bool:
+    """Whether a hook is this package's, such as one that makes draws repeatable."""
+    return str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("hybrid.")
 
 
 def keeper(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any]:

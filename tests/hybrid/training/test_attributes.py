@@ -1,5 +1,7 @@
 """Plain attributes of modules count what a plain loop counts, in every copy and after a resume."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from answers import refusal
@@ -196,3 +198,30 @@ def test_a_count_behind_a_cut_is_refused():
 
     message = refusal(lambda: fit(Late(), Backprop()))
     assert "Late changes its attribute 'passes' behind the cut before b" in message
+
+
+class Collecting(nn.Module):
+    """Collects what its layers give by hooks, which it installs in its first pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(6, 6) for _ in range(2)), nn.Linear(6, 3)
+        self.ready, self.found = False, []
+
+    def forward(self, x):
+        if not self.ready:
+            self.ready = True
+            for layer in self.layers:
+                layer.register_forward_hook(lambda m, args, out: self.found.append(out))
+        self.found.clear()
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(sum(self.found))
+
+
+def test_hooks_of_a_first_pass_are_there_once():
+    """A trial puts back the attribute that says they are there, and so takes the hooks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), Collecting())
+    expected = loop(deepcopy(model), 2)
+    assert_same(fit(model, Backprop()), expected)

@@ -59,6 +59,7 @@ class AMPNet(Delayed):
     """
 
     name: ClassVar[str] = "ampnet"
+    sums_mini_batches: ClassVar[bool] = False
     steps_alike: ClassVar[bool] = False
 
     needs: ClassVar = (NOT_COMPILED, ONE_REPLICA, NOT_FLOAT16)
