@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
 from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hybrid.data import Data, Dataset, Texts
 from hybrid.errors import AgreedError, one_line
@@ -29,24 +27,23 @@ from hybrid.proof.passes import (
     share_weights,
     shares_of,
 )
+from hybrid.proof.samples import Samples, choose_batch, joined, parts_of, read, unpacked
 from hybrid.proof.undivided import (
     PROJECTIONS,
     Pass,
     Rows,
     UnprovenError,
     distance,
+    rounded_weights,
     undivided_pass,
     unlike,
 )
-from hybrid.rounds.epoch_windows import EpochSource
-from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.windows import Batch
 
 PASSED, SKIPPED = "passed", "skipped: "
 OWN = "network, data and loss are this package's own"
-ROWS_OF_A_PART = 3
-CANDIDATES = 32
-"""Samples of which those are chosen, at least."""
+WORSE = 30.0
+"""Times the change by rounding the weights that passes may differ by."""
 TOLERANCE = {torch.float64: (1e-8, 1e-10), torch.float32: (1e-3, 1e-5)}
 """By number format: the largest difference of a gradient over its norm, and over that of the whole
 gradient. Sums over parts differ by about 1e-6; what is lost shows as 1e-3 and more."""
@@ -127,9 +124,9 @@ def _prove(
     lossless = plain(method)
     R = options.replicas if options.sync.exact else 1
     programs = [p for p in (Exact(lossless), Late(lossless)) if p.applies(method)]
-    batch = _choose_batch(lossless, data, max(p.parts for p in programs), R, links)
+    batch = choose_batch(lossless, data, max(p.parts for p in programs), R, links)
     shares = [batch.of_replica(r, R) for r in range(R)]
-    samples = _read(batch, shares, method, links)
+    samples = read(batch, shares, method, links)
     model = None
     if links.place.number == 0:
         model = method.problem.blocks.model if whole is None else whole()
@@ -143,99 +140,36 @@ def _prove(
             own = samples.of_replica(shares, links.place.replica if R > 1 else 0)
             found = shares_of(program, method, links, own, R, formats)
             fault = "" if found is None else _compare(reference, found, method, formats)
+            if fault and model is not None:
+                # once more beside what rounding alone can do to the gradient
+                rounded = _pass_of(program, options, shares, samples, model, rounded=True)
+                fault = _compare(reference, found or [], method, formats, rounded)
             if fault := links.broadcast(fault):
                 raise AgreedError(_explained(fault, program, method, R, formats))
     return PASSED
 
 
-@dataclass(frozen=True)
-class _Samples:
-    """What is read of the replicas' shares: inputs and targets, packed, where a rank has them."""
-
-    inputs: Sequence[Tensor]
-    targets: Sequence[Tensor]
-    whole: tuple[Tensor, Tensor] | None = None
-    """Those of all of them as one mini-batch, where the shares' shapes differ."""
-
-    def of_replica(self, shares: Sequence[Batch], replica: int) -> Batch:
-        """One share, as a mini-batch that is in memory."""
-        source = _Source(self.inputs[replica], self.targets[replica])
-        return replace(shares[replica], source=source, within=None, whole=None)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A mini-batch in memory."""
-
-    inputs: Tensor
-    targets: Tensor
-    mixes = joint = False
-
-    def images(self, ids: Tensor, step: int) -> Tensor:
-        return self.inputs.clone()
-
-    def labels(self, ids: Tensor, step: int) -> Tensor:
-        return self.targets.clone()
-
-
-def _read(batch: Batch, shares: Sequence[Batch], method: Method, links: RankLinks) -> _Samples:
-    """Read inputs on the first blocks and targets on the last; the first rank has both."""
-    place, reads = links.place, method.solver.reads
-    own = [place.replica if len(shares) > 1 else 0] if place.number else range(len(shares))
-    inputs = [torch.empty(0) for _ in shares]
-    targets = [torch.empty(0) for _ in shares]
-    last = links.size - 1
-    for r in own if place.block == 0 or "images" in reads else ():
-        inputs[r] = shares[r].images()
-    for r in range(len(shares)) if place.number == last else own:
-        if place.block == last or "labels" in reads:
-            targets[r] = shares[r].labels()
-    known = links.broadcast([y.cpu() for y in targets], at=last)
-    if place.number == 0 and last:
-        targets = [y.to(method.device) for y in known]
-    if not links.broadcast(any(len({x.shape[1:] for x in each}) > 1 for each in (inputs, targets))):
-        return _Samples(inputs, targets)
-    labels = batch.labels().cpu() if place.number == last else None
-    labels = links.broadcast(labels, at=last)
-    if place.number:
-        return _Samples(inputs, targets)
-    assert labels is not None
-    return _Samples(inputs, targets, (batch.images(), labels.to(method.device)))
-
-
-def _choose_batch(method: Method, data: Data, parts: int, R: int, links: RankLinks) -> Batch:
-    """Samples unlike each other: of the first, the last and others, with targets of all sizes.
-
-    They are in the order of that size, so that parts differ in what a loss may be divided by. A
-    stream gives its first.
-    """
-    train = method.options.train
-    share, odd = divmod(train.batch_size, method.options.replicas)
-    rows = min(ROWS_OF_A_PART, max(1, share // parts))
-    count = R * (parts * rows + bool(share % parts)) + odd * (R > 1)
-    source = EpochSource(data, train.seed, 0, True, method.device, method.problem.objectives.mix)
-    count = min(count, train.batch_size)
-    if data.streamed:
-        return Batch(torch.arange(count), 0.0, source)
-    order = data.test_order() if data.order is None else data.order.of_epoch(train.seed, 0)
-    random = torch.Generator().manual_seed(train.seed)
-    inner = 1 + torch.randperm(max(0, len(order) - 2), generator=random)
-    ends = torch.tensor([0, len(order) - 1])
-    ids = order[torch.cat([ends, inner])[: max(count, CANDIDATES)]]
-    chosen: Tensor | None = None
-    last = links.size - 1
-    if links.place.number == last and not source.mixes:
-        by_size = _target_sizes(source.labels(ids, 0).cpu()).argsort(stable=True)
-        chosen = by_size[torch.linspace(0, len(ids) - 1, count).round().long()]
-    chosen = links.broadcast(chosen, at=last)
-    return Batch(ids[:count] if chosen is None else ids[chosen], 0.0, source)
-
-
-def _target_sizes(targets: Tensor) -> Tensor:
-    """A number (N,) of each target: how many of its numbers are none, then their mean."""
-    rows = targets.double().flatten(1) if targets.dim() > 1 else targets.double()[:, None]
-    missing = rows.isnan()
-    return 1e9 * missing.sum(1) + rows.masked_fill(missing, 0.0).mean(1)
+def _pass_of(
+    program: Exact,
+    options: Options,
+    shares: Sequence[Batch],
+    samples: Samples,
+    model: nn.Module,
+    rounded: bool = False,
+) -> Pass:
+    """The pass of the undivided network, or of one whose weights have been `rounded`."""
+    method = program.method
+    objective = method.problem.objectives.training
+    bundles = method.problem.blocks.units[0].bundle, objective.targets
+    columns = [*zip(bundles, (samples.inputs, samples.targets), strict=True)]
+    parts = [[unpacked(bundle, x) for x in each] for bundle, each in columns]
+    whole = [unpacked(*pair) for pair in zip(bundles, samples.whole or (), strict=False)]
+    inputs, targets = (joined(each, whole[i] if whole else None) for i, each in enumerate(parts))
+    together = options.train.sync_batchnorm and len(shares) > 1
+    rows = Rows(inputs, targets, parts_of(shares, program.parts, together))
+    loss = _loss(options, objective.loss)
+    with rounded_weights(model) if rounded else nullcontext():
+        return undivided_pass(model, loss, options.regularizer, rows, method.device)
 
 
 def _refer(
@@ -243,26 +177,15 @@ def _refer(
     options: Options,
     links: RankLinks,
     shares: Sequence[Batch],
-    samples: _Samples,
+    samples: Samples,
     model: nn.Module | None,
 ) -> Pass | str:
     """The undivided network's pass, on the first rank; a text: why there is none."""
-    method, result = program.method, Pass()
-    objective = method.problem.objectives.training
+    result = Pass()
     failed = refused = ""
     if model is not None:
-        bundles = method.problem.blocks.units[0].bundle, objective.targets
-        together = options.train.sync_batchnorm and len(shares) > 1
         try:
-            columns = [*zip(bundles, (samples.inputs, samples.targets), strict=True)]
-            parts = [[_unpacked(bundle, x) for x in each] for bundle, each in columns]
-            whole = [_unpacked(*pair) for pair in zip(bundles, samples.whole or (), strict=False)]
-            inputs, targets = (
-                _joined(each, whole[i] if whole else None) for i, each in enumerate(parts)
-            )
-            rows = Rows(inputs, targets, _parts(shares, program.parts, together))
-            loss = _loss(options, objective.loss)
-            result = undivided_pass(model, loss, options.regularizer, rows, method.device)
+            result = _pass_of(program, options, shares, samples, model)
             if not isfinite(result.loss):
                 failed = "the loss of its samples is not a finite number"
         except UnprovenError as error:
@@ -280,47 +203,26 @@ def _loss(options: Options, loss: Any) -> Any:
     return options.loss or getattr(loss, "loss", loss)
 
 
-def _unpacked(bundle: Bundle | None, x: Tensor) -> Any:
-    return x if bundle is None else bundle.unpack(x)
+def _compare(
+    reference: Pass,
+    shares: Sequence[Shares],
+    method: Method,
+    formats: bool,
+    rounded: Pass | None = None,
+) -> str:
+    """The first thing that differs, in words; empty: nothing.
 
-
-def _joined(shares: Sequence[Any], whole: Any) -> Any:
-    """What replicas' shares hold, as one mini-batch; `whole`: as it is collated at once.
-
-    UnprovenError if that holds other numbers than the shares do.
+    `rounded`: the reference at weights that differ from the network's by rounding.
     """
-    if len(shares) == 1:
-        return shares[0]
-    flat = [tree_flatten(share) for share in shares]
-    columns = [*zip(*(leaves for leaves, _ in flat), strict=True)]
-    if whole is None:
-        return tree_unflatten([torch.cat(column) for column in columns], flat[0][1])
-    for column, x in zip(columns, tree_leaves(whole), strict=True):
-        for share, rows in zip(column, x.split([len(share) for share in column]), strict=True):
-            cropped = rows[tuple(map(slice, share.shape))]
-            if not torch.equal(cropped, share):
-                raise UnprovenError(
-                    "collated at once, a mini-batch holds other numbers than shares"
-                )
-    return whole
-
-
-def _parts(shares: Sequence[Batch], count: int, together: bool) -> list[list[Tensor]]:
-    """The rows of every micro-batch; `together`: of all replicas, whose BatchNorms are one."""
-    rows = torch.arange(sum(map(len, shares))).split([len(share) for share in shares])
-    parts = [[*own.tensor_split(min(count, len(own)))] for own in rows]
-    return [[torch.cat(each) for each in zip(*parts, strict=True)]] if together else parts
-
-
-def _compare(reference: Pass, shares: Sequence[Shares], method: Method, formats: bool) -> str:
-    """The first thing that differs, in words; empty: nothing."""
+    rounded = rounded or reference
     if foreign := next((each.foreign for each in shares if each.foreign), ""):
         return foreign
     dtype = next((p.dtype for p in method.problem.blocks.model.parameters()), torch.float32)
     near, floor = ROUNDED if formats else TOLERANCE.get(dtype, ROUNDED)
     weighed = [pair for each in shares for pair in each.losses]
     loss = sum(value * weight for value, weight in weighed) / sum(weight for _, weight in weighed)
-    if not abs(loss - reference.loss) <= 0.1 * near * abs(reference.loss) + floor:
+    bound = 0.1 * near * abs(reference.loss) + floor + WORSE * abs(rounded.loss - reference.loss)
+    if not abs(loss - reference.loss) <= bound:
         return f"its loss is {loss:.6g}, and the undivided network's {reference.loss:.6g}"
     blocks = shares[: len(method.problem.blocks)]
     here = {name: g for each in blocks for name, g in each.passed.gradients.items()}
@@ -329,7 +231,9 @@ def _compare(reference: Pass, shares: Sequence[Shares], method: Method, formats:
     for name in dict.fromkeys([*reference.gradients, *here]):
         right = reference.gradients.get(name, zero)
         apart = distance(here.get(name, zero), right)
-        if name not in method.frozen and not apart <= near * float(right[0]) + floor * size:
+        bound = near * float(right[0]) + floor * size
+        bound += WORSE * distance(rounded.gradients.get(name, zero), right)
+        if name not in method.frozen and not apart <= bound:
             percent = min(1e6, 100 * apart / max(float(right[0]), 1e-30))
             return f"its gradient of {name!r} differs by {percent:.3g} %"
     if formats:
@@ -371,7 +275,7 @@ def _explained(fault: str, program: Exact, method: Method, R: int, formats: bool
         )
     causes.append(
         "code that reads modules or weights of other blocks, by hooks or attributes "
-        "(give regularizer= for weights, let the forward return it, or take 1 block)"
+        "(give regularizer= for weights, or let the forward return what the loss needs)"
     )
     return f"{said} ({how}); usual causes: {'; '.join(causes)}"
 

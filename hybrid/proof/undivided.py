@@ -116,6 +116,21 @@ def undivided_pass(
         raise ValueError(f"a pass of the undivided network fails: {failure(error)}") from error
 
 
+@contextmanager
+def rounded_weights(model: nn.Module) -> Iterator[None]:
+    """Within it each weight differs by about 2^-22 of itself, as if it had been rounded."""
+    random, before = torch.Generator().manual_seed(0), list[tuple[nn.Parameter, Tensor]]()
+    for p in model.parameters():
+        before.append((p, p.detach().clone()))
+        step = torch.rand(p.shape, generator=random).to(p.device) - 0.5
+        p.data.mul_((1 + 2.0**-21 * step).to(p.dtype))
+    try:
+        yield
+    finally:
+        for p, weights in before:
+            p.data.copy_(weights)
+
+
 def _pass(model: nn.Module, loss: Loss, regularizer: Function | None, rows: Rows) -> Pass:
     kept, before = state_of(loss), attributes_of(model)
 

@@ -13,7 +13,7 @@ from trainings import assert_same
 from hybrid import Trainer, split
 from hybrid.data import Mapped
 from hybrid.data.mapped import AHEAD
-from hybrid.proof.proof import CANDIDATES
+from hybrid.proof.samples import CANDIDATES
 from hybrid.settings.config import TrainSettings
 
 FIRST = torch.arange(4)

@@ -8,7 +8,7 @@ from trainings import assert_same
 
 from hybrid import Trainer, data, split
 from hybrid.data import as_data
-from hybrid.proof.proof import CANDIDATES
+from hybrid.proof.samples import CANDIDATES
 from hybrid.settings.config import TrainSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 
