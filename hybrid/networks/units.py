@@ -201,7 +201,9 @@ def kept_state(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         for module, name, buffer, copy in copies:
-            module._buffers[name] = buffer.copy_(copy)
+            # on threads another block's graph may hold what no pass changes, such as positions
+            same = torch.equal(buffer, copy)
+            module._buffers[name] = buffer if same else buffer.copy_(copy)
 
 
 def _units_of_chain(chain: Chain) -> list[Unit]:
