@@ -18,6 +18,7 @@ import torch  # noqa: E402
 from as_they_are import CASE, data, optimizers  # noqa: E402
 from hugging_face import CASES, Rows, data_of, trainer_of  # noqa: E402
 from torch import nn  # noqa: E402
+from zoo_packages import package  # noqa: E402
 
 from hybrid import Trainer, split  # noqa: E402
 from hybrid.networks import models  # noqa: E402
@@ -63,7 +64,12 @@ def rows():
     where = "threads" if found is None else f"{launch.joined_by()}, 2 ranks"
     counts = (2, 4) if found is None else (2,)
     for name, case in CASES.items():
-        whole = Rows(*data_of(case))
+        try:
+            whole = Rows(*data_of(case))
+            case.build()
+        except ImportError as error:
+            note(where, name, f"left out: {error}")
+            continue
         for K in counts:
             for solver in (Backprop(micro_batches=2), DDG(micro_batches=2)):
                 row = f"{name}, {K} blocks, {solver.name}, m = 2"
@@ -82,21 +88,15 @@ def rows():
 
 def subjects():
     """Networks of usual sizes with a mini-batch each, a loss, and m micro-batches."""
-    from transformers import (
-        BertConfig,
-        BertForSequenceClassification,
-        GPT2Config,
-        GPT2LMHeadModel,
-    )
-
+    transformers = package("transformers")
     classes, ids = torch.randint(2, (64,)), torch.randint(20_000, (64, 128))
     chain = models.build("resnet20", classes=10, channels=3, image_size=32)
     images = (torch.randn(512, 3, 32, 32), torch.randint(10, (512,)))
     yield "ResNet-20, batch 128, m = 8", chain, None, images, None, 128, 8
     texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": classes}
-    bert = BertForSequenceClassification(BertConfig())
+    bert = transformers.BertForSequenceClassification(transformers.BertConfig())
     yield "BERT-base, 128 tokens, batch 16, m = 4", bert, texts, None, "model", 16, 4
-    gpt = GPT2LMHeadModel(GPT2Config())
+    gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config())
     texts = {"input_ids": ids, "labels": ids}
     yield "GPT-2, 128 tokens, batch 16, m = 4", gpt, texts, None, "model", 16, 4
 
@@ -127,7 +127,8 @@ def cost():
         summary = trainer.fit(sets)
         whole, steps = perf_counter() - begun, (512 if texts is None else 64) // size
         step = summary["train_seconds"] / steps
-        text = f"{summary['proof']}; {max(SPENT):.2f} s, a step {step:.2f} s, start {whole - max(SPENT) - summary['train_seconds']:.2f} s"
+        start = whole - max(SPENT) - summary["train_seconds"]
+        text = f"{summary['proof']}; {max(SPENT):.2f} s, a step {step:.2f} s, start {start:.2f} s"
         note("cost", name, text)
 
 

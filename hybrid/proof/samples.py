@@ -18,7 +18,7 @@ from hybrid.rounds.epoch_windows import EpochSource
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.windows import Batch
 
-ROWS_OF_A_PART = 3
+ROWS_OF_A_PART = 2
 CANDIDATES = 32
 """Samples of which those are chosen, at least."""
 

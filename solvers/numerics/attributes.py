@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -118,7 +118,7 @@ def keeper(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any]
         copy = value.detach().clone()
         # not a copy into the changed tensor: a graph may hold it
         known[id(value)] = lambda: value if torch.equal(value, copy) else copy
-    elif isinstance(value, list | deque | set | dict):
+    elif type(value) in (list, deque, set, dict, OrderedDict):  # others may not be written to
         known[id(value)] = lambda: value  # in case it is an item of its own
         named = isinstance(value, dict)
         items = [*(value.values() if isinstance(value, dict) else value)]

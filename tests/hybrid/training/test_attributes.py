@@ -200,13 +200,22 @@ def test_a_count_behind_a_cut_is_refused():
     assert "Late changes its attribute 'passes' behind the cut before b" in message
 
 
+class Frozen(dict):
+    """As a configuration of diffusers: it cannot be changed."""
+
+    def clear(self):
+        raise RuntimeError("frozen")
+
+    update = clear
+
+
 class Collecting(nn.Module):
     """Collects what its layers give by hooks, which it installs in its first pass."""
 
     def __init__(self):
         super().__init__()
         self.layers, self.head = nn.ModuleList(nn.Linear(6, 6) for _ in range(2)), nn.Linear(6, 3)
-        self.ready, self.found = False, []
+        self.ready, self.found, self.config = False, [], Frozen(width=6)
 
     def forward(self, x):
         if not self.ready:
