@@ -1,8 +1,8 @@
 """The proof of a run: right networks of the table "as they are" pass it, and what it costs.
 
-python docs/benchmarks/proof.py rows                     threads: writes proof.json, prints a line each
-mpirun -n 2 python docs/benchmarks/proof.py rows         two ranks; torchrun --nproc-per-node 2 likewise
-python docs/benchmarks/proof.py cost                     seconds of the proof beside those of a step
+python docs/benchmarks/proof.py rows                 threads: writes proof.json, prints a line each
+mpirun -n 2 python docs/benchmarks/proof.py rows     two ranks; torchrun --nproc-per-node 2 likewise
+python docs/benchmarks/proof.py cost                 seconds of the proof beside those of a step
 """
 
 import json
