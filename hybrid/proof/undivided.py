@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ from hybrid.solvers.objective import Loss
 PROJECTIONS = 16
 WIDTH = 1 << 12
 """Numbers of a tensor that one row of signs is for."""
+
+MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") / 4
+"""Bytes of all gradients for each page of this machine: a system may end who asks for more."""
 
 Sketches = dict[str, Tensor]
 """By name of a tensor: its norm, then its products with random signs, (1 + PROJECTIONS,)."""
@@ -103,6 +107,9 @@ def undivided_pass(
     The network, its gradients and the loss are afterwards what they were. UnprovenError, with the
     reason, where that cannot be.
     """
+    gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    if device.type == "cpu" and gradients > MOST_MEMORY * os.sysconf("SC_PHYS_PAGES"):
+        raise UnprovenError("the undivided network does not fit into the memory")
     try:
         with mode(model, True), _without_gradients(model), untraced(loss):
             return _pass(model.to(device), loss, regularizer, rows)
