@@ -144,7 +144,8 @@ def share_weights(method: Method, links: RankLinks) -> None:
             if links.rank == rank:
                 links.to_block(0, own[name].detach().clone())
             elif links.rank == 0:
-                here[name].data.copy_(links.from_block(rank))
+                # not a copy into it: after another training its memory is let go of
+                here[name].data = links.from_block(rank)
     links.flush()
 
 

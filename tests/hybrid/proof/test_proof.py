@@ -419,3 +419,10 @@ def test_sketches_tell_the_distance_of_two_tensors() -> None:
         assert torch.tensor(found).square().mean().sqrt() == pytest.approx(expected, rel=0.2)
         assert sketch("w", x)[0] == pytest.approx(float(x.norm()))
     assert distance(sketch("w", x), sketch("w", torch.full_like(x, torch.nan))) == float("inf")
+
+
+def test_ranks_that_have_drawn_other_networks_are_proven_with_the_weights_they_train(
+    world: Any,
+) -> None:
+    """Again, too, after a training that has let go of the weights of other blocks."""
+    assert world.run(2, "proven:unlike_networks") == [["passed", "passed"]] * 2
