@@ -24,7 +24,7 @@ from hybrid.networks.blocks import Blocks
 from hybrid.networks.calls import CallUnit
 from hybrid.rounds.phase_report import LINE_KEYS
 from hybrid.solvers.acting import unknown
-from hybrid.solvers.checks.traces import untraced
+from hybrid.solvers.checks.traces import holders, untraced
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import (
     LEFT_OUT,
@@ -76,7 +76,7 @@ class Objectives(NamedTuple):
     def settle(cls, options: Options, blocks: Blocks, train: Data, test: Data) -> Objectives:
         """ValueError, with the reason, for a loss or a metric that fails on outputs and targets."""
         loss, smoothed = _losses(options, blocks)
-        _check_loss(options.loss)
+        _check_loss(options.loss, blocks.model)
         mix, (inputs, targets) = None, train.sample(TRIED)
         if options.batch_transform is not None:
             mix, inputs, targets = Mix.of(options.batch_transform, train, TRIED)
@@ -208,11 +208,11 @@ def count_of_transformers(model: nn.Module) -> CountOf | None:
     return None
 
 
-def _check_loss(loss: Any) -> None:
+def _check_loss(loss: Any, model: nn.Module) -> None:
     """ValueError for a loss with weights of its own, which no block would step."""
-    trained = isinstance(loss, nn.Module) and [
-        name for name, p in loss.named_parameters() if p.requires_grad
-    ]
+    parts = holders(loss, {id(m) for m in model.modules()})
+    owned = ((n, p) for m in parts if isinstance(m, nn.Module) for n, p in m._parameters.items())
+    trained = [name for name, p in owned if p is not None and p.requires_grad]
     if trained:
         raise ValueError(
             f"the loss, {type(loss).__name__}, has {len(trained)} parameters to train, "

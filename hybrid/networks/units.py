@@ -190,6 +190,7 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
 @contextmanager
 def kept_state(model: nn.Module) -> Iterator[None]:
     """A context after which a model has the buffers and attributes that it had before."""
+    registries = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     copies = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -200,6 +201,10 @@ def kept_state(model: nn.Module) -> Iterator[None]:
         with kept_attributes(user_modules(model).values()):
             yield
     finally:
+        for registry, before in registries:  # a first pass may fill what is empty
+            for name in [n for n in registry if before.get(n) is None]:
+                registry.pop(name)
+                registry |= {name: None} if name in before else {}
         for module, name, buffer, copy in copies:
             # on threads another block's graph may hold what no pass changes, such as positions
             same = torch.equal(buffer, copy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from hybrid.networks.units import BlockModule, kept_state
 from hybrid.proof.undivided import Pass, attributes_of, sketch, unlike
 from hybrid.solvers.block import Block
 from hybrid.solvers.checks.constant_draws import ConstantDraws
-from hybrid.solvers.checks.traces import untraced
+from hybrid.solvers.checks.traces import graph_leaves, untraced
 from hybrid.solvers.delayed.base import Delayed
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.registry import STRATEGIES
@@ -164,7 +164,8 @@ def shares_of(
             block.sync.release()
             block.sync = None
     result, named = Shares(), _named_parameters(own, links)
-    with _untouched(block), _foreign_weights(block, own, result):
+    network = {id(m) for m in own.problem.blocks.model.modules()}
+    with _untouched(block, network), _foreign_weights(block, own, result):
         before = attributes_of(block.module, _module(block).global_name)
         if isinstance(block.ties, AllTies):
             block.ties.wait_for_each_other()
@@ -213,10 +214,11 @@ def _module(block: Block) -> BlockModule:
 
 
 @contextmanager
-def _untouched(block: Block) -> Iterator[None]:
+def _untouched(block: Block, network: Container[int]) -> Iterator[None]:
     """Within it a pass may be made; buffers, attributes and gradients are then as before."""
     gradients = [(p, p.grad) for p in block.module.parameters()]
-    with kept_state(block.module), untraced(block.objective.loss):
+    loss = block.objective.loss if block.last else None
+    with kept_state(block.module), untraced(loss, network):
         yield
     for p, grad in gradients:
         p.grad = grad
@@ -230,7 +232,7 @@ def _foreign_weights(block: Block, method: Method, result: Shares) -> Iterator[N
 
     def watching(out: Any, labels: Tensor, weight: Tensor | None = None) -> Any:
         classified = classify(out, labels, weight)
-        for leaf in _leaves(classified.loss):
+        for leaf in graph_leaves(classified.loss):
             if isinstance(leaf, nn.Parameter) and leaf.data_ptr() not in own and not result.foreign:
                 named = method.problem.blocks.model.named_parameters()
                 name = next((repr(n) for n, p in named if p is leaf), f"{tuple(leaf.shape)}")
@@ -242,16 +244,3 @@ def _foreign_weights(block: Block, method: Method, result: Shares) -> Iterator[N
         yield
     finally:
         del block.classify
-
-
-def _leaves(loss: Tensor) -> Iterator[Tensor]:
-    """The leaves of a graph."""
-    waiting, seen = [loss.grad_fn], set[Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            yield leaf
-        waiting += [each for each, _ in node.next_functions]

@@ -17,13 +17,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hybrid.networks.units import mode
 from hybrid.solvers.checks.constant_draws import ConstantDraws, UnknownDrawError
 from hybrid.solvers.checks.part_norms import NoRowsError, Parts, normalized_by_parts
-from hybrid.solvers.checks.traces import untraced
+from hybrid.solvers.checks.traces import enclosed, holders, untraced
 from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.metrics import FAULTS, failure
 from hybrid.solvers.numerics.attributes import (
     attributes,
-    is_number,
-    is_plain_tensor,
+    numbers_in,
     user_modules,
 )
 from hybrid.solvers.numerics.regularizer import Function
@@ -111,7 +110,7 @@ def undivided_pass(
     if device.type == "cpu" and gradients > MOST_MEMORY * os.sysconf("SC_PHYS_PAGES"):
         raise UnprovenError("the undivided network does not fit into the memory")
     try:
-        with mode(model, True), _without_gradients(model), untraced(loss):
+        with mode(model, True), _without_gradients(model), untraced((loss, regularizer)):
             return _pass(model.to(device), loss, regularizer, rows)
     except (UnknownDrawError, NoRowsError) as error:
         raise UnprovenError(str(error)) from error
@@ -139,7 +138,8 @@ def rounded_weights(model: nn.Module) -> Iterator[None]:
 
 
 def _pass(model: nn.Module, loss: Loss, regularizer: Function | None, rows: Rows) -> Pass:
-    kept, before = state_of(loss), attributes_of(model)
+    kept, before = state_of(loss, model), attributes_of(model)
+    added = None if regularizer is None else state_of(regularizer, model)
 
     def outputs() -> Any:
         with ConstantDraws(), normalized_by_parts(model, rows.parts, rows.count):
@@ -151,10 +151,9 @@ def _pass(model: nn.Module, loss: Loss, regularizer: Function | None, rows: Rows
             value = loss(out, rows.targets)
             value = value.mean() if value.dim() else value
             (value + _added(regularizer, model)).backward()  # which may make passes again
-        if changed := [name for name, x in state_of(loss).items() if unlike(x, kept.get(name))]:
-            raise ValueError(
-                f"the loss keeps state ({changed[0]!r} changes), which no checkpoint holds"
-            )
+        check_own_state("the loss", kept, state_of(loss, model))
+        if added is not None:
+            check_own_state("the regularizer", added, state_of(regularizer, model))
         done = Pass(float(value.detach()))
         for name, p in model.named_parameters(remove_duplicate=False):
             if p.grad is not None:
@@ -197,12 +196,10 @@ def attributes_of(model: nn.Module, name_of: Callable[[str], str] = str) -> dict
 
     `name_of` makes the path of a module in the network of that in the model.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for path, module in user_modules(model).items():
         for name, value in attributes(module).items():
-            if is_number(value) or (is_plain_tensor(value) and not value.requires_grad):
-                kept = value.clone() if isinstance(value, Tensor) else value
-                found[f"{name_of(path).strip('.')}.{name}".strip(".")] = kept
+            found |= dict(numbers_in(f"{name_of(path).strip('.')}.{name}".strip("."), value))
     return found
 
 
@@ -211,13 +208,30 @@ def unlike(x: Any, y: Any) -> bool:
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         same = x.shape == y.shape
         return same and not torch.allclose(x.double(), y.double().to(x.device), 1e-4, 1e-6)
-    if isinstance(x, Tensor) or isinstance(y, Tensor) or None in (x, y):
-        return False  # it has come to be in the pass
+    if isinstance(x, Tensor) or isinstance(y, Tensor) or x is None or y is None:
+        return x is not y
     return bool(abs(x - y) > 1e-4 * abs(y))
 
 
-def state_of(loss: Any) -> dict[str, Any]:
-    """What a loss keeps in attributes and buffers."""
-    if isinstance(loss, nn.Module):
-        return attributes_of(loss) | {name: b.clone() for name, b in loss.named_buffers()}
-    return {name: x for name, x in getattr(loss, "__dict__", {}).items() if is_number(x)}
+def state_of(function: Any, model: nn.Module) -> dict[tuple[int, str], Any]:
+    """What a loss keeps in buffers, attributes and what it encloses, but for the network's."""
+    found: dict[tuple[int, str], Any] = {}
+    for i, part in enumerate(holders(function, {id(m) for m in model.modules()})):
+        state = dict(attributes(part)) if isinstance(part, nn.Module) else enclosed(part)
+        state |= part._buffers if isinstance(part, nn.Module) else {}
+        for name, value in state.items():
+            found |= {(i, key): x for key, x in numbers_in(name, value)}
+    return found
+
+
+def check_own_state(
+    what: str, before: dict[tuple[int, str], Any], after: dict[tuple[int, str], Any]
+) -> None:
+    """ValueError if a call has changed what a function keeps."""
+    # what has come to be, such as an item of a list of losses, may be a record for its user
+    changed = [key[1] for key, x in after.items() if key in before and unlike(x, before[key])]
+    if changed:
+        raise ValueError(
+            f"{what} keeps state ({changed[0]!r} changes), which no checkpoint holds: make it part "
+            "of the network, whose buffers and attributes are kept"
+        )

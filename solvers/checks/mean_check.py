@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from hybrid.solvers.block import Block
 from hybrid.solvers.checks.constant_draws import ConstantDraws
 from hybrid.solvers.checks.part_norms import normalized_by_parts
-from hybrid.solvers.checks.traces import untraced
+from hybrid.solvers.checks.traces import graph_leaves, untraced
 from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.metrics import detached
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.peers import Peers
 
-EVERY = 128
+EVERY = 32
 """Mini-batches of which one is checked, beside the first of every epoch."""
-NEAR = 1e-4
+NEAR = {torch.float64: 1e-8, torch.float32: 3e-5}
 NEAR_IN_16_BITS = 1e-2
-"""The largest difference over the mean size of the parts' losses."""
+"""The largest difference over the mean size of the parts' losses, by their number format."""
 
 
 LEAST = 4
@@ -41,21 +41,35 @@ class MeanCheck:
     replicas make one step, the first sees the outputs of all of them, unless they are large.
     """
 
-    def __init__(self, block: Block, steps: int) -> None:
+    def __init__(self, block: Block, steps: int, network: Container[int] = ()) -> None:
         self.block, self.steps = block, steps
         """Mini-batches of an epoch."""
+        self.network = network
+        """Identities of modules, which other blocks may be changing."""
         self._parts: list[tuple[MicroBatch, Tensor, Any, Tensor]] = []
 
     def take(self, part: MicroBatch, lam: Tensor, out: Any, loss: Tensor) -> None:
         """A part's input, output and loss; ValueError with the last one of a mini-batch."""
         if part.step % self.steps and part.step % EVERY:
             return
+        self._check_weights(part, loss)
         self._parts.append((part, lam.detach(), detached(out), loss.detach()))
         if not part.is_last:
             return
         parts, self._parts = self._parts, []
         if len(parts) > 1 or part.size > part.samples:  # the same on all replicas
             self._compare(parts)
+
+    def _check_weights(self, part: MicroBatch, loss: Tensor) -> None:
+        """ValueError if the loss reads weights that are not the block's."""
+        own = {p.data_ptr() for p in self.block.module.parameters()}
+        for leaf in graph_leaves(loss):
+            if isinstance(leaf, nn.Parameter) and leaf.data_ptr() not in own:
+                raise ValueError(
+                    f"the loss of step {part.step} reads a weight of shape {tuple(leaf.shape)} "
+                    "that is none of the last block's: give regularizer= for penalties on weights, "
+                    "or take 1 block and 1 replica"
+                )
 
     def _compare(self, parts: list[tuple[MicroBatch, Tensor, Any, Tensor]]) -> None:
         block, objective = self.block, self.block.objective
@@ -65,7 +79,7 @@ class MeanCheck:
         weight = torch.stack(weights).sum() if weights else None
         sizes = [part.stop - part.start for part, *_ in parts]
         outputs = [out for _, _, out, _ in parts]
-        with torch.no_grad(), untraced(objective.loss):
+        with torch.no_grad(), untraced(objective.loss, self.network):
             losses = [loss for *_, loss in parts]
             if len(parts) == 1 and count >= LEAST:
                 sizes = [count // 2, count - count // 2]
@@ -77,9 +91,11 @@ class MeanCheck:
                 ]
             else:
                 whole = tree_map(lambda *rows: torch.cat(rows), *outputs)
+                if not self._is_function(outputs, labels.split(sizes), weights, losses):
+                    return
             at_once = float(objective.mean_of(whole, labels, weight))
         terms = [float(x) * n / count for x, n in zip(losses, sizes, strict=True)]
-        self._judge(count, first.step, at_once, terms)
+        self._judge(count, first.step, at_once, terms, losses[0].dtype)
         if block.sync is not None and block.sync.strategy.exact:
             self._compare_replicas(block.sync.peers, first, whole, labels, weight, sum(terms))
 
@@ -109,15 +125,17 @@ class MeanCheck:
             return
         *leaves, labels = columns
         total = None if weight is None else weight * (part.size / count)
-        with torch.no_grad(), untraced(objective.loss):
+        with torch.no_grad(), untraced(objective.loss, self.network):
             at_once = float(objective.mean_of(tree_unflatten(leaves, structure), labels, total))
         terms = (known[:, 1] * known[:, 2] / part.size).tolist()
-        self._judge(part.size, part.step, at_once, terms)
+        self._judge(part.size, part.step, at_once, terms, torch.float32)
 
-    def _judge(self, count: int, step: int, at_once: float, terms: Sequence[float]) -> None:
+    def _judge(
+        self, count: int, step: int, at_once: float, terms: Sequence[float], dtype: torch.dtype
+    ) -> None:
         """ValueError unless the loss of so many samples is the sum of these terms."""
-        block = self.block
-        near = NEAR if block.precision is torch.float32 else NEAR_IN_16_BITS
+        plain = self.block.precision is torch.float32
+        near = NEAR.get(dtype, NEAR_IN_16_BITS) if plain else NEAR_IN_16_BITS
         if abs(at_once - sum(terms)) > near * sum(map(abs, terms)):
             raise ValueError(
                 f"the loss of {count} samples of step {step} is {at_once:.6g}, and "
@@ -125,6 +143,18 @@ class MeanCheck:
                 "what it is divided by (denominator=), or train undivided, with 1 micro-batch and "
                 "1 replica"
             )
+
+    def _is_function(
+        self,
+        outputs: list[Any],
+        labels: Sequence[Tensor],
+        weights: list[Tensor],
+        losses: list[Tensor],
+    ) -> bool:
+        """Whether the loss of the first part is what it was: it may have written to the output."""
+        weight = weights[0] if weights else None
+        again = self.block.objective.mean_of(outputs[0], labels[0], weight)
+        return bool(torch.isclose(again, losses[0], rtol=1e-5, atol=1e-8))
 
     def _pass(self, lam: Tensor, sizes: list[int]) -> tuple[list[Any], Any]:
         """The outputs of parts, and of all samples at once; nothing of it stays."""

@@ -2,32 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from hybrid.solvers.numerics.attributes import keeper
+from hybrid.solvers.numerics.attributes import has_attributes, keeper
+
+MOST = 10_000
+"""Objects that are looked at."""
+
+
+def holders(function: Any, without: Container[int] = ()) -> list[Any]:
+    """What a function can keep something in: modules, objects, functions that it refers to.
+
+    Those that are reached through what it encloses, its defaults, what it is bound to, arguments of
+    a `partial`, attributes and containers. `without`: identities of what is left out.
+    """
+    found, waiting, seen = list[Any](), [function], set[int]()
+    while waiting and len(seen) < MOST:
+        each = waiting.pop()
+        if id(each) in seen or id(each) in without:
+            continue
+        if isinstance(each, nn.Module):
+            found += [m for m in each.modules() if id(m) not in seen and id(m) not in without]
+            seen |= {id(m) for m in each.modules()}
+            waiting += [x for m in each.modules() for x in vars(m).values()]
+            continue
+        seen.add(id(each))
+        if isinstance(each, list | tuple | set | dict):
+            waiting += [*(each.values() if isinstance(each, dict) else each)][:MOST]
+        elif isinstance(each, FunctionType):
+            found.append(each)
+            waiting += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
+            for cell in each.__closure__ or ():
+                with suppress(ValueError):  # it is empty
+                    waiting.append(cell.cell_contents)
+        elif isinstance(each, MethodType):
+            waiting += [each.__self__, each.__func__]
+        elif isinstance(each, partial):
+            waiting += [each.func, each.args, each.keywords]
+        elif has_attributes(each):
+            found.append(each)
+            waiting += [*vars(each).values(), vars(type(each)).get("__call__")]
+    return found
+
+
+def enclosed(part: Any) -> dict[str, Any]:
+    """What an object has in attributes, and a function in what it encloses, by name."""
+    if not isinstance(part, FunctionType):
+        return dict(vars(part))
+    found = dict(part.__kwdefaults__ or {}) | {
+        f"default {i}": x for i, x in enumerate(part.__defaults__ or ())
+    }
+    for name, cell in zip(part.__code__.co_freevars, part.__closure__ or (), strict=True):
+        with suppress(ValueError):  # it is empty
+            found[name] = cell.cell_contents
+    return found
 
 
 @contextmanager
-def untraced(function: Any) -> Iterator[None]:
+def untraced(function: Any, without: Container[int] = ()) -> Iterator[None]:
     """Within it a loss may be called; what it keeps is afterwards what it was before.
 
-    That is the buffers and attributes of an object, and what a function encloses.
+    `without`: identities of what may change meanwhile, such as the network's modules.
     """
     known: dict[int, Callable[[], Any]] = {}
-    parts = list(function.modules()) if isinstance(function, nn.Module) else [function]
-    states = [keeper(vars(part), known) for part in parts if hasattr(part, "__dict__")]
-    cells = []
-    for cell in (c for part in parts for c in getattr(part, "__closure__", None) or ()):
-        with suppress(ValueError):  # it is empty
-            cells.append((cell, keeper(cell.cell_contents, known)))
+    states, cells = [], []
+    for part in holders(function, without):
+        if not isinstance(part, FunctionType):
+            states.append(keeper(vars(part), known))
+            continue
+        states += [keeper(x, known) for x in enclosed(part).values() if id(x) not in without]
+        cells += [(c, content) for c in part.__closure__ or () for content in _content(c)]
     try:
         yield
     finally:
         for restored in states:
             restored()
-        for cell, restored in cells:
-            cell.cell_contents = restored()
+        for cell, content in cells:
+            cell.cell_contents = content
+
+
+def _content(cell: Any) -> list[Any]:
+    """What a cell holds, if anything."""
+    with suppress(ValueError):
+        return [cell.cell_contents]
+    return []
+
+
+def graph_leaves(loss: Tensor) -> Iterator[Tensor]:
+    """The leaves of a graph."""
+    waiting, seen = [loss.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        waiting += [each for each, _ in node.next_functions]

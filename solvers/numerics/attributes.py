@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -15,6 +17,10 @@ from hybrid.solvers.numerics.draws import NumberedDraws
 
 _REGISTRIES = frozenset({*vars(nn.Module()), "draws_inside"})
 """Attributes of a module that are not its class's own: torch's, and what is found before a run."""
+_CONTAINERS = (list, deque, set, dict, OrderedDict, Counter, defaultdict)
+_LIBRARIES = {"builtins", "torch", "numpy", "transformers", "hybrid", "threading", "_thread"}
+MOST_ITEMS = 10_000
+"""Of a container that is looked into."""
 _HOOKS = "_forward_hooks", "_forward_pre_hooks"
 ELSEWHERE = "_elsewhere"
 """The attribute that names a module's tensors of other blocks, which are none of its state."""
@@ -110,6 +116,30 @@ def _is_own(hook: Any) -> bool:
     return str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("hybrid.")
 
 
+def has_attributes(x: Any) -> bool:
+    """Whether something is an object of a user's class that may keep numbers, and no module."""
+    others = type | ModuleType | FunctionType | MethodType | Tensor | nn.Module
+    home = type(x).__module__.partition(".")[0]
+    return hasattr(x, "__dict__") and not (isinstance(x, others) or home in _LIBRARIES)
+
+
+def numbers_in(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """The numbers and tensors without a graph in a value, its items and their attributes."""
+    if is_number(value):
+        yield name, value
+    elif is_plain_tensor(value) and not value.requires_grad:
+        yield name, value.clone()
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        yield name, torch.from_numpy(np.array(value))
+    elif depth and isinstance(value, list | tuple | deque | dict) and len(value) <= MOST_ITEMS:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in [*items]:
+            yield from numbers_in(f"{name}[{key}]", item, depth - 1)
+    elif depth and has_attributes(value):
+        for key, item in [*vars(value).items()]:
+            yield from numbers_in(f"{name}.{key}", item, depth - 1)
+
+
 def keeper(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any]:
     """Gives a value as it is now; `known` has those of what was met before."""
     if id(value) in known:
@@ -118,24 +148,45 @@ def keeper(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any]
         copy = value.detach().clone()
         # not a copy into the changed tensor: a graph may hold it
         known[id(value)] = lambda: value if torch.equal(value, copy) else copy
-    elif type(value) in (list, deque, set, dict, OrderedDict):  # others may not be written to
+    elif isinstance(value, np.ndarray) and value.flags.writeable:
+        known[id(value)] = _of_array(value, value.copy())
+    elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:  # others may not be written to
         known[id(value)] = lambda: value  # in case it is an item of its own
-        named = isinstance(value, dict)
-        items = [*(value.values() if isinstance(value, dict) else value)]
-        keys, keepers = [*value] if named else [], [keeper(x, known) for x in items]
-
-        def restored() -> Any:
-            value.clear()
-            found = [keeper() for keeper in keepers]
-            if isinstance(value, dict):
-                value.update(zip(keys, found, strict=True))
-            elif isinstance(value, set):
-                value.update(found)
-            else:
-                value.extend(found)
-            return value
-
-        known[id(value)] = restored
+        known[id(value)] = _of_container(value, known)
+    elif has_attributes(value) and len(known) < MOST_ITEMS:
+        known[id(value)] = lambda: value
+        state = keeper(vars(value), known)
+        known[id(value)] = lambda: (state(), value)[1]
     else:
         return lambda: value
     return known[id(value)]
+
+
+def _of_array(array: Any, copy: Any) -> Callable[[], Any]:
+    def restored() -> Any:
+        np.copyto(array, copy)
+        return array
+
+    return restored
+
+
+def _of_container(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any]:
+    """Gives a container with the items that it has now; if it still has them, it is let alone."""
+    named = isinstance(value, dict)
+    keys, items = [*value] if named else [], [*(value.values() if named else value)]
+    keepers = [keeper(x, known) for x in items]
+
+    def restored() -> Any:
+        found = [kept() for kept in keepers]
+        now = [*(value.values() if named else value)]
+        same = len(now) == len(found) and all(x is y for x, y in zip(now, found, strict=True))
+        if same and (not named or [*value] == keys):
+            return value
+        value.clear()
+        if named:
+            value.update(zip(keys, found, strict=True))
+        else:
+            (value.update if isinstance(value, set) else value.extend)(found)
+        return value
+
+    return restored

@@ -29,7 +29,9 @@ def fit(
 ):
     """One epoch of four mini-batches on two threads, with what is not as usual."""
     data = {**LINES, **{k: changed.pop(k) for k in ("train", "test") if k in changed}}
-    train = {"epochs": 1, "batch_size": BATCH, **dict(settings)}
+    # a loss that counts its calls keeps state, which the proof refuses
+    verify = {"verify": "never"} if "loss" in changed else {}
+    train = {"epochs": 1, "batch_size": BATCH, **verify, **dict(settings)}
     how = {"cuts": cuts, "sample": sample, "train": train, "out": out}
     made = trainer_of(model or layers(), solver, blocks, **how, **changed)
     return made.fit(data["train"], data["test"])

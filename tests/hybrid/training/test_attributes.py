@@ -69,7 +69,8 @@ def loop(model, epochs=2):
 
 def trainer(model, solver, cuts=None, **settings):
     # in parts a counter counts more often than in a loop, which the proof would refuse
-    verify = "auto" if getattr(solver, "micro_batches", 1) == 1 else "never"
+    whole = getattr(solver, "micro_batches", 1) == settings.get("replicas", 1) == 1
+    verify = "auto" if whole else "never"
     cut = cuts or ["1" if isinstance(model, nn.Sequential) else "b"]
     return Trainer(
         split(model, cuts=cut, sample=data()[0][:4]),
