@@ -71,6 +71,8 @@ class Objectives(NamedTuple):
     mix: Mix | None
     output: tuple[int, ...] | None
     """The shape of one sample's output; None: several tensors."""
+    network: frozenset[int]
+    """Identities of the modules that were given, which a loss may refer to and threads train."""
 
     @classmethod
     def settle(cls, options: Options, blocks: Blocks, train: Data, test: Data) -> Objectives:
@@ -125,7 +127,8 @@ class Objectives(NamedTuple):
         training = replace(training, alike=mix is None and _alike(smoothed, train))
         tested = replace(tested, alike=_alike(loss, test))
         _check_at_once(tested, blocks, test)
-        return cls(training, tested, mix, output)
+        network = frozenset(id(module) for module in blocks.model.modules())
+        return cls(training, tested, mix, output, network)
 
 
 def _check_at_once(tested: Objective, blocks: Blocks, test: Data) -> None:

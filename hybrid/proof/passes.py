@@ -164,8 +164,7 @@ def shares_of(
             block.sync.release()
             block.sync = None
     result, named = Shares(), _named_parameters(own, links)
-    network = {id(m) for m in own.problem.blocks.model.modules()}
-    with _untouched(block, network), _foreign_weights(block, own, result):
+    with _untouched(block, own.problem.objectives.network), _foreign_weights(block, own, result):
         before = attributes_of(block.module, _module(block).global_name)
         if isinstance(block.ties, AllTies):
             block.ties.wait_for_each_other()

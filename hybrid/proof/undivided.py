@@ -109,8 +109,9 @@ def undivided_pass(
     gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     if device.type == "cpu" and gradients > MOST_MEMORY * os.sysconf("SC_PHYS_PAGES"):
         raise UnprovenError("the undivided network does not fit into the memory")
+    own = {id(module) for module in model.modules()}
     try:
-        with mode(model, True), _without_gradients(model), untraced((loss, regularizer)):
+        with mode(model, True), _without_gradients(model), untraced((loss, regularizer), own):
             return _pass(model.to(device), loss, regularizer, rows)
     except (UnknownDrawError, NoRowsError) as error:
         raise UnprovenError(str(error)) from error

@@ -61,7 +61,7 @@ class RankTraining:
         train, place = options.train, links.place
         self.block = method.block(links)
         if self.block.last and not self.block.norms and is_checked(method, options, data):
-            network = {id(m) for m in method.problem.blocks.model.modules()}
+            network = method.problem.objectives.network
             self.block.check = MeanCheck(self.block, method.steps, network)
         if self.block.sync is not None:
             self.block.sync.start_alike()

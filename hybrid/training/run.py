@@ -56,8 +56,9 @@ class Run:
     ) -> None:
         self.options, self.links, self.stop, self.kernels = options, links, stop, kernels
         self.train, self.test = train, test
-        if links.place.replica and launch.communicator() is None:  # threads have one model
-            method = method.copied()
+        with links.agreement():  # threads have one model, which none changes before it is copied
+            if links.place.replica and launch.communicator() is None:
+                method = method.copied()
         self.method = method.of_replica(links.place)
         self.progress = ProgressPrinter(options.quiet or links.place.number > 0)
         patience = options.train.early_stop

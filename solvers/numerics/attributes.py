@@ -173,14 +173,13 @@ def _of_array(array: Any, copy: Any) -> Callable[[], Any]:
 def _of_container(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any]:
     """Gives a container with the items that it has now; if it still has them, it is let alone."""
     named = isinstance(value, dict)
-    keys, items = [*value] if named else [], [*(value.values() if named else value)]
+    keys, items = zip(*pairs, strict=True) if (pairs := _pairs(value)) else ((), ())
     keepers = [keeper(x, known) for x in items]
 
     def restored() -> Any:
-        found = [kept() for kept in keepers]
-        now = [*(value.values() if named else value)]
-        same = len(now) == len(found) and all(x is y for x, y in zip(now, found, strict=True))
-        if same and (not named or [*value] == keys):
+        found, now = [kept() for kept in keepers], _pairs(value)
+        same = len(now) == len(found) and all(x is y for (_, x), y in zip(now, found, strict=False))
+        if same and [key for key, _ in now] == [*keys]:
             return value
         value.clear()
         if named:
@@ -190,3 +189,8 @@ def _of_container(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[
         return value
 
     return restored
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    """The items of a container, with their keys, or none, in its order."""
+    return list(value.items()) if isinstance(value, dict) else [(None, x) for x in list(value)]

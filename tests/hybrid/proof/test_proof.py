@@ -332,6 +332,34 @@ def test_a_loss_with_weights_or_state_of_its_own_is_refused() -> None:
     assert not running.mean.any()
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_loss_that_is_bound_to_the_network_leaves_it_alone(replicas: int) -> None:
+    """Checks of one block put back nothing that another one is training meanwhile."""
+
+    class Task:
+        def __init__(self, model: nn.Module) -> None:
+            self.model = model
+
+        def loss(self, out: Any, y: Any) -> Any:
+            return F.cross_entropy(out, y)
+
+    results = []
+    for bound in (True, False):
+        model, cuts = network("chain")
+        trainer_of(
+            model,
+            Backprop(micro_batches=2),
+            cuts=cuts,
+            sample=samples()[0][:4],
+            loss=Task(model).loss if bound else F.cross_entropy,
+            metrics={},
+            replicas=replicas,
+            train={"batch_size": BATCH, "verify": "always" if bound else "never"},
+        ).fit(samples())
+        results.append(dict(model.state_dict()))
+    assert_same(*results)
+
+
 def test_what_is_not_proven_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     def fit(loss: Any = None, **train: Any) -> str:
         made = trainer_of(network("chain")[0], loss=loss, metrics={}, quiet=False, train=train)
