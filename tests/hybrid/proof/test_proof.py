@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from answers import refusal
+from proof_cases import Solved, network, samples, weights
 from torch import nn
 from torch.nn import functional as F
 from trainings import assert_same, digits, trainer_of
@@ -23,54 +24,6 @@ from hybrid.solvers.numerics.regularizer import Regularizer
 from hybrid.solvers.objective import CountOf, OverClasses
 from hybrid.solvers.sync.all_reduce import AllReduced
 from hybrid.solvers.sync.ties import Ties
-
-N, BATCH = 52, 26
-Solved = tuple[Any, dict[str, Any]]
-
-
-def samples() -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(0)
-    x = torch.randn(N, 6, generator=random)
-    return x, torch.randint(3, (N,), generator=random)
-
-
-class Residual(nn.Module):
-    """Two tensors cross its cut, a weight is used twice, and it draws, normalizes and counts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
-        self.head, self.passes = nn.Linear(6, 3), 0.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.passes += 0.5
-        h = torch.tanh(self.norm(self.first(x)))
-        skip = F.dropout(h, 0.3, self.training)
-        for layer in self.layers:
-            h = torch.tanh(layer(h)) * (1 + 0.1 * self.passes)
-        return self.head(h + 2 * skip + F.linear(h, self.first.weight))
-
-
-def network(kind: str) -> tuple[nn.Module, list[str]]:
-    torch.manual_seed(1)
-    if kind == "calls":
-        return Residual(), ["layers.1"]
-    layers = [nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 8)]
-    return nn.Sequential(*layers, nn.Tanh(), nn.Linear(8, 3)), ["4"]
-
-
-def weights(kind: str, solver: Any, verify: str = "always", **more: Any) -> dict[str, Any]:
-    """The network after two epochs; the proof is looked at."""
-    model, cuts = network(kind)
-    train = {"batch_size": BATCH, "verify": verify, **more.pop("train", {})}
-    made = trainer_of(
-        model, solver, cuts=cuts, sample=samples()[0][:4], metrics={}, train=train, **more
-    )
-    summary = made.fit(samples())
-    assert summary["proof"] == ("passed" if verify != "never" else "skipped: train.verify is never")
-    return dict(model.state_dict())
-
 
 RIGHT: dict[str, Solved] = {
     "whole": (Backprop(), {}),
@@ -256,110 +209,6 @@ def test_a_run_whose_package_is_broken_is_refused(
     assert ("int8" in name) == (" in the formats that are set, and is right in float32" in said)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda o, y: F.cross_entropy(o, y).sqrt(),
-        lambda o, y: F.cross_entropy(o, y, reduction="sum"),
-        lambda o, y: F.cross_entropy(o, y, ignore_index=1),
-        lambda o, y: F.cross_entropy(o @ o.T, torch.arange(len(o))),
-    ],
-    ids=["root", "sum", "left out", "contrastive"],
-)
-@pytest.mark.parametrize("parts", [{"m": 2, "R": 1}, {"m": 1, "R": 2}], ids=["parts", "replicas"])
-def test_a_loss_that_is_no_mean_is_refused_in_parts_and_trained_whole(
-    loss: Any, parts: dict[str, int]
-) -> None:
-    refused = refusal(
-        weights, "chain", Backprop(micro_batches=parts["m"]), loss=loss, replicas=parts["R"]
-    )
-    assert refused.startswith("the run would train another network")
-    assert "give denominator=, or train undivided" in refused
-    weights("chain", Backprop(), loss=loss)
-
-
-def test_a_declared_denominator_makes_a_mean_of_it() -> None:
-    def counted(out: Any, y: Any) -> Any:
-        return F.cross_entropy(out, y, ignore_index=1)
-
-    def count(y: Any) -> Any:
-        return (y != 1).sum()
-
-    weights("chain", Backprop(micro_batches=2), loss=counted, denominator=count, replicas=2)
-    assert "its gradient" in refusal(
-        weights, "chain", PARTS, loss=counted, denominator=lambda y: 1 + (y != 1).sum()
-    ).replace("its loss", "its gradient")
-
-
-def test_a_loss_that_reads_weights_of_another_block_is_refused() -> None:
-    model, cuts = network("chain")
-
-    def loss(out: Any, y: Any) -> Any:
-        return F.cross_entropy(out, y) + 0.01 * sum(p.abs().sum() for p in model.parameters())
-
-    made = trainer_of(model, Backprop(), cuts=cuts, loss=loss, metrics={})
-    assert "the loss reads the weight '1.bias' of another block" in refusal(made.fit, samples())
-
-
-def test_a_loss_with_weights_or_state_of_its_own_is_refused() -> None:
-    class Centers(nn.Module):
-        def __init__(self, trained: bool) -> None:
-            super().__init__()
-            self.center = nn.Parameter(torch.zeros(3), requires_grad=trained)
-
-        def forward(self, out: Any, y: Any) -> Any:
-            if not self.center.requires_grad:
-                self.calls = getattr(self, "calls", 0)
-                self.register_buffer("seen", out.detach().mean(0))
-            return F.cross_entropy(out - self.center, y)
-
-    class Running(Centers):
-        def __init__(self) -> None:
-            super().__init__(False)
-            self.register_buffer("mean", torch.zeros(3))
-
-        def forward(self, out: Any, y: Any) -> Any:
-            self.mean += out.detach().mean(0)
-            return F.cross_entropy(out - self.mean, y)
-
-    trained, running = Centers(True), Running()
-    assert "has 1 parameters to train, 'center' first" in refusal(
-        weights, "chain", Backprop(), loss=trained
-    )
-    assert "the loss keeps state ('mean' changes)" in refusal(
-        weights, "chain", Backprop(), loss=running
-    )
-    assert not running.mean.any()
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_loss_that_is_bound_to_the_network_leaves_it_alone(replicas: int) -> None:
-    """Checks of one block put back nothing that another one is training meanwhile."""
-
-    class Task:
-        def __init__(self, model: nn.Module) -> None:
-            self.model = model
-
-        def loss(self, out: Any, y: Any) -> Any:
-            return F.cross_entropy(out, y)
-
-    results = []
-    for bound in (True, False):
-        model, cuts = network("chain")
-        trainer_of(
-            model,
-            Backprop(micro_batches=2),
-            cuts=cuts,
-            sample=samples()[0][:4],
-            loss=Task(model).loss if bound else F.cross_entropy,
-            metrics={},
-            replicas=replicas,
-            train={"batch_size": BATCH, "verify": "always" if bound else "never"},
-        ).fit(samples())
-        results.append(dict(model.state_dict()))
-    assert_same(*results)
-
-
 def test_what_is_not_proven_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     def fit(loss: Any = None, **train: Any) -> str:
         made = trainer_of(network("chain")[0], loss=loss, metrics={}, quiet=False, train=train)
@@ -408,34 +257,6 @@ def test_a_counter_of_passes_is_no_mean_over_parts() -> None:
     assert "the attribute '0.calls' differs after the pass: 2, and 1 in a plain loop" in refusal(
         fit
     )
-
-
-def test_a_loss_that_stops_being_a_mean_ends_the_run_at_that_mini_batch() -> None:
-    """Targets are left out in the last mini-batch alone, of a loss whose samples are all proven."""
-    x, y = samples()
-
-    def hard(out: Any, y: Any) -> Any:
-        each = F.cross_entropy(out, y, reduction="none")
-        return each[each > each.median()].mean() if len(each) > 12 else each.mean()
-
-    for solver, more in (
-        (PARTS, {}),
-        (DDG(2), {}),
-        (PARTS, {"replicas": 2}),
-        (Backprop(), {"replicas": 4}),
-    ):
-        assert " samples of step 0 is " in refusal(
-            trainer_of(
-                network("chain")[0],
-                solver,
-                cuts=["4"],
-                loss=hard,
-                metrics={},
-                train={"batch_size": BATCH * 2, "epochs": 1},
-                **more,
-            ).fit,
-            (x, y),
-        )
 
 
 def test_sketches_tell_the_distance_of_two_tensors() -> None:
