@@ -94,9 +94,14 @@ class Late(Exact):
 
 
 def plain(method: Method, formats: bool = False) -> Method:
-    """The method without what makes another gradient: clipping, rounding, averages, compilation."""
+    """The method without what makes another gradient: clipping, rounding, averages, compilation.
+
+    With `formats` it rounds, but for float16, whose first steps are left out until one of its loss
+    scales fits.
+    """
     options = copy(method.options)
-    precision = options.train.precision if formats else "float32"
+    formatted = formats and options.train.precision != "float16"
+    precision = options.train.precision if formatted else "float32"
     changed = {"precision": precision, "compile": False, "ema": 0.0}
     options.train = options.train.model_copy(update=changed)
     assert options.correction is not None

@@ -49,6 +49,8 @@ TOLERANCE = {torch.float64: (1e-8, 1e-10), torch.float32: (2e-4, 5e-6)}
 gradient. Sums over parts differ by about 1e-6; what is lost shows as 1e-3 and more."""
 ROUNDED = 0.5, 0.05
 """The same where numbers are rounded to 16 or 8 bits."""
+STEP, ROUNDED_STEP = 2.0**-21, 2.0**-6
+"""Between numbers of a format, by their size, times four: of float32, and of 16 and 8 bits."""
 
 
 def prove(
@@ -142,7 +144,8 @@ def _prove(
             fault = "" if found is None else _compare(reference, found, method, formats)
             if fault and model is not None:
                 # once more beside what rounding alone can do to the gradient
-                rounded = _pass_of(program, options, shares, samples, model, rounded=True)
+                step = ROUNDED_STEP if formats else STEP
+                rounded = _pass_of(program, options, shares, samples, model, step)
                 fault = _compare(reference, found or [], method, formats, rounded)
             if fault := links.broadcast(fault):
                 raise AgreedError(_explained(fault, program, method, R, formats))
@@ -155,9 +158,9 @@ def _pass_of(
     shares: Sequence[Batch],
     samples: Samples,
     model: nn.Module,
-    rounded: bool = False,
+    rounded: float = 0.0,
 ) -> Pass:
-    """The pass of the undivided network, or of one whose weights have been `rounded`."""
+    """The pass of the undivided network, or of one whose weights were `rounded` by such steps."""
     method = program.method
     objective = method.problem.objectives.training
     bundles = method.problem.blocks.units[0].bundle, objective.targets
@@ -168,7 +171,7 @@ def _pass_of(
     together = options.train.sync_batchnorm and len(shares) > 1
     rows = Rows(inputs, targets, parts_of(shares, program.parts, together))
     loss = _loss(options, objective.loss)
-    with rounded_weights(model) if rounded else nullcontext():
+    with rounded_weights(model, rounded) if rounded else nullcontext():
         return undivided_pass(model, loss, options.regularizer, rows, method.device)
 
 

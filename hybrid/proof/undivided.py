@@ -124,13 +124,13 @@ def undivided_pass(
 
 
 @contextmanager
-def rounded_weights(model: nn.Module) -> Iterator[None]:
-    """Within it each weight differs by about 2^-22 of itself, as if it had been rounded."""
+def rounded_weights(model: nn.Module, step: float) -> Iterator[None]:
+    """Within it each weight is moved at random by up to half a step times itself."""
     random, before = torch.Generator().manual_seed(0), list[tuple[nn.Parameter, Tensor]]()
     for p in model.parameters():
         before.append((p, p.detach().clone()))
-        step = torch.rand(p.shape, generator=random).to(p.device) - 0.5
-        p.data.mul_((1 + 2.0**-21 * step).to(p.dtype))
+        moves = torch.rand(p.shape, generator=random).to(p.device) - 0.5
+        p.data.mul_((1 + step * moves).to(p.dtype))
     try:
         yield
     finally:

@@ -30,7 +30,9 @@ __device__ inline float widen(bfloat16 x) { return as_value(static_cast<unsigned
 __device__ inline float widen(float16 x) {
     const unsigned sign = (x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
     if (rest >= 0x7c00u) return as_value(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-    // as a float its exponent is 112 too small; the product is exact, subnormals included
+    // a subnormal's bits are a whole number of 2^-24; as a float they may be flushed to zero
+    if (rest < 0x400u) return as_value(sign | as_bits(static_cast<float>(rest) * 0x1p-24f));
+    // as a float its exponent is 112 too small; the product is exact
     return as_value(sign | as_bits(as_value(rest << 13) * 0x1p112f));
 }
 

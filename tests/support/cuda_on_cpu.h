@@ -8,6 +8,10 @@
 #include <utility>
 #include <vector>
 
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
 #define __global__
 #define __device__
 #define __shared__ static
@@ -32,6 +36,17 @@ inline void enter() {
     ended[threadIdx.x] = true;
     swapcontext(&fibers[threadIdx.x], &host);
 }
+
+// CuPy compiles with -ftz=true: subnormal floats are zeros, as operands and as results.
+class Flushing {
+#ifdef __SSE__
+    unsigned before = _mm_getcsr();
+
+public:
+    Flushing() { _mm_setcsr(before | 0x8040u); }
+    ~Flushing() { _mm_setcsr(before); }
+#endif
+};
 
 // Every thread of the block up to its next __syncthreads, then all again, until all have ended.
 inline void run_block(unsigned threads) {
@@ -64,6 +79,7 @@ void launch(void (*kernel)(A...), unsigned blocks, unsigned threads, void** argu
     argument = &call;
     gridDim.x = blocks;
     blockDim.x = threads;
+    const Flushing flushing;
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) run_block(threads);
 }
 

