@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import isfinite
 from typing import Any
 
@@ -75,14 +75,16 @@ def prove(
     """
     if reason := _reason_not_to(method, options, data):
         return SKIPPED + reason
-    restore = remember_generators()
+    restore, numerics = remember_generators(), _numerics()
     watch, links.watch = links.watch, None
-    links.everyone(None)  # all have noted the generators' states
+    links.everyone(None)  # all have noted what the process has in common
     try:
-        with _plain_numerics():
-            said = _prove(method, options, links, data, whole)
+        # no rounding that depends on shapes; attention's dropout draws as any other does
+        _numerics(*[False] * len(numerics))
+        said = _prove(method, options, links, data, whole)
     finally:
         restore()
+        _numerics(*numerics)
         links.watch = watch
     links.everyone(None)  # nobody draws before all have set them back
     return said
@@ -283,13 +285,13 @@ def _explained(fault: str, program: Exact, method: Method, R: int, formats: bool
     return f"{said} ({how}); usual causes: {'; '.join(causes)}"
 
 
-@contextmanager
-def _plain_numerics() -> Iterator[None]:
-    """Within it a GPU multiplies float32 numbers as they are."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32
-    cudnn.allow_tf32 = matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, matmul.allow_tf32 = before
+def _numerics(*flags: bool) -> tuple[bool, ...]:
+    """How a GPU computes, after it is set if flags are given: TF32, and fused attention."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    if flags:
+        cudnn.allow_tf32, cuda.matmul.allow_tf32, flash, efficient, by_cudnn = flags
+        cuda.enable_flash_sdp(flash)
+        cuda.enable_mem_efficient_sdp(efficient)
+        cuda.enable_cudnn_sdp(by_cudnn)
+    fused = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()
+    return cudnn.allow_tf32, cuda.matmul.allow_tf32, *fused

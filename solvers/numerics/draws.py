@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ class DispatchMode(TorchDispatchMode):
 
 
 _READ = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_SEEDING = Lock()
+"""Held while torch's own generator of a device is seeded for an operation."""
 Key = tuple[int, ...]
 """What a pass draws for: its step, its micro-batch, and what else distinguishes passes."""
 
@@ -60,6 +62,7 @@ class _Drawing(DispatchMode):
         self.seeds = seeds
         self.drew = False
         self._generators: dict[torch.device, torch.Generator] = {}
+        self._operations = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -78,8 +81,26 @@ class _Drawing(DispatchMode):
         if "generator" in names and kwargs.get("generator") is None:
             kwargs["generator"] = self.generator(device)
         elif "generator" not in names:
-            func, kwargs = _with_generator(func, kwargs, self.generator(device))
+            overload = _with_generator(func)
+            if overload is None:
+                return self._seeded(func, args, kwargs, device)
+            func, kwargs = overload, {**kwargs, "generator": self.generator(device)}
         return func(*args, **kwargs)
+
+    def _seeded(self, func: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
+        """An operation that draws from torch's generator alone, as fused attention on a GPU."""
+        torch_s = torch.default_generator
+        if device.type == "cuda":
+            torch_s = torch.cuda.default_generators[device.index]
+        self._operations += 1
+        seeds = np.random.SeedSequence((*self.seeds, self._operations))
+        with _SEEDING:
+            before = torch_s.get_state()
+            torch_s.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
+            try:
+                return func(*args, **kwargs)
+            finally:
+                torch_s.set_state(before)
 
     def _dropout(self, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
         """Dropout on a GPU, (y, mask): torch's kernel accepts no generator."""
@@ -233,15 +254,15 @@ def drops_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
     return False
 
 
-def _with_generator(func: Any, kwargs: dict[str, Any], generator: torch.Generator) -> Any:
-    """The overload of a factory (rand, randn, randint, ...) that takes a generator."""
+def _with_generator(func: Any) -> Any:
+    """The overload of a factory (rand, randn, ...) that takes a generator; None: torch has none."""
     # randint.low has a low_generator beside it, rand.out a generator_out
     parts = [part for part in func._overloadname.split("_") if part != "default"]
     parts.insert(len(parts) - ("out" in parts), "generator")
     overload = getattr(func.overloadpacket, "_".join(parts), None)
-    if overload is None:
+    if overload is None and func.namespace != "aten":
         raise ValueError(
             f"{func} draws random numbers that no generator fixes: runs would not be repeatable; "
             "draw with torch.rand, torch.randn or bernoulli_ in its place"
         )
-    return overload, {**kwargs, "generator": generator}
+    return overload

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hybrid.solvers.layers.branches import Reversible
+from hybrid.solvers.numerics import draws as module_of_draws
 from hybrid.solvers.numerics.draws import Draws, find_random_parts
 
 
@@ -98,3 +99,30 @@ def test_what_no_generator_fixes_is_refused_in_one_line(x):
     layer = Layer(torch.ops.tests.noise)
     with pytest.raises(ValueError, match=r"^tests\.noise[^\n]* no generator fixes[^\n]*$"):
         find_random_parts(layer, [layer], x)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_takes_no_generator_draws_from_torchs_seeded_for_it(device, drawn, monkeypatch):
+    """Fused attention with dropout on a GPU; on the CPU torch.rand, as if it took none."""
+    q = torch.randn(2, 4, 16, 8, device=device, requires_grad=True)
+
+    def attend():
+        if device == "cpu":
+            return q * torch.rand(q.shape)
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+    if device == "cpu":
+        monkeypatch.setattr(module_of_draws, "_with_generator", lambda func: None)
+    layer = Layer(lambda x: attend() + attend())
+    torch.manual_seed(3)
+    expected = torch.rand(5, device=device)
+    torch.manual_seed(3)
+    found = [drawn(layer, key, unit) for key, unit in (((1,), 0), ((1,), 0), ((2,), 0), ((1,), 1))]
+    assert torch.equal(torch.rand(5, device=device), expected)  # that of the user's code goes on
+    gradients = [torch.autograd.grad(y.sum(), q)[0] for y in found]
+    for values in (found, gradients):
+        assert torch.equal(values[0], values[1])
+        assert not torch.equal(values[0], values[2])
+        assert not torch.equal(values[0], values[3])
+    once = drawn(Layer(lambda x: attend()), (1,))
+    assert not torch.equal(found[0], 2 * once)
