@@ -4,19 +4,24 @@ A folder may hold a pipe, which would block a reader for ever, a link to another
 file of any size that takes no room on the disk. Nothing is written through a link either.
 """
 
+import fcntl
 import os
 import re
 import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from time import time
 from typing import BinaryIO
 
 MOST_OF_LINES = 1 << 30
 """The largest file of lines; an hour of a small run has half a million bytes."""
 MOST_OF_A_LINE = 1 << 24
+WRITTEN_SECONDS = 60.0
+"""What was written to so long ago, and is locked by nobody, was left by a process that is gone."""
 
 
 def opened(path: Path, most: int, links: bool = False) -> BinaryIO:
@@ -88,6 +93,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             partial.unlink(missing_ok=True)
         raise
     sync(path.parent)
+    _remove_left(path)
 
 
 @contextmanager
@@ -105,22 +111,61 @@ def whole_folder(path: Path, ours: str) -> Iterator[Path]:
             "remove the folder"
         )
     place = path.absolute()
+    if Path.cwd().is_relative_to(path.resolve()):
+        raise ValueError(
+            f"{path} is the folder that this command was given in, and is replaced as a whole: "
+            "name a new one"
+        )
     name = f".{place.name}.{secrets.token_hex(4)}"
     partial, old = (place.with_name(f"{name}.{end}") for end in ("partial", "old"))
     try:
         with naming(path):
             partial.mkdir()
-        yield partial
+        with ExitStack() as held:
+            with suppress(OSError):  # of a disk without locks
+                held.enter_context(_locked(partial))
+            yield partial
         for file in partial.iterdir():
             sync(file)
         sync(partial)
         if path.exists():
             os.replace(place, old)
-        os.replace(partial, place)
+        try:
+            os.replace(partial, place)
+        except OSError:
+            if old.exists():
+                os.replace(old, place)
+            raise
     finally:
         for left in (partial, old):
             shutil.rmtree(left, ignore_errors=True)
     sync(place.parent)
+    _remove_left(place)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what writers that were killed have left beside `path`, which is whole.
+
+    Who writes holds a lock until all is written, which ends with its process.
+    """
+    for left in path.parent.glob(f".{escape(path.name)}.*"):
+        end = left.name.removeprefix(f".{path.name}.")
+        with suppress(OSError):
+            old = time() - left.lstat().st_mtime > WRITTEN_SECONDS and not left.is_symlink()
+            if old and re.fullmatch("[0-9a-f]{8}[.](partial|old)", end):
+                with _locked(left):
+                    remove(left)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Within it no other process has a file or a folder locked; BlockingIOError if one has."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_ours(path: Path, ours: str) -> bool:
@@ -134,6 +179,8 @@ def write_durably(path: Path, content: bytes | str) -> None:
     # exclusive: a link that somebody puts there meanwhile is not followed
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with naming(path), os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+        with suppress(OSError):  # of a disk without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())

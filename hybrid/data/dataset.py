@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hybrid.data.augment import Augmentation
 from hybrid.solvers.layers.bundle import Bundle
@@ -107,11 +109,16 @@ class Data(ABC):
     def keep(self, samples: int) -> None:  # noqa: B027
         """Called with how far behind the newest sample others may be asked for again."""
 
-    def fingerprint(self) -> str:
-        """Of the samples, where ranks might have others; empty: they all have the same."""
-        if self.order is None:
-            return ""
-        return blake2b(self.order.of_epoch(0, 0).numpy().tobytes(), digest_size=16).hexdigest()
+    def fingerprint(self) -> dict[str, str]:
+        """What ranks compare, by its name, since they may have other samples; empty: nothing."""
+        found = {"number": str(len(self))}
+        if self.order is not None:
+            found["order"] = digest(self.order.of_epoch(0, 0))
+        return found
+
+    def fingerprint_of(self, seed: int, epoch: int, number: int) -> dict[str, str]:
+        """Of one sample, the next in the order or another: what ranks compare now and then."""
+        return {}
 
     def state(self) -> State:
         """What a checkpoint keeps to go on reading; empty: nothing."""
@@ -122,6 +129,22 @@ class Data(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Close what was opened to read samples."""
+
+
+def digest(value: Any) -> str:
+    """A hash of the numbers that a value holds, with their types and shapes."""
+    found = blake2b(digest_size=16)
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            found.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+            leaf = np.asarray(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
+        found.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
+    return found.hexdigest()
+
+
+def spread(count: int, most: int = 8) -> Tensor:
+    """Numbers of some of so many samples, the first and the last among them."""
+    return torch.linspace(0, count - 1, min(count, most)).round().long()
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +162,8 @@ class Dataset(Data):
     """Standard deviation of each channel, pixels scaled to [0, 1]."""
     augmentation: Augmentation = field(default_factory=Augmentation)
     """What `batch` does to images before it normalizes them."""
+    digest: str = ""
+    """Of images and labels, where some of them are left out."""
 
     def __post_init__(self) -> None:
         low, high = int(self.labels.min()), int(self.labels.max())
@@ -193,6 +218,12 @@ class Dataset(Data):
         images = torch.zeros(count, *self.shape).to(memory_format=torch.channels_last)
         return images, torch.zeros(count, dtype=torch.int64)
 
+    def fingerprint(self) -> dict[str, str]:
+        return {**super().fingerprint(), "content": self.digest or self._digest()}
+
+    def _digest(self) -> str:
+        return digest((self.images[spread(len(self), 64)], self.labels))
+
     def take(self, limit: int) -> Dataset:
         """The first `limit` samples; raises ValueError unless 1 <= limit <= N."""
         if not 1 <= limit <= len(self):
@@ -200,7 +231,8 @@ class Dataset(Data):
                 f"limit is {limit} but the data set has {len(self)} samples: "
                 f"choose a limit from 1 to {len(self)}"
             )
-        return replace(self, images=self.images[:limit], labels=self.labels[:limit])
+        images, labels = self.images[:limit], self.labels[:limit]
+        return replace(self, images=images, labels=labels, digest="")
 
     def only(self, images: bool, labels: bool) -> Dataset:
         """A copy that keeps what is True and reads the rest as zeros that take no memory.
@@ -209,6 +241,7 @@ class Dataset(Data):
         """
         return replace(
             self,
+            digest=self.digest or self._digest(),
             images=self.images if images else self.images.new_zeros(()).expand_as(self.images),
             labels=self.labels if labels else self.labels.new_zeros(()).expand_as(self.labels),
         )

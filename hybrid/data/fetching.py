@@ -9,7 +9,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -120,6 +120,9 @@ class Pool:
         self.dataset, self.collate = dataset, collate
         self.processes, self.workers = processes, processes.count
         self._executor: ProcessPoolExecutor | None = None
+        self._pids: Any = None
+        """Of the workers that have started, in memory that they share; 0: not yet."""
+        self._patience = PATIENCE
 
     def submit(self, ids: Sequence[int], seed: int, epoch: int) -> Future[Any]:
         """A batch to come."""
@@ -141,13 +144,18 @@ class Pool:
 
     def _start(self) -> ProcessPoolExecutor:
         processes, context = self.processes, get_context(self.processes.method)
-        given = self.dataset, self.collate, processes.start, context.Value("q", 0), self.workers
+        self._pids, self._patience = context.Array("q", self.workers), PATIENCE
+        given = self.dataset, self.collate, processes.start, self._pids
         return ProcessPoolExecutor(self.workers, context, _initialize_worker, given)
 
     def result(self, future: Future[Any]) -> Any:
         """What was submitted, as tensors; ValueError if its worker is gone, or late."""
+        timeout = self.processes.timeout
         try:
-            batch = future.result(self.processes.timeout or None)
+            while timeout and self._pids is not None and not any(self._pids):
+                if wait([future], 0.05).done:  # a worker that starts imports what it needs
+                    break
+            batch = future.result(timeout or None)
         except BrokenProcessPool:
             raise ValueError(
                 "a worker process of the data set ended: a script that starts workers needs "
@@ -155,6 +163,7 @@ class Pool:
                 "(num_workers=0)"
             ) from None
         except FutureTimeoutError:
+            self._patience = 0.0
             raise ValueError(
                 f"a worker process of the data set took more than {self.processes.timeout:g} s for "
                 "a batch: give the DataLoader a larger timeout, or 0 for any time"
@@ -162,31 +171,46 @@ class Pool:
         return plain(batch)
 
     def close(self) -> None:
-        """End the worker processes, which have ended when this returns."""
-        if self._executor is not None:
-            self._executor.shutdown(cancel_futures=True)
-            self._executor = None
+        """End the worker processes, which have ended when this returns; those that hang are killed.
+
+        A worker may hang in a user's code, or in a read from a disk that is gone.
+        """
+        if self._executor is None:
+            return
+        end = threading.Thread(
+            target=self._executor.shutdown, kwargs={"cancel_futures": True}, daemon=True
+        )
+        end.start()
+        end.join(self._patience)
+        while end.is_alive():  # one may start only now
+            for pid in filter(None, self._pids):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            end.join(0.1)
+        self._executor = None
 
 
+PATIENCE = 5.0
+"""Seconds for workers to end what they do when a data set is closed."""
 _WORKER: dict[str, Any] = {}
 """The data set and its collate function, in a worker process."""
 
 
 def _initialize_worker(
-    dataset: Any, collate: Collate, start: Callable[[int], Any] | None, started: Any, count: int
+    dataset: Any, collate: Collate, start: Callable[[int], Any] | None, pids: Any
 ) -> None:
+    with pids.get_lock():
+        number = [*pids].index(0)
+        pids[number] = os.getpid()
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     torch.set_num_threads(1)
     _WORKER.update(dataset=dataset, collate=collate)
     if start is None:
         return
-    with started.get_lock():
-        number = started.value
-        started.value += 1
     # what torch.utils.data.get_worker_info() tells in a worker of a DataLoader
     torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=number, num_workers=count, seed=torch.initial_seed(), dataset=dataset
+        id=number, num_workers=len(pids), seed=torch.initial_seed(), dataset=dataset
     )
     try:
         start(number)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
-from hybrid.data.dataset import check_classes
+from hybrid.data.dataset import check_classes, spread
 from hybrid.data.fetching import Pool, Workers
 from hybrid.data.items import Items, collate_numbers
 from hybrid.errors import format_error
@@ -73,6 +73,8 @@ class Mapped(Items):
         if self._targets is not None and not self._agrees(self._targets):
             self._targets = None
         self._batches_vary = collate is not None
+        self._repeated = set[str]()
+        """What was the same when samples were read twice, of what ranks compare."""
         self._learn_structure()
 
     def __len__(self) -> int:
@@ -113,6 +115,23 @@ class Mapped(Items):
         read, listed = self._pair(ids, 0, 0)[1], targets[ids]
         same_type = isinstance(read, Tensor) and read.dtype == listed.dtype
         return same_type and torch.equal(read, listed)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Of a few samples, read twice: what differs then differs in every pass."""
+        ids = spread(len(self))
+        key = _key(ids, 0, 0)
+        first = self._printed(self._pair(ids, 0, 0))
+        with self._lock:
+            self._batches.pop(key, None)
+        again = self._printed(self._pair(ids, 0, 0))
+        self._repeated = {name for name, found in again.items() if found == first[name]}
+        return {**super().fingerprint(), **self._of_repeated(again)}
+
+    def fingerprint_of(self, seed: int, epoch: int, number: int) -> dict[str, str]:
+        return self._of_repeated(super().fingerprint_of(seed, epoch, number))
+
+    def _of_repeated(self, found: dict[str, str]) -> dict[str, str]:
+        return {name: text for name, text in found.items() if name in self._repeated}
 
     def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections import deque
@@ -11,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
+from hybrid.data.dataset import digest
 from hybrid.data.fetching import collate_items, own_draws, plain, seed_draws
 from hybrid.data.items import Items, collate_numbers
 from hybrid.errors import format_error
@@ -123,6 +122,7 @@ class Stream(Items):
         self._resumed: dict[str, Any] = {}
         """What a checkpoint says of where to begin."""
         self._sample = self._read_sample()
+        self._first = digest(self._sample)
         self._batches_vary = self.batched or collate is not None
         self._learn_structure()
         self.close()
@@ -160,8 +160,8 @@ class Stream(Items):
     def keep(self, samples: int) -> None:
         self._behind = max(self._behind, samples)
 
-    def fingerprint(self) -> str:
-        return digest(self._sample)
+    def fingerprint(self) -> dict[str, str]:
+        return {**super().fingerprint(), "first sample": self._first}
 
     def close(self) -> None:
         """End the reading, and worker processes; what is asked for next begins it again."""
@@ -355,7 +355,7 @@ class Stream(Items):
                     "state": place.state,
                     "count": part.count,
                     "digest": digest(part.samples),
-                    "first": self.fingerprint(),
+                    "first": self._first,
                 }
             )
 
@@ -365,24 +365,13 @@ class Stream(Items):
             if not saved:
                 self._resumed = {}
                 return
-            if saved["first"] != self.fingerprint():
+            if saved["first"] != self._first:
                 raise ValueError(
                     f"the stream {self.name} begins with other samples than before: seed its "
                     "shuffling, or put back what it reads"
                 )
             self._resumed = saved if saved["state"] and self._stateful else {}
             self.close()
-
-
-def digest(value: Any) -> str:
-    """A hash of what a value holds."""
-    found = hashlib.blake2b(digest_size=16)
-    for leaf in tree_leaves(plain(value)):
-        if isinstance(leaf, Tensor):
-            found.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
-            leaf = np.asarray(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
-        found.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
-    return found.hexdigest()
 
 
 def _with_state(iterable: Any) -> Any:

@@ -96,9 +96,8 @@ class Texts(Data):
             return self
         return replace(self, text=self.text.new_zeros(()).expand_as(self.text))
 
-    def fingerprint(self) -> str:
-        """Of the text, since ranks may find other files."""
-        return self.digest
+    def fingerprint(self) -> dict[str, str]:
+        return {**super().fingerprint(), "text": self.digest}
 
     def state(self) -> State:
         return State(shared={"digest": self.digest})

@@ -18,12 +18,14 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from hybrid.files import read_whole, remove, write_durably
-from hybrid.folder.manifest import MOST_BYTES, Files, RunPosition, check
+from hybrid.folder.manifest import MOST_BYTES, Files, Part, RunPosition, check
 from hybrid.networks.units import Unit
 from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.state import entries
 
-FORMAT = 8
+FORMAT = 9
+STATE = ".."
+"""Between a parameter's name, in which two dots never meet, and an entry of its state."""
 MANIFEST = "manifest.json"
 """Written last and removed first: a folder without it is no checkpoint."""
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -35,7 +37,7 @@ def tensors_of(unit: Unit, optimizers: Optimizers) -> dict[str, Tensor]:
     for kind, optimizer in _distinct(optimizers).items():
         for name, parameter in unit.parameters().items():
             for slot, value in to_tensors(optimizer.state.get(parameter, {})).items():
-                tensors[f"{name}:{kind}.{slot}"] = value
+                tensors[f"{name}{STATE}{kind}.{slot}"] = value
     return tensors
 
 
@@ -168,8 +170,8 @@ def load_model(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in manifest["units"]:
         loaded = load_unit(folder, manifest, name)
-        plain = (key for key in loaded if ":" not in key)
-        tensors |= {key: loaded.get(f"{key}:ema.average", loaded[key]) for key in plain}
+        plain = (key for key in loaded if STATE not in key)
+        tensors |= {key: loaded.get(f"{key}{STATE}ema.average", loaded[key]) for key in plain}
     return tensors
 
 
@@ -180,23 +182,26 @@ def restore(
     for unit in units:
         if unit.name not in manifest["units"]:
             raise ValueError(f"{folder} has no unit {unit.name!r}: it is of another model")
-        loaded = load_unit(folder, manifest, unit.name, most=_most_bytes(unit))
+        models = {
+            (kind, name): optimizer_state(optimizer, parameter)
+            for kind, optimizer in _distinct(optimizers).items()
+            for name, parameter in unit.parameters().items()
+        }
+        states = (x for model in models.values() for x in model.values() if isinstance(x, Tensor))
+        numbers = sum(x.numel() for x in (*unit.tensors().values(), *states))
+        # 16 bytes a number, and a header with a line for each tensor
+        most = (1 << 20) + 16 * numbers + (1 << 12) * (len(models) + len(unit.tensors()))
+        loaded = load_unit(folder, manifest, unit.name, most)
         for name, tensor in unit.tensors().items():
             _check_like(folder, name, loaded.get(name), tensor)
             with torch.no_grad():
                 tensor.copy_(loaded[name])
         for kind, optimizer in _distinct(optimizers).items():
             for name, parameter in unit.parameters().items():
-                slots = entries(loaded, f"{name}:{kind}.")
-                model = optimizer_state(optimizer, parameter) if slots else {}
-                if model:
+                slots, model = entries(loaded, f"{name}{STATE}{kind}."), models[kind, name]
+                if slots and model:
                     _check_slots(folder, name, optimizer, slots, model)
                     optimizer.state[parameter] = from_tensors(model, slots)
-
-
-def _most_bytes(unit: Unit) -> int:
-    """The largest file of a unit: a header, weights, four numbers for each of two optimizers."""
-    return (1 << 20) + 10 * sum(t.numel() * 8 for t in unit.tensors().values())
 
 
 def _check_like(folder: Path, name: str, found: Tensor | None, tensor: Tensor) -> None:
@@ -242,6 +247,21 @@ def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -
     else:
         way = "no checkpoint is left before it; start again with a new --out"
     return f"{path} {how}: {way}"
+
+
+def check_readable(kind: type[Part], body: Mapping[str, Any], text: str) -> None:
+    """ValueError for a manifest of that kind that would be refused when it is read."""
+    step = body["step"]
+    if len(text.encode()) > MOST_BYTES:
+        sizes = {name: len(json.dumps(x)) for name, x in body.get("shared", {}).items()}
+        largest = max(sizes, key=sizes.__getitem__) if sizes else "units"
+        raise ValueError(
+            f"the checkpoint of step {step} is not written, since its manifest would have "
+            f"{len(text.encode())} bytes, more than the {MOST_BYTES} that are read: keep less in "
+            f"the state of {largest}, or in a file of its own; the checkpoint before it stands"
+        )
+    for cls in (Files, kind):
+        check(cls, body, Path(f"the checkpoint of step {step}, which is not written,"))
 
 
 def _distinct(optimizers: Optimizers) -> dict[str, torch.optim.Optimizer]:

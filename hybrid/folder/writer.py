@@ -14,6 +14,7 @@ from torch import Tensor
 from hybrid.files import remove, sync, write_durably
 from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import MANIFEST
+from hybrid.folder.manifest import Part
 from hybrid.links import AgreedError, RankLinks
 
 Files = Mapping[str, Mapping[str, Tensor]]
@@ -41,11 +42,12 @@ class Writer:
         token: str = "",
         check: Callable[[], None] = lambda: None,
         keep_best: bool = False,
+        kind: type[Part] = Part,
     ) -> None:
         self.root, self.links, self.keep_last, self.token = root, links, keep_last, token
         self.check = check
         """Raises ValueError if this run no longer owns the folder; every rank calls it."""
-        self.keep_best = keep_best
+        self.keep_best, self.kind = keep_best, kind
         self.seconds = 0.0
         """How long training has waited for checkpoints."""
 
@@ -95,6 +97,7 @@ class Writer:
             body[kind] = {name: entry for rank in everyone for name, entry in rank[kind].items()}
         body = json.loads(json.dumps(body))  # as it is read: keys are texts, tuples are lists
         text = json.dumps({**body, "sha256": checkpoint.digest(body)}, indent=1)
+        checkpoint.check_readable(self.kind, body, text)
         write_durably(partial / MANIFEST, text)
         sync(partial)
         self.check()

@@ -115,6 +115,8 @@ class RankLinks(ABC):
         self._received_beside: dict[int, int] = {}
         self.waits_since: float | None = None
         """When, by `now`, its present wait for another rank began; None while it does not wait."""
+        self.awaited = ""
+        """For whom it waits."""
 
     @classmethod
     @abstractmethod
@@ -273,6 +275,7 @@ class RankLinks(ABC):
     @contextmanager
     def waiting(self, side: str) -> Iterator[None]:
         """Count the time of the body as waiting."""
+        self.awaited = self._named(side)
         self.waits_since = start = self.now()
         try:
             yield
@@ -282,6 +285,13 @@ class RankLinks(ABC):
             self.traffic.waiting_seconds[side] += end - start
             if self.watch is not None:
                 self.watch(f"wait: {side}", start, end)
+
+    def _named(self, side: str) -> str:
+        """Those of a side, in words."""
+        of = f" of replica {self.place.replica}" if self.place.replicas > 1 else ""
+        if side in ("next", "previous"):
+            return f"block {self.rank + (1 if side == 'next' else -1)}{of}"
+        return "all ranks" if side == "everyone" else "another block or replica"
 
 
 def num_bytes(tensor: Tensor) -> int:

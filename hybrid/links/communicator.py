@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 from time import sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,8 +25,8 @@ FOR_EVER = timedelta(days=30)
 """Of a message that another rank may take hours for; `links.timeout` watches over waits."""
 LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
 """Lets gloo connect two ranks when they first exchange a message, not all ranks of a group."""
-IN_SLURM_SECONDS = 1800.0
-"""In Slurm a rank that has waited so long ends its job, unless links.timeout is set."""
+WAIT_SECONDS = 1800.0
+"""A rank that has waited so long ends its job, unless links.timeout is set."""
 LOST = "another rank has ended; go on with --resume"
 _ABORTED = "hybrid/aborted"
 
@@ -204,9 +204,25 @@ def waits_limited(links: RankLinks, comm: Communicator, timeout: float | None) -
 
 def limit_of_waits(timeout: float | None) -> float:
     """The seconds of links.timeout, which is None where it is not set; 0: no limit."""
-    if timeout is None:
-        return IN_SLURM_SECONDS if "SLURM_JOB_ID" in os.environ else 0.0
-    return timeout
+    return WAIT_SECONDS if timeout is None else timeout
+
+
+@contextmanager
+def start_limited(comm: Communicator, timeout: float | None) -> Iterator[None]:
+    """Within it the ranks begin together what all have to call; as `waits_limited`."""
+    seconds = limit_of_waits(timeout)
+    error = TimeoutError(
+        f"it has waited for the other ranks for {seconds:g} s (links.timeout): call fit and "
+        "evaluate on every rank, in one order"
+    )
+    timer = Timer(seconds + min(comm.rank, 10), abort, (comm, error))
+    timer.daemon = True
+    if seconds:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _watch(links: RankLinks, comm: Communicator, timeout: float, ended: Event) -> None:
@@ -219,7 +235,7 @@ def _watch(links: RankLinks, comm: Communicator, timeout: float, ended: Event) -
         since = links.waits_since
         # a second more for each rank: the first to speak ends the others
         if since is not None and seen - max(since, goes_on) > timeout + min(links.place.number, 10):
-            waited = f"it has waited for another rank for {timeout:g} s (links.timeout)"
+            waited = f"it has waited for {links.awaited} for {timeout:g} s (links.timeout)"
             remedy = "find out why that rank is stuck, then continue with --resume"
             abort(comm, TimeoutError(f"{waited}: {remedy}"))
 

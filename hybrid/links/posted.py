@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hybrid.errors import AgreedError, PeerError, StoppedError
 from hybrid.links.base import Program, RankLinks, Start, num_bytes
-from hybrid.links.communicator import Communicator, abort, waits_limited
+from hybrid.links.communicator import Communicator, abort, start_limited, waits_limited
 from hybrid.links.staging import Outgoing, Staging, as_dense, format_of, memory_of, room_for
 
 T = TypeVar("T")
@@ -104,7 +104,8 @@ class PostedLinks(RankLinks):
         A failure that the ranks have not agreed on ends the whole job at once: the others may be
         waiting for a message that will never come. So does a wait longer than `links.timeout`.
         """
-        links = cls(start)  # type: ignore[call-arg]
+        with start_limited(start.comm, start.settings.timeout):
+            links = cls(start)  # type: ignore[call-arg]
         try:
             with waits_limited(links, start.comm, start.settings.timeout):
                 result = links.run(program)

@@ -92,11 +92,14 @@ class Objectives(NamedTuple):
         named = "the loss" if options.loss else f"the loss {options.train.loss!r}"
         named = "the network's own loss" if has_own_loss(options) else named
         measured = test.metrics if options.metrics is None else options.metrics
-        for name in (name for name in measured or {} if name in LINE_KEYS):
-            raise ValueError(
-                f"metrics has {name!r}, which is something else in metrics.jsonl: give it another "
-                "name"
-            )
+        for name in measured or {}:
+            if not (isinstance(name, str) and name.isprintable() and name):
+                raise ValueError(f"metrics has {name!r}, which is no name: give it one, such as f1")
+            if name in LINE_KEYS:
+                raise ValueError(
+                    f"metrics has {name!r}, which is something else in metrics.jsonl: give it "
+                    "another name"
+                )
 
         def objective(
             loss: Loss, out: Any, targets: Any, answers: Bundle | None, each: bool = False

@@ -8,13 +8,12 @@ import os
 import stat
 import sys
 import tempfile
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid.errors import one_line
-from hybrid.links.communicator import Communicator, MpiCommunicator
+from hybrid.links.communicator import WAIT_SECONDS, Communicator, MpiCommunicator
 from hybrid.ranks import meeting, stopping
 from hybrid.ranks.launcher import end_with_launcher
 
@@ -101,7 +100,12 @@ def ranks() -> Ranks | None:
         return None
     by_torch = _is_by_torch()
     comm: Communicator
-    with stopping.meeting() if by_torch else nullcontext():
+    late = meeting.MeetingError(
+        f"rank {launched_rank()} of {size} has waited for the others for {WAIT_SECONDS:g} s: call "
+        "what this package does on every rank",
+        speaks=True,
+    )
+    with stopping.meeting() if by_torch else meeting.ends_after(WAIT_SECONDS, late):
         comm = meeting.of_torchrun(launched_rank(), size) if by_torch else _of_mpi(size)
         mates = comm.host_ranks()
     end_with_launcher(speaks=comm.rank == mates[0])

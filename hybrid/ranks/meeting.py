@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import socket
@@ -13,6 +14,7 @@ from datetime import timedelta
 from threading import Timer
 from time import monotonic, sleep
 from typing import Any
+from uuid import uuid4
 
 from hybrid.errors import one_line, tell
 from hybrid.links.communicator import TorchCommunicator
@@ -52,15 +54,16 @@ def of_torchrun(rank: int, size: int) -> TorchCommunicator:
             rank == 0,
         )
     # torchrun's own process may have the store, and keeps it for the ranks that it restarts
-    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return _met(host, int(port), serves, rank, size)
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return _met(host, int(port), kept, rank, size)
 
 
-def _met(host: str, port: int, serves: bool, rank: int, size: int) -> TorchCommunicator:
+def _met(host: str, port: int, kept: bool, rank: int, size: int) -> TorchCommunicator:
     import torch.distributed
 
     c10d: Any = torch.distributed
     where, limit = f"{host}:{port}", timedelta(seconds=CONNECT_SECONDS)
+    serves = rank == 0 and not kept
 
     def unreachable(cause: str) -> MeetingError:
         problem = f"reach rank 0 at {where} within {CONNECT_SECONDS:g} s ({cause}): it has not"
@@ -71,16 +74,14 @@ def _met(host: str, port: int, serves: bool, rank: int, size: int) -> TorchCommu
         return MeetingError(f"rank {rank} of {size} cannot {problem}; {remedy}", rank == 0)
 
     try:
-        with _ends_after(CONNECT_SECONDS + 2, unreachable("no answer")):
+        with ends_after(CONNECT_SECONDS + 2, unreachable("no answer")):
             shared = c10d.TCPStore(host, port, None, serves, limit, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
         raise unreachable(_cause(error)) from None
     try:
-        # ranks of another job, and of an earlier start of this one, are behind other prefixes
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = c10d.PrefixStore(f"hybrid {identity()} {restart}", shared)
-        _register(store, where, rank, size)
-        _wait_for_all(store, where, rank, size)
+        store = c10d.PrefixStore(f"hybrid {identity()}", shared)  # of this job, and no other
+        meeting = _meet(store, where, rank, size, kept)
+        store = c10d.PrefixStore(meeting, store)
         return TorchCommunicator(store, rank, size)
     except RuntimeError as error:
         raise MeetingError(
@@ -91,7 +92,7 @@ def _met(host: str, port: int, serves: bool, rank: int, size: int) -> TorchCommu
 
 
 @contextmanager
-def _ends_after(seconds: float, error: MeetingError) -> Iterator[None]:
+def ends_after(seconds: float, error: MeetingError) -> Iterator[None]:
     """End the process where the body has not by then: torch waits for ever for a silent program."""
 
     def end() -> None:
@@ -108,35 +109,59 @@ def _ends_after(seconds: float, error: MeetingError) -> Iterator[None]:
         timer.cancel()
 
 
-def _register(store: Any, where: str, rank: int, size: int) -> None:
-    """Show that this rank is there."""
-    process = f"process {os.getpid()} on {socket.gethostname()}"
-    first = store.compare_set(f"rank {rank}", "", process).decode()
-    if first != process:
-        raise MeetingError(
-            f"two processes are rank {rank} of {size} at {where}, {first} and {process}: give "
-            "every job a MASTER_PORT of its own, or use torchrun --standalone",
-            True,
-        )
+def _meet(store: Any, where: str, rank: int, size: int, kept: bool = False) -> str:
+    """Wait until all ranks have met, in looks between which a signal is heard; the meeting's name.
 
+        rank r    shows who it is (a new name at every start)
+        rank 0    calls a meeting of those that are shown, and another when one of them changes
+        rank r    takes part in a meeting that it is called to
 
-def _wait_for_all(store: Any, where: str, rank: int, size: int) -> None:
-    """Wait until all ranks have shown who they are, in looks between which a signal is heard."""
-    begin, told, missing = monotonic(), False, list(range(size))
-    while missing := [r for r in missing if not store.check([f"rank {r}"])]:
+    A store that is `kept` has the ranks of earlier starts, whose processes have ended: they take
+    part in nothing. Ranks need not agree on how often they have been started.
+    """
+    own = f"{uuid4().hex}, process {os.getpid()} on {socket.gethostname()}"
+    names = [f"rank {r}" for r in range(size)]
+    store.set(names[rank], own)
+    begin, told, called = monotonic(), False, list[str]()
+    while True:
         stopping.leave_alone(rank)
+        missing = [r for r in range(size) if not store.check([names[r]])]
+        if rank == 0 and not missing:
+            shown = [store.get(name).decode() for name in names]
+            if shown != called:
+                called = shown
+                store.set("meeting", json.dumps([uuid4().hex, called]))
+        other = store.get(names[rank]).decode()
+        if store.check(["meeting"]):
+            meeting, ranks = json.loads(store.get("meeting"))
+            invited = ranks[rank] == own
+            if invited:
+                store.set(f"{meeting} {rank}", "")
+            absent = [r for r in range(size) if not store.check([f"{meeting} {r}"])]
+            if invited and not absent:
+                return str(meeting)
+            if not (absent or kept):  # they have begun
+                other = ranks[rank]
+            missing = missing or (absent if invited else [0] * (rank > 0))
+        if other != own:
+            raise MeetingError(
+                f"two processes are rank {rank} of {size} at {where}, "
+                f"{' and '.join(each.partition(', ')[2] for each in (other, own))}: give every job "
+                "a MASTER_PORT of its own, or use torchrun --standalone",
+                True,
+            )
         waited = monotonic() - begin
-        first = next(r for r in range(size) if r not in missing)
+        speaks = rank == next((r for r in range(size) if r not in missing), rank)
         said = (
             f"of {size} ranks that the launcher's variables announce, {_ranks(missing)} did not "
             f"come to {where}"
         )
-        if waited > MEETING_SECONDS:
+        if missing and waited > MEETING_SECONDS:
             hint = "start as many, with the same words, or unset the launcher's variables"
-            raise MeetingError(f"{said} within {MEETING_SECONDS:g} s: {hint}", rank == first)
-        if waited > PATIENCE_SECONDS and not told:
+            raise MeetingError(f"{said} within {MEETING_SECONDS:g} s: {hint}", speaks)
+        if missing and waited > PATIENCE_SECONDS and not told:
             told = True
-            if rank == first or not _has_launcher():
+            if speaks or not _has_launcher():
                 tell(f"hybrid: {said} yet; rank {rank} waits until {MEETING_SECONDS:g} s are over")
         sleep(min(0.1, 0.002 + waited / 10))
 

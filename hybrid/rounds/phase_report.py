@@ -69,7 +69,7 @@ class PhaseReport:
 
 
 LINE_KEYS = {f.name for f in fields(PhaseReport)} - {"accuracy"} | {
-    *("step", "epoch", "learning_rate", "from", "rates")
+    *("step", "epoch", "learning_rate", "from", "to", "rates")
 }
 """What lines of metrics.jsonl have, beside the metrics of a test."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from math import inf
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors.torch import save
@@ -35,6 +35,8 @@ START = b"\n"
 """What stands before a text that begins with nothing."""
 EXPORTED = r"(.*config\.json|.*\.safetensors(\.index\.json)?|README\.md)"
 """The names of the files in a folder that may be an older export."""
+CHANCES = 20
+"""Checkpoints that may be removed while they are read."""
 _OTHER_FORMATS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".onnx", ".gguf", ".npz")
 
 
@@ -75,13 +77,13 @@ def load(
     package, which the run's settings make again, from data that may lie in `data_dir` by now.
     ValueError if the run does not say how, or holds another model.
     """
-    settings, folder, manifest = _open_run(Path(run), best)
-    if model is None and settings.data.name == TEXT:
+    if model is not None:
+        stored = _read(Path(run), best)
+        return _load_weights(_made(model), stored, "model=").eval()
+    if _settings(Path(run)).data.name == TEXT:
         return _text_model(Path(run), None, best)[1]
-    if model is None:
-        _, _, network, _ = restore(Path(run), data_dir=data_dir, best=best)
-        return network.eval()
-    return _load_weights(_made(model), folder, manifest, "model=").eval()
+    _, _, network, _ = restore(Path(run), data_dir=data_dir, best=best)
+    return network.eval()
 
 
 def restore(
@@ -97,10 +99,10 @@ def restore(
     `model` and `data` are package.module:function, which make what was the user's own; `data_dir`
     is where the data of this package's sources lie by now. ValueError if one is missing.
     """
-    settings, folder, manifest = _open_run(run, best)
-    stored = settings.data.name
-    known = stored in NAMES or bool(reference(stored))
-    news = {"name": _name(run, "--data", stored, data, known), "limit": 0}
+    settings = _settings(run)
+    name = settings.data.name
+    known = name in NAMES or bool(reference(name))
+    news = {"name": _name(run, "--data", name, data, known), "limit": 0}
     if data_dir is not None:
         news["dir"] = data_dir
     wanted = settings.data.model_copy(update=news)
@@ -108,7 +110,8 @@ def restore(
         wanted = DataSettings.of("data", news)
     train, test = build.load_data_sets(wanted, settings.train.loss)
     network = _network(run, settings, model, train)
-    return settings, folder, _load_weights(network, folder, manifest, _where(run, model)), test
+    stored = _read(run, best)
+    return settings, stored.folder, _load_weights(network, stored, _where(run, model)), test
 
 
 def generate(
@@ -160,12 +163,12 @@ def _text_model(run: Path, model: str | None, best: bool) -> tuple[int, nn.Modul
 
     ValueError for a run on other data.
     """
-    settings, folder, manifest = _open_run(run, best)
+    settings = _settings(run)
     if settings.data.name != TEXT:
         raise ValueError(f"{run} was trained on {settings.data.name}, and only text is written")
     length = settings.data.length
     network = _network(run, settings, model, Texts.empty(length))
-    return length, _load_weights(network, folder, manifest, _where(run, model)).eval()
+    return length, _load_weights(network, _read(run, best), _where(run, model)).eval()
 
 
 def _network(run: Path, settings: Config, model: str | None, samples: Data) -> nn.Module:
@@ -214,22 +217,20 @@ def export(
             f"{target} is one file of weights, without shards or a configuration: name a folder, "
             "or leave --model and --shard-gb out"
         )
-    _, folder, manifest = _open_run(run, best)
     size = 5.0 if shard_gb is None else shard_gb
     if not 1e-9 <= size <= LARGE:
         raise ValueError(f"--shard-gb is {size:g}: it must be above 0, such as 5")
     most = int(1e9 * size)
+    stored = _read(run, best)
     if file:
-        tensors = checkpoint.load_model(folder, manifest)
-        content = {k: v.contiguous() for k, v in tensors.items()}
-        write_atomically(target, save(content, {"model": manifest["model"]}))
+        content = {k: v.contiguous() for k, v in stored.tensors.items()}
+        write_atomically(target, save(content, {"model": stored.model}))
         return
     with whole_folder(target, EXPORTED) as partial:
         if model is None:
-            weights.write(partial, checkpoint.load_model(folder, manifest), most)
+            weights.write(partial, stored.tensors, most)
             return
-        network = _load_weights(_made(model), folder, manifest, "model=")
-        _save_itself(network, partial, most)
+        _save_itself(_load_weights(_made(model), stored, "model="), partial, most)
 
 
 def _save_itself(network: nn.Module, folder: Path, most: int) -> None:
@@ -258,7 +259,7 @@ def _made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 
 def maker(run: Path, name: str) -> Callable[[], nn.Module]:
     """What makes the network of a run by package.module:function."""
-    return lambda: _make_network(name, _open_run(run, False)[0])
+    return lambda: _make_network(name, _settings(run))
 
 
 def _make_network(name: str, settings: Config) -> nn.Module:
@@ -285,9 +286,18 @@ def _name(run: Path, flag: str, stored: str, given: str | None, known: bool) -> 
     return given or stored
 
 
-def _load_weights(network: Model, folder: Path, manifest: dict[str, Any], where: str) -> Model:
+class Stored(NamedTuple):
+    """The weights of a checkpoint."""
+
+    folder: Path
+    model: str
+    """The network's name."""
+    tensors: dict[str, Tensor]
+
+
+def _load_weights(network: Model, stored: Stored, where: str) -> Model:
     """The network, with its weights, if it has any, replaced by those of a checkpoint."""
-    tensors = checkpoint.load_model(folder, manifest)
+    tensors = stored.tensors
     if any(x.is_meta for x in network.state_dict().values()):
         own_units.lay_zeros(network)
         own = {id(p): tensors[name] for name, p in network.named_parameters() if name in tensors}
@@ -296,35 +306,72 @@ def _load_weights(network: Model, folder: Path, manifest: dict[str, Any], where:
         network.load_state_dict(tensors)
     except RuntimeError as error:
         raise ValueError(
-            f"{folder} is not of the model that {where} describes: put back what it was trained "
-            f"with ({' '.join(str(error).split())[:200]})"
+            f"{stored.folder} is not of the model that {where} describes: put back what it was "
+            f"trained with ({' '.join(str(error).split())[:200]})"
         ) from None
     return network
 
 
-def _open_run(run: Path, best: bool) -> tuple[Config, Path, dict[str, Any]]:
-    """The settings of a run, its newest or best checkpoint, and the manifest of that."""
-    folder = RunFolder(run).newest()
-    if folder is None or not os.path.lexists(run / "config.toml"):
+def _settings(run: Path) -> Config:
+    """The settings of a run."""
+    folder = RunFolder(run)
+    # one that goes on may remove the checkpoint that was found
+    none = all(folder.newest() is None for _ in range(CHANCES))
+    if none or not os.path.lexists(run / "config.toml"):
         raise ValueError(f"{run} is not a run folder with a checkpoint")
-    settings = resolve.load(None, {}, base=run / "config.toml")
-    kept = settings.checkpoint
-    if best and not kept.best and kept.keep_last:
-        raise ValueError(
-            f"{run} kept its newest {kept.keep_last} checkpoints, not the best one: leave out "
-            "--best, or train with --set checkpoint.best=true"
-        )
-    if best:
-        folder = best_of(checkpoint.complete(RunFolder(run).checkpoints))
-    if folder is None:
-        raise ValueError(
-            f"{run} has no checkpoint of weights that were tested: leave out --best, or train to "
-            "the end of an epoch that train.evaluate_every and checkpoint.every share"
-        )
-    manifest = checkpoint.read_manifest(folder)
+    return resolve.load(None, {}, base=run / "config.toml")
+
+
+def _read(run: Path, best: bool) -> Stored:
+    """The weights of a run's newest or best checkpoint.
+
+    A run that goes on removes checkpoints while they are read: then the next one is.
+    """
+    settings = _settings(run)
+    for _ in range(CHANCES):
+        folder = _best(run, settings) if best else RunFolder(run).newest()
+        manifest = None
+        try:
+            if folder is not None:
+                manifest = checkpoint.read_manifest(folder)
+                _check_model(run, settings, folder, manifest)
+                return Stored(folder, manifest["model"], checkpoint.load_model(folder, manifest))
+        except (ValueError, FileNotFoundError):
+            if folder is not None and _is_still(folder, manifest):
+                raise
+    raise ValueError(f"{run} replaces its checkpoints faster than they can be read: copy one of it")
+
+
+def _is_still(folder: Path, manifest: dict[str, Any] | None) -> bool:
+    """Whether a checkpoint is there, and the one whose manifest was read, if it could be."""
+    if not (folder / checkpoint.MANIFEST).is_file():
+        return False
+    try:
+        return manifest is None or checkpoint.read_manifest(folder) == manifest
+    except OSError:
+        return False
+
+
+def _check_model(run: Path, settings: Config, folder: Path, manifest: dict[str, Any]) -> None:
     if manifest["model"] != settings.model.name:
         raise ValueError(
             f"{run / 'config.toml'} says {settings.model.name}, {folder} of {manifest['model']}: "
             "put back the settings it was trained with"
         )
-    return settings, folder, manifest
+
+
+def _best(run: Path, settings: Config) -> Path:
+    """A run's best checkpoint."""
+    kept = settings.checkpoint
+    if not kept.best and kept.keep_last:
+        raise ValueError(
+            f"{run} kept its newest {kept.keep_last} checkpoints, not the best one: leave out "
+            "--best, or train with --set checkpoint.best=true"
+        )
+    folder = best_of(checkpoint.complete(RunFolder(run).checkpoints))
+    if folder is None:
+        raise ValueError(
+            f"{run} has no checkpoint of weights that were tested: leave out --best, or train to "
+            "the end of an epoch that train.evaluate_every and checkpoint.every share"
+        )
+    return folder

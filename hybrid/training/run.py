@@ -22,6 +22,7 @@ from hybrid.rounds.trace import Trace
 from hybrid.settings.config import Section
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Window
+from hybrid.training.alike import check_next
 from hybrid.training.callbacks import (
     CallbackError,
     Callbacks,
@@ -238,6 +239,8 @@ class Run:
     def _train_epoch(self) -> None:
         at = self.training.position
         reports: list[PhaseReport] = []
+        number = (at.step - at.epoch * self.method.steps) * self.options.train.batch_size
+        check_next(self.links, self.train, self.options.train.seed, at.epoch, number)
         for pairs in self.training.groups():
             reports = self._run_rounds(pairs)
             if at.step < (at.epoch + 1) * self.method.steps:

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from hybrid.folder import checkpoint, traces
+from hybrid.folder.manifest import RunPosition
 from hybrid.folder.runfolder import RunFolder
 from hybrid.folder.writer import Files, Writer
 from hybrid.links import RankLinks
@@ -55,8 +56,10 @@ class SharedFolder:
             self._folder.check(resume)
         self._folder.token = token = self.links.broadcast(token)
         last, check = self.settings.keep_last, self._folder.check_owner
-        best = self.settings.best
-        self._writer = Writer(self._folder.checkpoints, self.links, last, token, check, best)
+        self._writer = Writer(
+            *(self._folder.checkpoints, self.links, last, token, check, self.settings.best),
+            kind=RunPosition,
+        )
         return notices
 
     def release(self) -> None:

@@ -14,6 +14,7 @@ from hybrid.data import Data, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
 from hybrid.links.base import Program
+from hybrid.links.communicator import start_limited
 from hybrid.links.grid import Arrangement, Grid
 from hybrid.method.method import Method
 from hybrid.method.objectives import MODEL, Objectives, takes_targets
@@ -30,6 +31,7 @@ from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import RoundOptions
 from hybrid.solvers.block import Block
 from hybrid.solvers.kernels.choice import choose
+from hybrid.training.alike import check_alike
 from hybrid.training.rank_training import measure_network
 from hybrid.training.run import Run
 from hybrid.training.summary import OWN_DATA, RunOptions
@@ -159,7 +161,8 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         torch.set_num_threads(self.threads(len(self.blocks) * replicas))
         if comm is not None:
             # measured cuts differ from rank to rank: the first rank's hold
-            self.blocks = replace(self.blocks, starts=comm.bcast(self.blocks.starts))
+            with start_limited(comm, self.links.timeout):
+                self.blocks = replace(self.blocks, starts=comm.bcast(self.blocks.starts))
         failed: ValueError | None = None
         device: torch.device | None = None
         data: list[Data] = []
@@ -177,7 +180,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             with links.agreement():
                 if failed is not None:
                     raise failed
-            _check_alike(links, data)
+            check_alike(links, data)
             return program(links)
 
         grid = Grid(len(self.blocks), replicas)
@@ -225,16 +228,3 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
     def _check_ranks(self, ranks: int) -> None:
         if ranks > 1 or launch.communicator():
             Grid(len(self.blocks), self.replicas).on(ranks)
-
-
-def _check_alike(links: RankLinks, sets: list[Data]) -> None:
-    """ValueError on all ranks where the data give one of them other samples than the first."""
-    found = [data.fingerprint() for data in sets]
-    first = links.broadcast(found)
-    with links.agreement():
-        if found != first:
-            raise ValueError(
-                f"the data give rank {links.place.number} other samples than the first rank, and "
-                "all have to read the same: seed their shuffling or sampler, leave it to replicas "
-                "to take their shares, and put the same files on every host"
-            )

@@ -176,3 +176,45 @@ def test_a_link_put_where_a_file_is_being_made_is_not_followed(tmp_path, write) 
     (tmp_path / ".file.partial").symlink_to(theirs)
     write(place, "mine")
     assert (place.read_text(), theirs.read_text()) == ("mine", "theirs")
+
+
+@pytest.mark.parametrize("writes", ["file", "folder"])
+def test_what_a_killed_writer_has_left_is_removed_and_what_is_being_written_stays(
+    tmp_path, monkeypatch, writes
+) -> None:
+    place = tmp_path / "export"
+
+    def write() -> None:
+        if writes == "file":
+            files.write_atomically(place, "content")
+        else:
+            with files.whole_folder(place, ".*") as partial:
+                (partial / "content").touch()
+
+    left, busy, young, older = (
+        tmp_path / f".export.{n * 8}.{end}"
+        for n, end in (("a", "partial"), ("b", "partial"), ("c", "partial"), ("d", "old"))
+    )
+    others = [tmp_path / ".export.partial", tmp_path / ".exported.aaaaaaaa.partial"]
+    for path in (left, busy, young, older, *others):
+        path.mkdir()
+        if path != young:
+            os.utime(path, (0, 0))
+    with files._locked(busy):
+        write()
+    assert not left.exists()
+    assert busy.exists()
+    assert young.exists()
+    assert not older.exists()
+    assert all(path.exists() for path in others)
+    assert place.exists()
+
+
+def test_a_folder_that_the_command_was_given_in_is_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "it").touch()
+    monkeypatch.chdir(tmp_path / "in")
+    for name in (".", tmp_path / "in"):
+        with pytest.raises(ValueError, match="name a new"), files.whole_folder(Path(name), "it"):
+            pass
+    assert (tmp_path / "in" / "it").exists()

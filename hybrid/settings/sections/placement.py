@@ -75,7 +75,7 @@ class LinkSettings(Section):
     timeout: Annotated[float | None, _of_links("timeout", "auto", "mpi", "torch")] = Field(
         default=None, ge=0, le=LARGE
     )
-    """Seconds an MPI rank waits for another, then the job ends; 0: never; unset: 1800 in Slurm."""
+    """Seconds a rank waits for another, then the job ends; 0: never; unset: 1800."""
     latency_microseconds: Annotated[float, _of_links("latency_microseconds", "virtual")] = Field(
         default=10.0, ge=0, le=LARGE
     )

@@ -109,8 +109,8 @@ def test_a_batch_that_is_asked_for_again_is_not_read_again():
     assert len(data.read) == len(FIRST)
 
 
-PROBES = 8 + CANDIDATES + 8
-"""Items that every rank reads to learn their form, or for the proof of its run."""
+PROBES = 8 + CANDIDATES + 8 + 2 * 8 + 2 * 2
+"""Items that every rank reads to learn their form, for the proof of its run, or to compare them."""
 
 
 @pytest.mark.parametrize("lists", [True, False])

@@ -185,7 +185,7 @@ def test_a_manifest_of_impossible_values_is_named_and_nothing_is_written(run, ed
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
-MOMENTUM = "conv1.weight:exact.momentum_buffer"
+MOMENTUM = "conv1.weight..exact.momentum_buffer"
 CUT = "cut before layer2.0"
 
 
@@ -201,7 +201,7 @@ CUT = "cut before layer2.0"
         ("conv1.weight", torch.zeros(16, 1, 3, 3, dtype=torch.int64), "of torch.int64"),
         ("conv1.weight", None, "holds nothing where the model has conv1.weight"),
         (MOMENTUM, torch.zeros(5), "momentum_buffer (5,) of conv1.weight, which has shape (16"),
-        ("conv1.weight:exact.exp_avg", torch.zeros(16, 1, 3, 3), "but SGD keeps momentum_buffer"),
+        ("conv1.weight..exact.exp_avg", torch.zeros(16, 1, 3, 3), "but SGD keeps momentum_buffer"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(run, key, value, said) -> None:

@@ -41,7 +41,7 @@ def test_a_stopped_rank_ends_the_job_with_a_reason_and_it_goes_on(tmp_path, hybr
     _, errors = job.communicate(timeout=100)
     assert monotonic() - begin > 3
     assert job.returncode not in (0, None)
-    said = "hybrid: error: rank 0: it has waited for another rank for 4 s (links.timeout)"
+    said = "hybrid: error: rank 0: it has waited for block 1 for 4 s (links.timeout)"
     assert errors.count(said) == errors.count("hybrid: error:") == 1
     assert "Traceback" not in errors
     epochs = checkpoint.read_manifest(checkpoint.complete(out / "checkpoints")[-1])["epoch"] + 1

@@ -1,6 +1,8 @@
 """Ranks that torchrun or srun has started meet, or say why they do not."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from time import sleep
 
 import pytest
@@ -14,27 +16,47 @@ def store():
     return dist.HashStore()
 
 
+def meet(store, size=3, kept=False):
+    """The names of the meeting that so many threads have come to as ranks."""
+    with ThreadPoolExecutor(size) as pool:
+        ranks = [pool.submit(meeting._meet, store, "here", r, size, kept) for r in range(size)]
+        return {rank.result(timeout=20) for rank in ranks}
+
+
 def test_ranks_of_one_job_meet(store):
-    for rank in range(3):
-        meeting._register(store, "here", rank, 3)
-    meeting._wait_for_all(store, "here", 0, 3)
+    assert len(meet(store)) == 1
 
 
-def test_a_second_process_of_one_rank_is_told(store, monkeypatch):
-    meeting._register(store, "here", 0, 2)
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    with pytest.raises(meeting.MeetingError, match="two processes are rank 0 of 2 at here") as e:
-        meeting._register(store, "here", 0, 2)
+def test_a_second_process_of_one_rank_is_told(store):
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meeting._meet, store, "here", 1, 2)
+        sleep(0.1)
+        store.set("rank 1", "another, process 7 on another host")
+        with pytest.raises(meeting.MeetingError, match="two processes are rank 1 of 2 at here"):
+            first.result(timeout=20)
+    meet(store, 2)
+    with pytest.raises(meeting.MeetingError, match="two processes are rank 1") as e:
+        meeting._meet(store, "here", 1, 2)  # after the others have begun
     assert e.value.speaks
+
+
+def test_ranks_that_are_started_again_meet_anew_in_any_order(store):
+    """Their launcher's store has those of earlier starts, some of which had never met."""
+    found = set()
+    for seed in range(8):
+        random = Random(seed)
+        for rank in random.sample(range(3), random.randrange(4)):
+            store.set(f"rank {rank}", f"{seed}, a process that has ended")
+        found |= meet(store, kept=True)
+    assert len(found) == 8
 
 
 def test_who_is_missing_is_named_before_the_wait_is_over(store, monkeypatch, capsys):
     monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.2)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    meeting._register(store, "here", 1, 4)
     with pytest.raises(meeting.MeetingError, match=r"ranks 0, 2, 3 did not come to here") as e:
-        meeting._wait_for_all(store, "here", 1, 4)
+        meeting._meet(store, "here", 1, 4)
     assert e.value.speaks  # the first of those that are there
     assert capsys.readouterr().err.count("ranks 0, 2, 3 did not come to here yet") == 1
 
@@ -48,32 +70,10 @@ def test_the_identity_is_that_of_the_command_and_of_the_launchers_job(monkeypatc
     assert len(found | {meeting.identity()}) == 4
 
 
-@pytest.mark.parametrize(("restart", "meets"), [("0", False), ("1", True)])
-def test_ranks_that_torchrun_starts_again_meet_anew(monkeypatch, restart, meets):
-    """Its own process keeps the store, in which the first start has left its ranks."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    first = dist.PrefixStore(f"hybrid {meeting.identity()} 0", server)
-    meeting._register(first, "here", 0, 1)
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    monkeypatch.setattr(meeting, "TorchCommunicator", lambda *arguments: arguments)
-    for name, value in (
-        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
-        ("TORCHELASTIC_RESTART_COUNT", restart),
-        ("MASTER_ADDR", "127.0.0.1"),
-        ("MASTER_PORT", str(server.port)),
-    ):
-        monkeypatch.setenv(name, value)
-    if not meets:
-        with pytest.raises(meeting.MeetingError, match="two processes"):
-            meeting.of_torchrun(0, 1)
-    else:
-        assert meeting.of_torchrun(0, 1)[1:] == (0, 1)
-
-
 def test_a_program_that_is_silent_at_the_port_ends_the_wait(monkeypatch):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    with meeting._ends_after(0.01, meeting.MeetingError("no answer", speaks=False)):
+    with meeting.ends_after(0.01, meeting.MeetingError("no answer", speaks=False)):
         while not ended:
             sleep(0.005)
     assert ended == [1]
