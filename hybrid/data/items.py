@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
 from hybrid.data.dataset import Data, check_classes
+from hybrid.errors import ON_META
 from hybrid.solvers.layers.bundle import Bundle
 
 TARGETS = ("target", "targets", "label", "labels", "y")
@@ -101,6 +102,8 @@ class Items(Data):
                     f"a batch of {count} samples holds {shape}, not a tensor with a row a sample: "
                     "convert it in the data set, or give collate="
                 )
+            if leaf.is_meta:
+                raise ValueError(f"a batch of {count} samples has a tensor {ON_META}")
         return pair
 
     def _split_dict(self, batch: Mapping[Any, Any]) -> tuple[Any, Any]:

@@ -57,7 +57,9 @@ class Request:
             value = getattr(self, field.name)
             for text in value if isinstance(value, tuple) else [str(value)]:
                 if not text.isprintable():
-                    raise ValueError(f"{field.name} is {text!r}; no line break or control fits in")
+                    raise ValueError(
+                        f"{field.name} is {text!r}; it must be UTF-8 without line breaks"
+                    )
         if "\\" in str(self.out) or not self.out.name:
             raise ValueError(f"--out is {str(self.out)!r}; Slurm's log needs a name, without \\")
         if self.launcher not in LAUNCHERS:

@@ -196,7 +196,7 @@ class Run:
         # or messages of abandoned steps would be taken for new ones
         self.training.rounds.drain()
         self.links.drop()
-        self.training.check_inputs(error)
+        self.training.check_samples(error)
         if self.folder.path is None or len(before) >= self.options.checkpoint.rollbacks:
             raise DivergedError(self._remedy(error)) from None
         checkpoints = self.folder.checkpoints()
@@ -293,7 +293,9 @@ class Run:
             tested = measure_network(block, self.links, self.test, objective, size)
         if not isfinite(tested["loss"]):
             self.training.check_weights()
-            raise DivergedError(f"the test loss is not finite after step {at.step}")
+            error = DivergedError(f"the test loss is not finite after step {at.step}")
+            self.training.check_tests(self.test, size, error)
+            raise error
         at.tested, at.tested_step = tested, at.step
         if self.training.plateau is not None:
             self.training.plateau.take(tested, at.step)
