@@ -14,8 +14,6 @@ from hybrid.data.dataset import Data
 from hybrid.errors import ON_META, format_error
 from hybrid.solvers.layers.bundle import Bundle
 
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_INTEGERS = (torch.uint8, torch.int64, torch.int32, torch.int16, torch.int8, torch.bool)
 Transform = Callable[[Any, Any, Generator], tuple[Any, Any]]
 """(inputs, targets, random) -> inputs and targets of as many samples.
 
@@ -85,8 +83,8 @@ def _apply_transform(
             f"batch_transform made inputs of shape {shapes(inputs)} of {before}: it must keep it"
         )
     for old, new in zip(formats, _formats(inputs), strict=True):
-        # numbers may become floats, as images do
-        if new != old and not (old in _INTEGERS and new in _FLOATS):
+        widened = isinstance(new, torch.dtype) and new.is_floating_point > old.is_floating_point
+        if new != old and not widened:  # integers may become floats, as images do
             raise ValueError(
                 f"batch_transform made inputs of {new} of {old}: it must keep the number format"
             )

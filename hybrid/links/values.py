@@ -57,17 +57,17 @@ def broadcast(value: Any, group: Any, root: int) -> Any:
 def encode(value: Any) -> Tensor:
     """The bytes (n,) of a value; ValueError for one that holds what `decode` does not read."""
     tensors: list[Tensor] = []
-    written = bytearray(json.dumps(_written(value, tensors)), "ascii")
-    text = torch.frombuffer(written, dtype=torch.uint8)
-    return joined_bytes([torch.tensor([len(text)]), text, *tensors])
+    text = bytearray(json.dumps(_written(value, tensors)), "ascii")
+    head = torch.tensor([len(text)]), torch.frombuffer(text, dtype=torch.uint8)
+    return joined_bytes([*head, *tensors])
 
 
 def decode(message: Tensor) -> Any:
-    """The value of such bytes, which share their memory with nothing; ValueError for others."""
+    """The value of such bytes, with memory of its own; ValueError for others."""
     try:
         length = int(message[:8].clone().view(torch.int64))
         text, data = message[8:].split([length, len(message) - 8 - length])
-        return _Reader(data).read(json.loads(text.numpy().tobytes()))
+        return _read(json.loads(text.numpy().tobytes()), data)
     except Exception as error:
         raise ValueError(
             f"a rank has sent {len(message)} bytes that are no value ({type(error).__name__}): all "
@@ -79,18 +79,19 @@ def _written(value: Any, tensors: list[Tensor]) -> Any:
     """What JSON can hold of a value, whose tensors are appended to a list."""
 
     def each(values: Iterable[Any]) -> list[Any]:
-        return [_written(each, tensors) for each in values]
+        return [_written(x, tensors) for x in values]
 
     cls = type(value)
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     if cls is list:
         return each(value)
     if isinstance(value, Tensor) and value.dtype in DTYPES:
+        offset = sum(x.nbytes for x in tensors)
         tensors.append(as_dense(value.cpu()))
-        return {"tensor": format_of(tensors[-1])}
+        return {"tensor": [offset, *format_of(tensors[-1])]}
     if isinstance(value, torch.dtype) and value in DTYPES:
-        return {"dtype": DTYPES.index(value)}
+        return {"dtype": [DTYPES.index(value)]}
     if isinstance(value, Path):
         return {"path": [str(value)]}
     name = f"{cls.__module__}:{cls.__qualname__}"
@@ -107,34 +108,27 @@ def _written(value: Any, tensors: list[Tensor]) -> Any:
     )
 
 
-class _Reader:
-    """What builds values out of parsed JSON, and their tensors out of bytes, in order."""
+def _read(written: Any, data: Tensor) -> Any:
+    """The value that was written so; `data` has the bytes of its tensors."""
+    if isinstance(written, list):
+        return [_read(x, data) for x in written]
+    if not isinstance(written, dict):
+        return written
+    ((name, content),) = written.items()
+    if name == "tensor":
+        return _tensor(data, *content)
+    values = _read(content, data)
+    if name == "dtype":
+        return DTYPES[values[0]]
+    if name == "path":
+        return Path(*values)
+    return _KINDS[name](values) if name in _KINDS else _instance(name, values)
 
-    def __init__(self, data: Tensor) -> None:
-        self._data = data
 
-    def read(self, written: Any) -> Any:
-        if isinstance(written, list):
-            return [*map(self.read, written)]
-        if not isinstance(written, dict):
-            return written
-        ((name, content),) = written.items()
-        match name:
-            case "tensor":
-                return self._tensor(*content)
-            case "dtype":
-                return DTYPES[content]
-            case "path":
-                return Path(*content)
-        values = self.read(content)
-        return _KINDS[name](values) if name in _KINDS else _instance(name, values)
-
-    def _tensor(self, number: int, *layout: int) -> Tensor:
-        dtype, dims = DTYPES[number], len(layout) // 2
-        size = prod(layout[:dims]) * dtype.itemsize
-        own: Tensor
-        own, self._data = self._data.split([size, len(self._data) - size])
-        return own.clone().view(dtype).as_strided(layout[:dims], layout[dims:])
+def _tensor(data: Tensor, offset: int, number: int, *layout: int) -> Tensor:
+    dtype, dims = DTYPES[number], len(layout) // 2
+    own = data[offset : offset + prod(layout[:dims]) * dtype.itemsize]
+    return own.clone().view(dtype).as_strided(layout[:dims], layout[dims:])
 
 
 def _instance(name: str, values: list[Any]) -> Any:

@@ -14,7 +14,7 @@ VALUES = {
     "numbers": [None, True, 3, -0.0, 1e-300, float("inf"), 2**70],
     "texts": ["", "ä\n\0", "\udcff"],
     "containers": {1: (2, [3]), (0, "a"): {4}, "none": frozenset(), "raw": b"\x00\xff"},
-    "a dict like one of the format": {"tuple": [1], "tensor": [0, 1, 1]},
+    "a dict like one of the format": {"tuple": [1], "tensor": [0, 0, 1, 1]},
     "classes": [PhaseReport("exact", 8, 0.5, None, 1.0), Cost(1.0, 2.0), Path("runs/first")],
     "dtypes": [torch.float16, torch.bool],
 }
@@ -48,9 +48,10 @@ FORGED = {
     "a class that is no dataclass": '{"subprocess:Popen": [["true"]]}',
     "a function": '{"os:system": ["true"]}',
     "a module that is not imported": '{"antigravity:fly": []}',
-    "a tensor beyond its bytes": '{"tensor": [0, 100, 1]}',
-    "strides beyond its bytes": '{"tensor": [0, 1, 2, 1, 100]}',
-    "a negative size": '{"tensor": [0, -1, 1]}',
+    "a tensor beyond its bytes": '{"tensor": [0, 0, 100, 1]}',
+    "strides beyond its bytes": '{"tensor": [0, 0, 1, 2, 1, 100]}',
+    "a negative size": '{"tensor": [0, 0, -1, 1]}',
+    "a place before its bytes": '{"tensor": [-8, 0, 2, 1]}',
     "deep": "[" * 100_000,
     "too few fields": '{"hybrid.solvers.exact.pipeline:Kind": [1]}',
 }
