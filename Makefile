@@ -19,9 +19,11 @@ TRAINING := tests/solvers $(TRAIN:%=tests/hybrid/%) $(WINGS:%=%/tests) \
 MACHINES ?= ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 	ONEDNN_MAX_CPU_ISA=SSE41 ONEDNN_MAX_CPU_ISA=AVX2 \
 	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2 OMP_NUM_THREADS=4
+# on one host nobody else needs a port: see docs/security.md
+PORTS := PMIX_MCA_ptl_base_if_include=127.0.0.0/8 OMPI_MCA_btl=^tcp
 # mpirun refuses root and more ranks than cores unless told otherwise
 MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
-	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe $(PORTS)
 
 # the tests start a hundred processes: compiled once, the project's modules are kept for the next
 export PYTHONDONTWRITEBYTECODE :=

@@ -13,6 +13,7 @@ from typing import TextIO
 MOST_CHARACTERS = 1200
 STOPPED = 75
 """The exit status after a request to stop: unfinished, to be resumed (EX_TEMPFAIL)."""
+ON_META = "on the meta device, which holds no numbers: make it on the CPU"
 OWN = {"hybrid"}
 """Packages whose refusals are no errors of a user's code; a wing adds its own when imported."""
 _LIBRARIES = {"", "torch", "numpy", "mpi4py", "safetensors", *sys.stdlib_module_names}
@@ -88,6 +89,15 @@ def no_exit() -> Iterator[None]:
         raise
     except BaseException as error:
         raise CodeError(format_error(error)) from error
+
+
+@contextmanager
+def refused(what: str) -> Iterator[None]:
+    """Turn what a user's code raises into a ValueError that says what has failed, and where."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{what}: {format_error(error)}") from None
 
 
 def code_line(error: BaseException, called_back: bool = False) -> str:

@@ -32,7 +32,7 @@ def opened(path: Path, most: int, links: bool = False) -> BinaryIO:
     descriptor = os.open(path, flags)
     status = os.fstat(descriptor)
     fault = ""
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(status.st_mode) or (not status.st_size and _is_made_up(descriptor)):
         fault = "is not a regular file, which it must be"
     elif status.st_size > most:
         fault = (
@@ -50,9 +50,17 @@ def opened(path: Path, most: int, links: bool = False) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def _is_made_up(descriptor: int) -> bool:
+    """Whether the kernel makes up what is in a file of no size, and may let readers wait."""
+    try:
+        return bool(os.pread(descriptor, 1, 0))
+    except OSError:
+        return True
+
+
 def read_whole(path: Path, most: int, links: bool = False) -> bytes:
     """The content of such a file."""
-    with opened(path, most, links) as file:
+    with naming(path), opened(path, most, links) as file:
         return file.read(most + 1)[:most]
 
 
@@ -64,7 +72,7 @@ def read_lines(
     One at a time, so that who wants a bounded number of them reads no more. ValueError for a line
     of more than `longest` bytes, as a hole in a file is.
     """
-    with opened(path, most) as file:
+    with naming(path), opened(path, most) as file:
         number = 0
         while line := file.readline(longest + 1):
             number += 1
@@ -200,7 +208,12 @@ def remove(path: Path, first: str = "") -> None:
     if path.is_dir() and not path.is_symlink():
         if first:
             (path / first).unlink(missing_ok=True)
-        shutil.rmtree(path)
+        try:
+            shutil.rmtree(path)
+        except RecursionError:
+            raise ValueError(
+                f"{path} has folders in folders, too deep to be removed here: rm -r does it"
+            ) from None
     else:
         path.unlink(missing_ok=True)
 
@@ -232,7 +245,7 @@ def check_link(path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let errors of writing name this path, as those of opening it do."""
+    """Let errors of reading and writing name this path, as those of opening it do."""
     try:
         yield
     except OSError as error:

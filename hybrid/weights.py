@@ -197,3 +197,5 @@ def _opened(file: Path) -> safe_open:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
         raise ValueError(f"weights {file}: it is no safetensors file ({error})") from None
+    except OSError as error:
+        raise ValueError(f"weights {file}: it cannot be read ({error}): copy it anew") from None

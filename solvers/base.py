@@ -58,7 +58,7 @@ class Links(Protocol):
         ...
 
     def all_gather(self, value: T) -> list[T]:
-        """The (small, picklable) values of all blocks of this replica, in order."""
+        """The (small) values of all blocks of this replica, in order."""
         ...
 
     def agree(self, value: T) -> list[T]:

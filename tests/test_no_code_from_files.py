@@ -1,6 +1,7 @@
 """No file of data, settings or tensors is ever code: no source can run what a file holds."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ CALLS = {
     *("numpy.load", "numpy.save", "numpy.fromfile", "numpy.memmap", "np.load", "np.fromfile"),
     *("os.system", "os.popen", "os.execv", "os.spawnl", "importlib.import_module"),
 }
-
+PICKLED = r"_object(_list)?$"
+"""The end of the names of torch.distributed's collectives that pickle."""
 
 # their modules are constants, or what an installed package's metadata names
 # the last imports what the command line names, and refuses what a file does
@@ -41,6 +43,8 @@ def faults(tree):
             found += [n for n in names[:1] if n.partition(".")[0] in MODULES and not node.level]
         elif isinstance(node, ast.Attribute) and ast.unparse(node) in CALLS:
             found.append(ast.unparse(node))
+        elif isinstance(node, ast.Attribute) and re.search(PICKLED, node.attr):
+            found.append(node.attr)
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             found += [name] if name in BUILTINS else []
@@ -70,6 +74,8 @@ def test_no_source_can_run_what_a_file_holds(path):
             "run('x', shell=True)",
             "os.system('x')",
             "import marshal",
+            "dist.all_gather_object(everyone, value, group)",
+            "torch.distributed.broadcast_object_list(values)",
         ),
         "def f():\n    from multiprocessing import Pool",
     ],

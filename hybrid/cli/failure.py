@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from hybrid.errors import (
@@ -16,6 +18,7 @@ from hybrid.errors import (
     format_error,
     printable,
     reason,
+    silence,
     tell,
 )
 from hybrid.ranks import launch
@@ -48,6 +51,7 @@ def run_command(command: Callable[[], Any]) -> int:
     except AgreedError as error:
         return _together(comm, _say(error, FAILED))
     except BaseException as error:
+        error = _of_output(error)
         if hasattr(error, "format_message"):
             words = error.format_message().split() or ["see hybrid --help"]
             return _together(comm, _say(" ".join(words), USAGE))
@@ -58,6 +62,18 @@ def run_command(command: Callable[[], Any]) -> int:
 
             abort(comm, error)
         return _say(reason(error), FAILED, getattr(error, "speaks", False))
+
+
+def _of_output(error: BaseException) -> BaseException:
+    """An error of writing what is printed, with a name; any other error as it is."""
+    if isinstance(error, SystemExit) and isinstance(error.__context__, OSError):  # typer's
+        error = error.__context__
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    if not (isinstance(error, OSError) and frame.f_code.co_name == "echo"):
+        return error
+    with suppress(OSError, ValueError):
+        silence(sys.stdout.fileno())
+    return OSError(error.errno, error.strerror, "standard output")
 
 
 def _together(comm: Communicator | None, status: int) -> int:

@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 
 from hybrid.data.dataset import Data, check_classes, digest
 from hybrid.data.sampling import uniform
+from hybrid.errors import ON_META
 from hybrid.solvers.layers.bundle import Bundle
 
 FINGERPRINTS = 8
@@ -117,6 +118,8 @@ class Items(Data):
                     f"a batch of {count} samples holds {shape}, not a tensor with a row a sample: "
                     "convert it in the data set, or give collate="
                 )
+            if leaf.is_meta:
+                raise ValueError(f"a batch of {count} samples has a tensor {ON_META}")
         return pair
 
     def _split_dict(self, batch: Mapping[Any, Any]) -> tuple[Any, Any]:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Generator, Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
 from hybrid.data.dataset import Data
-from hybrid.errors import format_error
+from hybrid.errors import ON_META, format_error
 from hybrid.solvers.layers.bundle import Bundle
 
 Transform = Callable[[Any, Any, Generator], tuple[Any, Any]]
@@ -28,6 +29,8 @@ class Mix:
     data: Data
     answers: Bundle | None
     """The structure of the transformed targets, if they are not one tensor."""
+    form: Any = None
+    """Number formats of the transformed inputs, and the structure of the targets."""
 
     @classmethod
     def of(cls, transform: Transform, data: Data, count: int) -> tuple[Mix, Any, Any]:
@@ -36,7 +39,8 @@ class Mix:
         answers = None
         if not isinstance(targets, Tensor):
             answers = Bundle.of(targets, count, "a target")
-        return cls(transform, data, answers), inputs, targets
+        form = _formats(inputs), tree_structure(targets)
+        return cls(transform, data, answers, form), inputs, targets
 
     def __call__(
         self, inputs: Tensor, targets: Tensor, seed: int, step: int
@@ -46,6 +50,11 @@ class Mix:
         x = inputs if data.inputs is None else data.inputs.unpack(inputs)
         y = targets if data.answers is None else data.answers.unpack(targets)
         x, y = _apply_transform(self.transform, x, y, generator(seed, step))
+        if (_formats(x), tree_structure(y)) != self.form:
+            raise ValueError(
+                f"batch_transform made inputs of {_formats(x)} and targets of shape {shapes(y)} at "
+                f"step {step}, other than of the first samples: it must always give the same"
+            )
         return (
             x if data.inputs is None else data.inputs.pack(x),
             y if self.answers is None else self.answers.pack(y),
@@ -57,6 +66,7 @@ def _apply_transform(
 ) -> tuple[Any, Any]:
     """A transformed mini-batch; ValueError if it fails or changes the number of samples."""
     before, count = shapes(inputs), len(tree_leaves(inputs)[0])
+    formats = _formats(inputs)
     try:
         pair = transform(inputs, targets, random)
     except Exception as error:  # whatever a user's code raises
@@ -72,12 +82,25 @@ def _apply_transform(
         raise ValueError(
             f"batch_transform made inputs of shape {shapes(inputs)} of {before}: it must keep it"
         )
+    for old, new in zip(formats, _formats(inputs), strict=True):
+        widened = isinstance(new, torch.dtype) and new.is_floating_point > old.is_floating_point
+        if new != old and not widened:  # integers may become floats, as images do
+            raise ValueError(
+                f"batch_transform made inputs of {new} of {old}: it must keep the number format"
+            )
+    if any(isinstance(x, Tensor) and x.is_meta for x in tree_leaves(pair)):
+        raise ValueError(f"batch_transform made a tensor {ON_META}")
     if any(getattr(x, "shape", ())[:1] != (count,) for x in tree_leaves(targets)):
         raise ValueError(
             f"batch_transform made targets of shape {shapes(targets)} of {count} samples: it must "
             "give each a row"
         )
     return inputs, targets
+
+
+def _formats(value: Any) -> list[Any]:
+    """The number format of every tensor in a value, and the type of what is none."""
+    return [x.dtype if isinstance(x, Tensor) else type(x).__name__ for x in tree_leaves(value)]
 
 
 def generator(seed: int, step: int) -> Generator:

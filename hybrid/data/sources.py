@@ -17,6 +17,7 @@ from hybrid.data.augment import Augmentation
 from hybrid.data.dataset import Dataset
 from hybrid.data.sampling import uniform
 from hybrid.errors import one_line
+from hybrid.files import read_whole
 from hybrid.registries import TEXT
 from hybrid.solvers.acting import unknown
 from hybrid.solvers.named import Named
@@ -171,7 +172,8 @@ class Cifar:
                     f"{path} has {size} bytes, expected {record * records} ({records} records of "
                     f"{record}): download it again"
                 )
-            parts.append(torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8))
+            content = bytearray(read_whole(path, size, links=True))
+            parts.append(torch.frombuffer(content, dtype=torch.uint8))
         rows = torch.cat(parts).view(-1, record)
         images = rows[:, label_bytes:].reshape(-1, 3, 32, 32)
         labels = rows[:, label_bytes - 1].long()

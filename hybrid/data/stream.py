@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from hybrid.data.dataset import digest
 from hybrid.data.fetching import collate_items, own_draws, plain, seed_draws
 from hybrid.data.items import Items, collate_numbers
-from hybrid.errors import format_error
+from hybrid.errors import format_error, refused
 from hybrid.solvers.state import State
 
 PAIRS = 8
@@ -260,7 +260,7 @@ class Stream(Items):
         """Begin a pass, or go on within it where the stream's own state says how."""
         seed_draws(place.line.seed, place.line.number, place.turn)
         number = place.line.number + place.turn if self._passes else place.turn
-        try:
+        with refused(f"the stream {self.name} does not begin"):
             if place.state or (self._loaded and not place.next):
                 self._stateful.load_state_dict(json.loads(place.state or self._fresh))
                 self._loaded = bool(place.state)
@@ -268,10 +268,6 @@ class Stream(Items):
                 if each is not None and hasattr(each, "set_epoch"):
                     each.set_epoch(number)
             self._iterator, self._given = iter(self.iterable), 0
-        except (Exception, SystemExit) as error:  # whatever a user's code raises
-            raise ValueError(
-                f"the stream {self.name} does not begin: {format_error(error)}"
-            ) from None
 
     def _read(self, end: int) -> None:
         """Read a part: items up to a place, or a batch."""
@@ -294,8 +290,11 @@ class Stream(Items):
     def _state_text(self) -> str:
         """The stream's own state; empty, then and later, unless JSON can hold it."""
         if self._stateful is not None:
-            with suppress(TypeError, ValueError):
+            state = None
+            failed = f"state_dict() of the stream {self.name} fails"
+            with refused(failed), suppress(NotImplementedError):
                 state = self._stateful.state_dict()
+            with suppress(Exception):  # what JSON cannot hold, or its own == cannot compare
                 text = json.dumps(state, allow_nan=False)
                 if len(text) <= MOST_STATE and json.loads(text) == state:
                     return text

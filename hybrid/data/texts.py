@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybrid.data.dataset import Data
-from hybrid.files import opened
+from hybrid.files import naming, opened
 from hybrid.registries import LONGEST_TEXT
 from hybrid.solvers.metrics import right_answers
 from hybrid.solvers.state import State
@@ -28,6 +28,8 @@ STRETCH = 1 << 16
 """Bytes that are held out together, less of a short text."""
 ONE_IN = 20
 """One stretch in so many is held out."""
+DEEPEST = 100
+"""Folders in each other that are looked into."""
 LOOKED_AT = 8192
 """Bytes at a file's beginning among which a zero says that it is no text, as git and grep do."""
 
@@ -154,6 +156,10 @@ def _files(folder: Path) -> Iterator[Path]:
         raise error
 
     for place, folders, names in os.walk(folder, onerror=fail):
+        if len(Path(place).parts) - len(folder.parts) > DEEPEST:
+            raise ValueError(
+                f"{folder} has folders in folders, more than {DEEPEST} deep: name one farther down"
+            )
         if {*names} >= RUN_FILES:
             folders.clear()
             continue
@@ -166,7 +172,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def _append(text: bytearray, file: Path) -> bool:
     """Append what a file holds, unless that is no text, and say so; ValueError for too much."""
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 - len(text)
-    with opened(file, room, links=True) as stream:
+    with naming(file), opened(file, room, links=True) as stream:
         head = stream.read(LOOKED_AT)
         if b"\0" in head:
             return False

@@ -188,12 +188,12 @@ class RankLinks(ABC):
                 self.from_block(block)
 
     def all_gather(self, value: T) -> list[T]:
-        """The (small, picklable) value of every block of this replica, in order."""
+        """The (small) value of every block of this replica, in order."""
         with self.waiting("everyone"):
             return self._all_gather(value, False)
 
     def everyone(self, value: T) -> list[T]:
-        """The (small, picklable) value of every rank of the grid, by its place's number."""
+        """The (small) value of every rank of the grid, by its place's number."""
         with self.waiting("everyone"):
             return self._all_gather(value, True)
 

@@ -27,6 +27,7 @@ LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
 """Lets gloo connect two ranks when they first exchange a message, not all ranks of a group."""
 WAIT_SECONDS = 1800.0
 """A rank that has waited so long ends its job, unless links.timeout is set."""
+LOOPBACK = "127.0.0.1"
 LOST = "another rank has ended; go on with --resume"
 _ABORTED = "hybrid/aborted"
 
@@ -42,10 +43,10 @@ class Communicator(ABC):
 
     @abstractmethod
     def gather(self, value: T, root: int = 0) -> list[T] | None:
-        """The (picklable) values of all ranks, in order, on rank `root`; None on the others."""
+        """The (small) values of all ranks, in order, on rank `root`; None on the others."""
 
     def allgather(self, value: T) -> list[T]:
-        """The (picklable) values of all ranks, in order."""
+        """The (small) values of all ranks, in order."""
         return self.bcast(self.gather(value) or [])
 
     @abstractmethod
@@ -115,8 +116,11 @@ class TorchCommunicator(Communicator):
         """Make the default process group of the ranks that meet at `store`, unless there is one."""
         import torch.distributed as dist
 
+        from hybrid.links import values
+
         os.environ.setdefault(LAZY_CONNECTIONS, "1")
         self._dist: Any = dist
+        self._values = values
         self._is_ours = not dist.is_initialized()
         if self._is_ours:
             with lost_ranks():
@@ -128,16 +132,12 @@ class TorchCommunicator(Communicator):
         self._store: Any = dist.distributed_c10d._get_default_store() if store is None else store
 
     def gather(self, value: T, root: int = 0) -> list[T] | None:
-        everyone: list[Any] | None = [None] * self.size if self.rank == root else None
         with lost_ranks():
-            self._dist.gather_object(value, everyone, root, self._group)
-        return everyone
+            return self._values.gather(value, self._group, root)
 
     def bcast(self, value: T, root: int = 0) -> T:
-        values: list[Any] = [value if self.rank == root else None]
         with lost_ranks():
-            self._dist.broadcast_object_list(values, root, self._group)
-        theirs: T = values[0]
+            theirs: T = self._values.broadcast(value, self._group, root)
         return theirs
 
     def barrier(self) -> None:
@@ -180,6 +180,28 @@ def lost_ranks() -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise PeerError(LOST) from error
+
+
+def local_store(port: int = 0) -> Any:
+    """A store of torch that only processes of this host can reach; others listen to everybody."""
+    import torch.distributed
+
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((LOOPBACK, port))
+        port = server.getsockname()[1]
+        descriptor = server.detach()  # the store closes it
+    dist: Any = torch.distributed
+    return dist.TCPStore(
+        LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
+    )
+
+
+def stay_local() -> None:
+    """Let gloo listen to this host alone, unless it has been told where."""
+    names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    if names:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", names.pop())
 
 
 def _backends() -> str:

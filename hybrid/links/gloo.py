@@ -14,13 +14,17 @@ import torch.distributed
 from torch import Tensor
 
 from hybrid.errors import PeerError
+from hybrid.links import values
 from hybrid.links.base import Start
 from hybrid.links.communicator import (
     FOR_EVER,
+    LOOPBACK,
     Communicator,
     TorchCommunicator,
     limit_of_waits,
+    local_store,
     lost_ranks,
+    stay_local,
 )
 from hybrid.links.posted import PostedLinks, Request
 from hybrid.links.staging import joined_bytes, sizes_in_bytes, split_bytes, staging
@@ -105,10 +109,8 @@ class GlooLinks(PostedLinks):
         self._send_staged(wait=True)
         place = self.place
         whole = grid or place.replicas == 1
-        everyone: list[Any] = [None] * (place.count if whole else place.blocks)
         with lost_ranks():
-            group = self._group if whole else self._chain_group
-            dist.all_gather_object(everyone, value, group)
+            everyone: Any = values.gather(value, self._group if whole else self._chain_group)
         return [everyone[rank] for rank in self._ranks] if whole else everyone
 
     def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
@@ -157,14 +159,21 @@ def _limit(timeout: float | None) -> timedelta:
 
 def join_by_torch(comm: Communicator) -> TorchCommunicator:
     """torch's default process group of ranks that MPI has joined; all ranks call it."""
-    address, port, server = "", 0, None
+    address, port, server = LOOPBACK, 0, None
+    is_local = len(comm.host_ranks()) == comm.size
+    if is_local:
+        stay_local()
     if comm.rank == 0 and not dist.is_initialized():
-        server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-        address, port = socket.gethostname(), server.port
+        if is_local:
+            server = local_store()
+        else:  # it listens on all interfaces
+            address = socket.gethostname()
+            server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        port = server.port
     address, port = comm.bcast((address, port))
     store: Any = server
     if port and server is None:
-        host = "localhost" if address == socket.gethostname() else address
+        host = LOOPBACK if address == socket.gethostname() else address
         store = dist.TCPStore(host, port)
     return TorchCommunicator(store, comm.rank, comm.size)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hybrid.errors import ON_META
 from hybrid.networks.calls import Calls, CallUnit
 from hybrid.networks.costs import count_costs, merge_packed_units
 from hybrid.networks.stretch import Stretch
@@ -109,6 +110,8 @@ class Blocks:
         Raises ValueError if the model does not take it, or if anything but tensors with one row for
         each sample would cross a cut. A unit into which anything else goes joins the one before.
         """
+        if any(x.is_meta for x in tree_leaves(inputs) if isinstance(x, Tensor)):
+            raise ValueError(f"a sample of the inputs is {ON_META}")
         modes = Modes.of(self.model)
         for each in self._calls:
             _take_attributes(each)

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from hybrid.errors import one_line, tell
-from hybrid.links.communicator import TorchCommunicator
+from hybrid.links.communicator import LOOPBACK, TorchCommunicator, local_store, stay_local
 from hybrid.ranks import stopping
 
 MEETING_SECONDS = 300.0
@@ -26,6 +26,10 @@ PATIENCE_SECONDS = 15.0
 """After which the ranks that are missing are named."""
 CONNECT_SECONDS = 20.0
 """Within which a rank reaches the store of the meeting, or says that it cannot."""
+
+
+LOCAL = ("localhost", LOOPBACK)
+"""Addresses of a meeting of one host."""
 
 
 class MeetingError(ValueError):
@@ -53,6 +57,8 @@ def of_torchrun(rank: int, size: int) -> TorchCommunicator:
             f"address and port where they meet: set both, or {_LAUNCHERS}",
             rank == 0,
         )
+    if host in LOCAL or os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        stay_local()
     # torchrun's own process may have the store, and keeps it for the ranks that it restarts
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return _met(host, int(port), kept, rank, size)
@@ -75,8 +81,11 @@ def _met(host: str, port: int, kept: bool, rank: int, size: int) -> TorchCommuni
 
     try:
         with ends_after(CONNECT_SECONDS + 2, unreachable("no answer")):
-            shared = c10d.TCPStore(host, port, None, serves, limit, wait_for_workers=False)
-    except (RuntimeError, ValueError) as error:
+            if serves and host in LOCAL:
+                shared = local_store(port)
+            else:
+                shared = c10d.TCPStore(host, port, None, serves, limit, wait_for_workers=False)
+    except (OSError, RuntimeError, ValueError) as error:
         raise unreachable(_cause(error)) from None
     try:
         store = c10d.PrefixStore(f"hybrid {identity()}", shared)  # of this job, and no other
@@ -176,7 +185,7 @@ def _ranks(numbers: list[int]) -> str:
 
 def _cause(error: Exception) -> str:
     """The system's reason in an error of torch's, without its frames."""
-    text = one_line(error)
+    text = (isinstance(error, OSError) and error.strerror) or one_line(error)
     if "timed out" in text:
         return "no answer"
     reason = re.search(r"errno: \d+ - ([^)]*)\)|message: ([^)]*)\)", text)

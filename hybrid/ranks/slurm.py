@@ -23,6 +23,9 @@ LAUNCHERS = {
     "srun": "srun --mpi=pmix --distribution=block --cpus-per-task={cpus} --cpu-bind=cores "
     "--kill-on-bad-exit=0",
 }
+PORTS = "PMIX_MCA_ptl_base_if_include=127.0.0.0/8"
+ONE_HOST = " OMPI_MCA_btl=^tcp"
+"""Without which ranks that share memory listen for others, on all interfaces."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ class Request:
             value = getattr(self, field.name)
             for text in value if isinstance(value, tuple) else [str(value)]:
                 if not text.isprintable():
-                    raise ValueError(f"{field.name} is {text!r}; no line break or control fits in")
+                    raise ValueError(
+                        f"{field.name} is {text!r}; it must be UTF-8 without line breaks"
+                    )
         if "\\" in str(self.out) or not self.out.name:
             raise ValueError(f"--out is {str(self.out)!r}; Slurm's log needs a name, without \\")
         if self.launcher not in LAUNCHERS:
@@ -80,6 +85,7 @@ def script(request: Request) -> str:
         "setup": request.setup
         or ":  # no --setup: hybrid and MPI are those of the shell that submits",
         "cpus": str(request.cpus_per_rank),
+        "ports": PORTS + ONE_HOST * (request.nodes == 1),
         "job": _job(request),
         "max_requeues": str(request.max_requeues),
     }

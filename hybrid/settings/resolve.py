@@ -78,9 +78,13 @@ def resolve(tree: Mapping[str, Any]) -> Config:
             inside = next(iter(table), "") if isinstance(table, dict) else ""
             dotted = f"{section}.{inside}" if inside else section
             raise ValueError(methods.unknown(dotted, name, names))
-        for dotted in (f"{section}.{key}" for key in table):
-            if dotted not in known:
+        for key, value in table.items():
+            if (dotted := f"{section}.{key}") not in known:
                 raise ValueError(methods.unknown(dotted, name, names))
+            if isinstance(value, str) and value != value.encode(errors="replace").decode():
+                raise ValueError(
+                    f"{dotted} is {value!r}: config.toml takes UTF-8 alone, so rename the file"
+                )
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:

@@ -177,7 +177,7 @@ class Callbacks:
 
     def _ask(self, callback: Callback, why: str) -> None:
         """Note the first callback that asks to stop."""
-        if why and not self._asked:
+        if isinstance(why, str) and why and not self._asked:
             self._asked = f"{type(callback).__name__}: {why}"
 
     def _named(self) -> Iterator[tuple[str, Callback]]:
@@ -197,6 +197,8 @@ class Callbacks:
         try:
             result = getattr(callback, hook)(*arguments)
             result = json.loads(json.dumps(result)) if hook == "state" else result
+            if hook == "on_epoch":
+                result = _answer(result, callback.reason)
         except (Exception, SystemExit) as error:
             self.failure = f"callback {name} failed in {hook}: {reason(error)}"
             return None
@@ -210,6 +212,17 @@ class Callbacks:
             return False
         ours = getattr(getattr(callback, hook), "__module__", None) == __name__
         return callback is not self._all[0] and not ours
+
+
+def _answer(result: Any, why: Any) -> bool:
+    """Whether a callback asks to stop; ValueError where it cannot be told."""
+    with suppress(Exception):  # whatever a user's __bool__ raises, an array's for example
+        if isinstance(why, str | None):
+            return bool(result)
+    raise ValueError(
+        f"it gave a {type(result).__name__}, with a {type(why).__name__} as the reason: give True "
+        "to stop or False to go on, and a reason that is a text"
+    )
 
 
 class EarlyStopping(Callback):

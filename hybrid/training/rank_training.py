@@ -25,6 +25,7 @@ from hybrid.ranks import launch
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.epoch_windows import CLOSING
 from hybrid.rounds.phase_report import DivergedError, PhaseReport, Scores
+from hybrid.rounds.spoilt_samples import SpoiltSamples
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.block import Block
 from hybrid.solvers.checks.mean_check import MeanCheck
@@ -261,20 +262,29 @@ class RankTraining:
         if self.links.first_of(None if finite else True):
             raise DivergedError(f"the weights are not finite after step {self.position.step}")
 
-    def check_inputs(self, error: DivergedError) -> None:
-        """Raise AgreedError on all ranks if the next inputs have nan, which no step repairs."""
+    def check_samples(self, error: DivergedError) -> None:
+        """Raise AgreedError on all ranks if the next samples are not finite, as no step repairs."""
         pairs = next(self.groups(), []) if self.position.epoch < self.options.train.epochs else []
-        sample: int | None = None
+        spoilt = SpoiltSamples()
         for batch in (batch for trained, _ in pairs for batch in trained.batches):
-            if self.block.first and sample is None:
-                spoilt = batch.images().isnan().flatten(1).any(1)
-                if spoilt.any():
-                    sample = int(batch.ids[spoilt.nonzero()[0].cpu()]) % self.num_samples
-        sample = self.links.first_of(sample)
-        if sample is not None:
-            raise AgreedError(
-                f"{error}: the input of sample {sample} has nan in it: correct it, or leave it out"
-            )
+            ids = batch.ids % self.num_samples
+            if self.block.first:
+                spoilt.look("input", batch.images(), ids)
+            if self.block.last:
+                spoilt.look("target", batch.labels(), ids)
+        if (fault := self.links.first_of(spoilt.fault())) is not None:
+            raise AgreedError(f"{error}: {fault}")
+
+    def check_tests(self, test: Data, size: int, error: DivergedError) -> None:
+        """Raise AgreedError on all ranks if samples of the test are not finite."""
+        spoilt, batches = SpoiltSamples(), test.test_order().split(size)
+        for ids in batches if self.block.first else ():
+            spoilt.look("input", test.batch(ids, seed=0, epoch=0, augment=False), ids)
+        self.links.all_gather(None)  # two threads of one stream would make it begin again and again
+        for ids in batches if self.block.last else ():
+            spoilt.look("target", test.targets(ids), ids)
+        if (fault := self.links.first_of(spoilt.fault())) is not None:
+            raise AgreedError(f"{error}: {fault.replace('of sample', 'of test sample')}")
 
 
 def measure_network(

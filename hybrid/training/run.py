@@ -13,6 +13,7 @@ from hybrid.data import Data, Dataset
 from hybrid.errors import AgreedError, StoppedError
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
+from hybrid.proof.alike import check_next
 from hybrid.proof.proof import prove, said_of
 from hybrid.proof.untouched import Untouched
 from hybrid.ranks import launch
@@ -22,7 +23,6 @@ from hybrid.rounds.trace import Trace
 from hybrid.settings.config import Section
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Window
-from hybrid.training.alike import check_next
 from hybrid.training.callbacks import (
     CallbackError,
     Callbacks,
@@ -197,7 +197,7 @@ class Run:
         # or messages of abandoned steps would be taken for new ones
         self.training.rounds.drain()
         self.links.drop()
-        self.training.check_inputs(error)
+        self.training.check_samples(error)
         if self.folder.path is None or len(before) >= self.options.checkpoint.rollbacks:
             raise DivergedError(self._remedy(error)) from None
         checkpoints = self.folder.checkpoints()
@@ -296,7 +296,9 @@ class Run:
             tested = measure_network(block, self.links, self.test, objective, size)
         if not isfinite(tested["loss"]):
             self.training.check_weights()
-            raise DivergedError(f"the test loss is not finite after step {at.step}")
+            error = DivergedError(f"the test loss is not finite after step {at.step}")
+            self.training.check_tests(self.test, size, error)
+            raise error
         at.tested, at.tested_step = tested, at.step
         if self.training.plateau is not None:
             self.training.plateau.take(tested, at.step)

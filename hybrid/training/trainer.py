@@ -24,6 +24,7 @@ from hybrid.method.settle import settle
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.own_units import let_go, read_weights
 from hybrid.networks.units import kept_modes
+from hybrid.proof.alike import check_alike
 from hybrid.ranks import launch
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
@@ -31,7 +32,6 @@ from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import RoundOptions
 from hybrid.solvers.block import Block
 from hybrid.solvers.kernels.choice import choose
-from hybrid.training.alike import check_alike
 from hybrid.training.rank_training import measure_network
 from hybrid.training.run import Run
 from hybrid.training.summary import OWN_DATA, RunOptions

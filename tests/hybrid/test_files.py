@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from answers import refusal
@@ -58,6 +60,38 @@ def test_what_is_no_file_of_the_run_is_refused(kind: str, run_folder) -> None:
     said = refusal(files.read_whole, file, 1000)
     assert said.startswith(f"{file} ")
     assert (f"has {HUGE} bytes, more than the 1000" in said) == (kind == "huge")
+
+
+@pytest.mark.parametrize("read", [files.read_whole, lambda *given: [*files.read_lines(*given)]])
+def test_what_the_kernel_makes_up_is_no_file(read) -> None:
+    """A reader of some would wait, and of others get an error without a name."""
+    for path in ("/proc/self/mem", "/proc/self/status"):
+        assert (
+            refusal(read, Path(path), 1 << 20) == f"{path} is not a regular file, which it must be"
+        )
+
+
+def test_an_error_of_reading_has_the_files_name(tmp_path) -> None:
+    file = tmp_path / "file"
+    file.write_text("text")
+
+    class Broken(io.BytesIO):
+        def read(self, *_: object) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+        readline = read
+
+    with mock.patch.object(os, "fdopen", side_effect=lambda *_: Broken()):
+        for read in (files.read_whole, lambda *given: [*files.read_lines(*given)]):
+            with pytest.raises(OSError, match="Input/output") as caught:
+                read(file, 100)
+            assert one_line(caught.value) == f"{file}: Input/output error"
+
+
+def test_folders_too_deep_to_be_removed_are_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("hybrid.files.shutil.rmtree", mock.Mock(side_effect=RecursionError))
+    said = refusal(files.remove, tmp_path)
+    assert said == f"{tmp_path} has folders in folders, too deep to be removed here: rm -r does it"
 
 
 @pytest.mark.parametrize(("command", "name"), READ)

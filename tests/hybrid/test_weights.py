@@ -1,6 +1,7 @@
 """Weights in files of others: what is read, written and refused, and modules made without them."""
 
 import json
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -158,6 +159,7 @@ def test_what_is_no_safetensors_file_or_folder_is_refused(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"code")
     assert "pytorch_model.bin, which is code" in refusal(Weights, tmp_path)
     assert "it is no safetensors file" in refusal(Weights, tmp_path / "pytorch_model.bin")
+    assert "/proc/self/mem: it cannot be read (" in refusal(Weights, Path("/proc/self/mem"))
     saved(tmp_path, of_base(), "a.safetensors")
     assert Weights(tmp_path).files.keys() == of_base().keys()
     saved(tmp_path, of_base(), "b.safetensors")

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import world
 from mpi_program import arrivals, exchange
+from ports import listening
 from sent_bytes import sent_bytes
 
 from hybrid.errors import AgreedError
@@ -45,6 +46,45 @@ def facts(comm, carrier):
 
 def messages_threads():
     return [thread.name for thread in threading.enumerate() if "messages" in thread.name]
+
+
+def ports(comm):
+    """Addresses at which ranks listen that MPI has joined, once their links are torch's."""
+    before = listening()
+    links = TorchLinks(Start.of(comm))
+    found = {address for address, _ in listening() - before}
+    links.close()
+    return found
+
+
+class Payload:
+    """Makes a file in whoever unpickles it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def attacked(comm, path):
+    """What rank 0 makes of pickles that rank 1 sends in place of values."""
+    joined, found = join_by_torch(comm), []
+    payload = Payload(Path(path))
+    for way in ("broadcast", "gather"):
+        if comm.rank == 1:
+            if way == "broadcast":
+                dist.broadcast_object_list([payload], 1, joined._group)
+            else:
+                dist.gather_object(payload, None, 0, joined._group)
+            continue
+        try:
+            joined.bcast(None, 1) if way == "broadcast" else joined.gather(None)
+        except ValueError as error:
+            found.append(str(error))
+    comm.barrier()
+    joined.close()
+    return found
 
 
 def threads_after_failure(comm):

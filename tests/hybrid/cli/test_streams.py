@@ -49,6 +49,19 @@ def test_a_reader_that_takes_one_line_ends_no_run(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stream", "why"),
+    [("a reader that left", "Broken pipe"), ("a full disk", "No space left on device")],
+)
+def test_what_cannot_be_printed_is_one_line(stream: str, why: str) -> None:
+    command = [sys.executable, "-m", "hybrid", "--version"]
+    with subprocess.Popen(
+        command, stdout=STREAMS[stream](), stderr=subprocess.PIPE, text=True
+    ) as process:
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, f"hybrid: error: standard output: {why}\n")
+
+
+@pytest.mark.parametrize(
     "stream", [pytest.param("a reader that left", marks=pytest.mark.slow), "a full disk"]
 )
 def test_a_stopped_run_gives_75_whatever_became_of_its_streams(stream: str, tmp_path) -> None:

@@ -163,6 +163,13 @@ FAULTS = {
     "gives three things": (lambda x, y, g: (x, y, g), "must give (inputs, targets)"),
     "halves": (lambda x, y, g: (x[::2], y[::2]), "it must keep it"),
     "gives a number": (lambda x, y, g: (x, 3), "made targets of shape"),
+    "widens": (
+        lambda x, y, g: (x.double(), y),
+        "inputs of torch.float64 of torch.float32",
+    ),
+    "rounds": (lambda x, y, g: (x.long(), y), "inputs of torch.int64 of torch.float32"),
+    "gives an array": (lambda x, y, g: (x.numpy(), y), "inputs of ndarray of torch.float32"),
+    "gives no numbers": (lambda x, y, g: (x, y.to("meta")), "made a tensor on the meta device"),
 }
 
 
@@ -170,3 +177,12 @@ FAULTS = {
 def test_a_transform_that_does_not_fit_is_refused(fault):
     transform, part = FAULTS[fault]
     assert part in refusal(Mix.of, transform, Mapped(TensorDataset(X, Y)), 2)
+
+
+@pytest.mark.parametrize("other", [lambda x, y: (x.float(), y), lambda x, y: (x, {"answer": y})])
+def test_a_transform_that_gives_other_formats_later_is_refused(other):
+    images = X.round().to(torch.uint8)
+    calls = iter([lambda x, y: (x.double(), y), other])
+    mix, inputs, _ = Mix.of(lambda x, y, g: next(calls)(x, y), Mapped(TensorDataset(images, Y)), 2)
+    assert inputs.dtype is torch.float64
+    assert "at step 3, other than of the first samples" in refusal(mix, images, Y, 0, 3)

@@ -153,6 +153,40 @@ def test_a_state_that_json_cannot_hold_is_not_kept():
     assert data.state().shared["state"] == ""
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("no\nplace"), "state_dict() of the stream Failing fails: KeyError: 'no\\nplace'"),
+        (SystemExit(0), "SystemExit: 0 (test_stream.py, line"),
+        (NotImplementedError(), ""),
+    ],
+)
+def test_a_state_that_raises_is_one_line_and_one_that_is_not_there_is_none(error, said):
+    class Failing(Streaming):
+        def state_dict(self):
+            raise error
+
+    if said:
+        assert said in refusal(Stream, Failing(), SAMPLES)
+    else:
+        assert len(Stream(Failing(), SAMPLES)) == SAMPLES
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_state_that_cannot_be_compared_or_written_is_not_kept(deep):
+    class Unlike(dict):
+        __eq__ = __hash__ = None
+
+    class Odd(Streaming):
+        def state_dict(self):
+            state = Unlike()
+            for _ in range(5000 * deep):
+                state = {"within": state}
+            return state
+
+    assert len(Stream(Odd(), SAMPLES)) == SAMPLES
+
+
 def test_a_resumed_run_refuses_a_stream_of_other_samples(tmp_path):
     folder = tmp_path / "run"
     trainer(out=folder, checkpoint=OFTEN).fit(Stream(Plain(), SAMPLES))

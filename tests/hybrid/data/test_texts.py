@@ -97,6 +97,15 @@ def test_too_little_text_is_one_line(tmp_path, files, place, said):
     assert said in refusal(load_text, written(tmp_path, files) / place, 128)
 
 
+def test_folders_in_folders_have_a_limit(tmp_path):
+    place = tmp_path.joinpath(*["d"] * 101)
+    place.mkdir(parents=True)
+    assert f"{tmp_path} has folders in folders, more than 100 deep" in refusal(load_text, tmp_path)
+    place.rmdir()
+    (tmp_path / "text").write_bytes(b"text" * 99)
+    assert len(load_text(tmp_path, 4)[0])
+
+
 def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere is not there: name a text file"):
         load_text(tmp_path / "nowhere", 128)

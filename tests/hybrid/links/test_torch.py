@@ -42,6 +42,17 @@ def test_ranks_that_fail_together_leave_no_thread_inside_gloo(world):
     assert world.run(2, "torch_program:threads_after_failure") == [[], []]
 
 
+def test_ranks_of_one_host_listen_to_no_other(world):
+    assert world.run(2, "torch_program:ports") == [{"127.0.0.1"}] * 2
+
+
+def test_a_pickle_of_another_rank_is_refused_and_not_run(world, tmp_path):
+    errors, _ = world.run(2, "torch_program:attacked", str(tmp_path / "ran"))
+    assert len(errors) == 2
+    assert all("bytes that are no value" in error for error in errors)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("kind", ["mpi", "torch"])
 def test_an_engine_sums_with_equal_bits_in_one_call(world, kind):
     found = world.run(4, "torch_program:sums", kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +12,10 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
+from ports import listening
 from world import for_mpirun
+
+from hybrid.ranks.slurm import PORTS
 
 WAITING = Path(__file__).parents[2] / "support" / "waiting_program.py"
 WRAPPER = ("sh", "-c", '"$@"; exit $?', "wrapper")
@@ -94,3 +98,38 @@ def test_a_rank_that_is_killed_leaves_the_reason_to_the_launcher(start) -> None:
     assert job.mpirun.returncode != 0
     assert "exited on signal 9" in " ".join(errors.split())
     assert "hybrid: error:" not in errors
+
+
+STOPS = "import signal; print('ready', flush=True); signal.sigwait({signal.SIGUSR1})"
+EVERYBODY = ("0.0.0.0", "::")
+
+
+def test_nobody_on_the_network_can_make_mpirun_deaf_to_signals() -> None:
+    """One silent connection to PMIx's port does; others of its ports listen to everybody."""
+    blocked = (
+        f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}}); {STOPS}"
+    )
+    words = [Path(sys.executable).parent / "mpirun", "-n", "1", sys.executable, "-c", blocked]
+    settings = dict([PORTS.split("=")])
+    with subprocess.Popen(
+        [str(word) for word in words],
+        env=os.environ | for_mpirun() | settings,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "ready\n"
+            ports = listening(job.pid)
+            assert {address for address, _ in ports} - {*EVERYBODY} == {"127.0.0.1"}
+            silent = [
+                socket.create_connection(("127.0.0.1", port), 5)
+                for address, port in ports
+                if address in EVERYBODY
+            ]
+            job.send_signal(signal.SIGUSR1)
+            assert job.wait(20) == 0
+        finally:
+            job.kill()
+    for connection in silent:
+        connection.close()

@@ -1,12 +1,14 @@
 """Ranks that torchrun or srun has started meet, or say why they do not."""
 
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from time import sleep
 
 import pytest
 import torch.distributed as dist
+from ports import listening
 
 from hybrid.ranks import meeting
 
@@ -68,6 +70,22 @@ def test_the_identity_is_that_of_the_command_and_of_the_launchers_job(monkeypatc
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.argv", ["hybrid", "train", "--seed", "2"])
     assert len(found | {meeting.identity()}) == 4
+
+
+def test_ranks_that_meet_on_one_host_listen_there_alone(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    before = listening()
+    monkeypatch.setattr(meeting, "TorchCommunicator", lambda *arguments: arguments)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "set by the user")
+    store, *_ = meeting.of_torchrun(0, 1)
+    assert listening() - before == {("127.0.0.1", port)}
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "set by the user"
+    with pytest.raises(meeting.MeetingError, match=r"\(Address already in use\): another program"):
+        meeting.of_torchrun(0, 1)
+    del store
 
 
 def test_a_program_that_is_silent_at_the_port_ends_the_wait(monkeypatch):

@@ -46,6 +46,11 @@ def test_the_script_is_the_recorded_one(name) -> None:
     assert script(REQUESTS[name]) == (RECORDED / f"{name}.sbatch").read_text()
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_of_one_host_do_without_tcp(nodes) -> None:
+    assert ("OMPI_MCA_btl=^tcp" in script(replace(PLAIN, nodes=nodes))) == (nodes == 1)
+
+
 @needs_bash
 @pytest.mark.parametrize("file", [*RECORDED.glob("*.sbatch")], ids=lambda file: file.name)
 def test_bash_can_read_the_script(file) -> None:

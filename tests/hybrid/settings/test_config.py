@@ -187,6 +187,12 @@ def test_settings_written_as_toml_and_read_again_are_the_same(tmp_path_factory, 
     assert load(path, {}) == config
 
 
+@pytest.mark.parametrize("dotted", ["data.dir", "model.weights"])
+def test_a_name_that_is_not_utf8_is_refused_before_config_toml_would_hold_it(dotted):
+    said = refusal(load, None, {dotted: "caf\udce9"})
+    assert said.startswith(f"{dotted} is 'caf\\udce9': config.toml takes UTF-8 alone")
+
+
 def test_the_written_file_explains_every_setting():
     lines = to_toml(resolve({})).splitlines()
     for line, after in pairwise(lines):

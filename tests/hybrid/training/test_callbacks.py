@@ -2,7 +2,9 @@
 
 import re
 
+import numpy as np
 import pytest
+import torch
 from callback_program import STEPS, STILL, Failing, Recorder, few, short
 from trainings import interrupted, refused, summary
 
@@ -71,12 +73,27 @@ class Odd(Callback):
         return {"x": object()}
 
 
+class Answering(Callback):
+    """Gives what is neither true nor false, or a reason that is no text."""
+
+    def __init__(self, answer, reason=""):
+        self.answer, self.reason = answer, reason
+
+    def on_epoch(self, epoch, results):
+        return self.answer
+
+
+UNCLEAR = "Answering failed in on_epoch: it gave a {}, with a {} as the reason: give True .*"
 FAILURES = {
     **{hook: (Failing(hook), f"Failing failed in {hook}: out of luck") for hook in HOOKS},
     "what no user should see": (
         Failing("on_epoch", KeyError("x")),
         r"Failing failed in on_epoch: KeyError: 'x' \(details in .*\)",
     ),
+    "a tensor": (Answering(torch.zeros(3)), UNCLEAR.format("Tensor", "str")),
+    "no number": (Answering(torch.zeros((), device="meta")), UNCLEAR.format("Tensor", "str")),
+    "an array": (Answering(np.zeros(2)), UNCLEAR.format("ndarray", "str")),
+    "a reason of tensors": (Answering(True, torch.zeros(3)), UNCLEAR.format("bool", "Tensor")),
     "a state that is no JSON": (Odd(), "Odd failed in state: TypeError: Object of type object .*"),
 }
 

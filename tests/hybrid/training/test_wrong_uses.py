@@ -58,6 +58,9 @@ BEFORE = {
     ),
     "a loss that fails": ({"loss": failing}, "the loss fails", "output (2, 3)", "out of"),
     "a loss that is no function": ({"loss": "mse"}, "'str' object is not callable"),
+    "inputs without numbers": ({"train": (X.to("meta"), Y)}, "has a tensor on the meta device"),
+    "targets without numbers": ({"train": (X, Y.to("meta"))}, "has a tensor on the meta device"),
+    "tests without numbers": ({"test": (X.to("meta"), Y)}, "has a tensor on the meta device"),
     "a regression's loss of two classes": (  # which torch would spread over the two samples tried
         {"settings": {"loss": "huber"}, "model": regression(2), "train": (X, Y % 2)},
         *("train.loss is 'huber'", "shape (2,) and its target ()", "choose cross-entropy"),
@@ -186,6 +189,14 @@ SPLITS = {
     ),
     "no sample": (partial(split, misused.Choosing(), 2), "which needs sample="),
     "a sample that is no tensor": (partial(split, layers(), 2, sample=3), "sample is a int"),
+    "a sample without numbers": (
+        partial(split, layers(), 2, sample=X.to("meta")),
+        *("a sample of the inputs is on the meta device", "make it on the CPU"),
+    ),
+    "weights without numbers": (
+        partial(split, layers().to("meta"), 2, sample=X),
+        *("'0.weight' of Sequential is on the meta device", "give weights="),
+    ),
     "a sample of another shape": (
         partial(split, misused.Sharing(), 2, sample=torch.zeros(4, 7)),
         *("sample of shape (7,) does not fit Sharing", "(2x7 and 6x6)"),

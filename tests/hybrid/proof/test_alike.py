@@ -6,7 +6,7 @@ import torch
 from hybrid.data import Mapped, Stream, as_data, load
 from hybrid.errors import AgreedError
 from hybrid.links.threads import ThreadLinks, run_threads
-from hybrid.training.alike import check_alike, check_next
+from hybrid.proof.alike import check_alike, check_next
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 

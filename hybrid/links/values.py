@@ -1,0 +1,143 @@
+"""Values of a job's ranks as bytes: what is read can build data, and runs no code.
+
+8 bytes   length of the text
+text      JSON; what JSON lacks, a tuple or a tensor, is {name: content}
+bytes     of every tensor, in the order of the text
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from hybrid.links.staging import DTYPES, as_dense, format_of, joined_bytes
+
+dist: Any = torch.distributed
+_KINDS = {"dict": dict, "tuple": tuple, "set": set, "frozenset": frozenset, "bytes": bytes}
+
+
+def gather(value: Any, group: Any, root: int | None = None) -> list[Any] | None:
+    """The values of a group's ranks, in order, on rank `root` or on all; else None."""
+    message = encode(value)
+    sizes = list(torch.zeros(dist.get_world_size(group), 1, dtype=torch.int64))
+    dist.all_gather(sizes, torch.tensor([len(message)]), group)
+    longest = int(max(sizes))
+    sent = torch.cat([message, message.new_zeros(longest - len(message))])
+    is_read = root is None or root == dist.get_rank()
+    received = [torch.empty_like(sent) for _ in sizes] if is_read else None
+    if root is None:
+        dist.all_gather(received, sent, group)
+    else:
+        dist.gather(sent, received, root, group)
+    if received is None:
+        return None
+    return [decode(part[:size]) for part, size in zip(received, sizes, strict=True)]
+
+
+def broadcast(value: Any, group: Any, root: int) -> Any:
+    """The value of rank `root`, on every rank of a group."""
+    is_sent = root == dist.get_rank()
+    message = encode(value) if is_sent else torch.empty(0, dtype=torch.uint8)
+    size = torch.tensor([len(message)])
+    dist.broadcast(size, root, group)
+    message = message if is_sent else torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(message, root, group)
+    return value if is_sent else decode(message)
+
+
+def encode(value: Any) -> Tensor:
+    """The bytes (n,) of a value; ValueError for one that holds what `decode` does not read."""
+    tensors: list[Tensor] = []
+    text = bytearray(json.dumps(_written(value, tensors)), "ascii")
+    head = torch.tensor([len(text)]), torch.frombuffer(text, dtype=torch.uint8)
+    return joined_bytes([*head, *tensors])
+
+
+def decode(message: Tensor) -> Any:
+    """The value of such bytes, with memory of its own; ValueError for others."""
+    try:
+        length = int(message[:8].clone().view(torch.int64))
+        text, data = message[8:].split([length, len(message) - 8 - length])
+        return _read(json.loads(text.numpy().tobytes()), data)
+    except Exception as error:
+        raise ValueError(
+            f"a rank has sent {len(message)} bytes that are no value ({type(error).__name__}): all "
+            "ranks must run the same version of hybrid, and nobody else may reach their ports"
+        ) from error
+
+
+def _written(value: Any, tensors: list[Tensor]) -> Any:
+    """What JSON can hold of a value, whose tensors are appended to a list."""
+
+    def each(values: Iterable[Any]) -> list[Any]:
+        return [_written(x, tensors) for x in values]
+
+    cls = type(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if cls is list:
+        return each(value)
+    if isinstance(value, Tensor) and value.dtype in DTYPES:
+        offset = sum(x.nbytes for x in tensors)
+        tensors.append(as_dense(value.cpu()))
+        return {"tensor": [offset, *format_of(tensors[-1])]}
+    if isinstance(value, torch.dtype) and value in DTYPES:
+        return {"dtype": [DTYPES.index(value)]}
+    if isinstance(value, Path):
+        return {"path": [str(value)]}
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    if is_dataclass(cls):
+        return {name: each(getattr(value, field.name) for field in fields(cls))}
+    if hasattr(cls, "_fields"):
+        return {name: each(value)}
+    for kind, made in _KINDS.items():
+        if isinstance(value, made):
+            return {kind: each(value.items() if made is dict else value)}
+    raise ValueError(
+        f"a {cls.__module__}.{cls.__qualname__} cannot be sent to other ranks: send numbers, texts "
+        "and tensors, in lists, tuples, dicts or dataclasses"
+    )
+
+
+def _read(written: Any, data: Tensor) -> Any:
+    """The value that was written so; `data` has the bytes of its tensors."""
+    if isinstance(written, list):
+        return [_read(x, data) for x in written]
+    if not isinstance(written, dict):
+        return written
+    ((name, content),) = written.items()
+    if name == "tensor":
+        return _tensor(data, *content)
+    values = _read(content, data)
+    if name == "dtype":
+        return DTYPES[values[0]]
+    if name == "path":
+        return Path(*values)
+    return _KINDS[name](values) if name in _KINDS else _instance(name, values)
+
+
+def _tensor(data: Tensor, offset: int, number: int, *layout: int) -> Tensor:
+    dtype, dims = DTYPES[number], len(layout) // 2
+    own = data[offset : offset + prod(layout[:dims]) * dtype.itemsize]
+    return own.clone().view(dtype).as_strided(layout[:dims], layout[dims:])
+
+
+def _instance(name: str, values: list[Any]) -> Any:
+    """An instance of a dataclass or a named tuple that is imported; its class's code is not run."""
+    module, _, qualname = name.partition(":")
+    cls = vars(sys.modules[module])[qualname]
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return tuple.__new__(cls, values)
+    made = object.__new__(cls)
+    for field, value in zip(fields(cls), values, strict=True):
+        object.__setattr__(made, field.name, value)
+    return made
