@@ -24,8 +24,11 @@ WRITTEN_SECONDS = 60.0
 """What was written to so long ago, and is locked by nobody, was left by a process that is gone."""
 
 
-def opened(path: Path, most: int, links: bool = False) -> BinaryIO:
-    """A regular file of at most `most` bytes; ValueError for anything else, by any of `links`."""
+def opened(path: Path, most: int, links: bool = False, at_once: bool = True) -> BinaryIO:
+    """A regular file of at most `most` bytes; ValueError for anything else, by any of `links`.
+
+    If it is read `at_once`, half of the memory has to hold it.
+    """
     if path.is_symlink() and not links:
         raise ValueError(f"{path} is a link, which is not followed: put the file itself there")
     flags = os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
@@ -39,7 +42,7 @@ def opened(path: Path, most: int, links: bool = False) -> BinaryIO:
             f"has {status.st_size} bytes, more than the {most} it may have: it is damaged, or not "
             "what its name says"
         )
-    elif status.st_size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
+    elif at_once and status.st_size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
         fault = (
             f"has {status.st_size} bytes, more than this machine's memory has room for: it is "
             "damaged, or of a larger machine"

@@ -35,14 +35,24 @@ class Weights:
         self.files: dict[str, Path] = {}
         """Where each tensor is."""
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.formats: dict[str, str] = {}
+        """As safetensors call them: F32, I8, ..."""
         index = self._find()
         listed = _read_index(index) if index.suffix == ".json" else None
         files = {index} if listed is None else {index.with_name(name) for name in listed.values()}
         for file in sorted(files):
             with _opened(file) as tensors:
                 for name in tensors.keys():  # noqa: SIM118
-                    self.files[name] = file
-                    self.shapes[name] = tuple(tensors.get_slice(name).get_shape())
+                    if listed is not None and listed.get(name, file.name) != file.name:
+                        continue  # the index names another file
+                    if name in self.files:
+                        raise ValueError(
+                            f"weights {index}: {name!r} is in {self.files[name].name} and in "
+                            f"{file.name}, and the index names neither: copy the folder anew"
+                        )
+                    found = tensors.get_slice(name)
+                    self.files[name], self.formats[name] = file, found.get_dtype()
+                    self.shapes[name] = tuple(found.get_shape())
         missing = [name for name in listed or () if name not in self.files]
         if missing:
             raise ValueError(
@@ -141,6 +151,12 @@ def find_names(weights: Weights, model: nn.Module) -> dict[str, str]:
                 f"weights {weights.path}: {other!r} has shape {weights.shapes[other]}, and in "
                 f"{kind} {tuple(state[name].shape)}: give the weights of the same configuration"
             )
+        if _kind(weights.formats[other]) != _kind(str(state[name].dtype)):
+            raise ValueError(
+                f"weights {weights.path}: {other!r} is {weights.formats[other]}, and in {kind} "
+                f"{state[name].dtype}, whose numbers would be others: give weights that are not "
+                "quantized, as floating-point numbers"
+            )
     for names in tied.values():
         stored = [*dict.fromkeys(found[name] for name in names if name in found)]
         for one, other in pairwise(stored):
@@ -150,6 +166,14 @@ def find_names(weights: Weights, model: nn.Module) -> dict[str, str]:
                     f"one weight of {kind}: untie them in its configuration, or leave one out"
                 )
     return found
+
+
+def _kind(number_format: str) -> str:
+    """float, complex, int or bool, of a name of safetensors' or of torch's."""
+    name = number_format.removeprefix("torch.").lower()
+    return {"f": "float", "c": "complex", "u": "int", "i": "int"}.get(
+        name[0], "bool" if name == "bool" else "float"
+    )
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], most: int) -> None:

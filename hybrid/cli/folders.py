@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from itertools import islice
+from codecs import getincrementaldecoder
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hybrid.cli.options import DataDir, RunFolder, first_says
+from hybrid.cli.options import DataDir, RunFolder, first_prints, first_says
 from hybrid.settings.sections.base import MANY
 
 commands = typer.Typer()
@@ -95,15 +97,21 @@ def generate(
     """Write what a run on text (train --data text) has learned to write after a prompt."""
     from hybrid.training import restore
 
-    def written() -> str:
+    def written() -> Iterator[str]:
         begin = os.fsencode(prompt)
         drawn = restore.generate(
             run, begin, temperature=temperature, seed=seed, model=model, best=best
         )
-        text = begin + bytes(islice(drawn, count))
-        return text.decode(errors="replace")
+        decoder = getincrementaldecoder("utf-8")("replace")
+        for byte in chain(begin, islice(drawn, count)):
+            yield shown(decoder.decode(bytes([byte])))
+        yield shown(decoder.decode(b"", final=True)) + "\n"
 
-    first_says(written)
+    def shown(text: str) -> str:
+        """What a terminal takes for no command."""
+        return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+    first_prints(written, end="")
 
 
 @commands.command(epilog="Example: hybrid report runs/first runs/second runs/third --out compared")

@@ -92,12 +92,12 @@ def first_says(text: Callable[[], str]) -> None:
     first_prints(lambda: [text()])
 
 
-def first_prints(lines: Callable[[], Iterable[str]]) -> None:
+def first_prints(lines: Callable[[], Iterable[str]], end: str = "\n") -> None:
     """Rank 0 prints lines as it makes them; if that raises, all ranks raise the same."""
     with together():
         if launch.launched_rank() == 0:
             for line in lines():
-                typer.echo(line)
+                typer.echo(line + end, nl=False)
 
 
 def say_once(text: str) -> None:

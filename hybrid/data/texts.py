@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import log
+from mmap import MAP_PRIVATE, mmap
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +31,8 @@ ONE_IN = 20
 """One stretch in so many is held out."""
 DEEPEST = 100
 """Folders in each other that are looked into."""
+READ_BYTES, MOST_BYTES = 1 << 30, 1 << 46
+"""A file of text above the one is mapped, and above the other refused."""
 LOOKED_AT = 8192
 """Bytes at a file's beginning among which a zero says that it is no text, as git and grep do."""
 
@@ -126,9 +129,11 @@ def load_text(path: str | Path, length: int = 256) -> tuple[Texts, Texts]:
     root = Path(path).expanduser()
     if not root.exists():
         raise FileNotFoundError(f"{root} is not there: name a text file or a folder of such")
-    text, files = bytearray(), 0
-    for file in _files(root) if root.is_dir() else [root]:
-        files += _append(text, file)
+    read, files = bytearray(), 0
+    mapped = root.is_file() and root.stat().st_size > READ_BYTES
+    for file in _files(root) if root.is_dir() else [root] * (not mapped):
+        files += _append(read, file)
+    text = _mapped(root) if mapped else read
     least = ONE_IN * (length + 1)
     if len(text) < least:
         raise ValueError(
@@ -169,6 +174,14 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield Path(place) / name
 
 
+def _mapped(file: Path) -> mmap:
+    """A large file, of which the system reads what is asked for: nobody may write to it."""
+    with naming(file), opened(file, MOST_BYTES, links=True, at_once=False) as stream:
+        if b"\0" in stream.read(LOOKED_AT):
+            raise ValueError(f"{file} holds zeros, as no text does: name a text file")
+        return mmap(stream.fileno(), 0, flags=MAP_PRIVATE)
+
+
 def _append(text: bytearray, file: Path) -> bool:
     """Append what a file holds, unless that is no text, and say so; ValueError for too much."""
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 - len(text)
@@ -177,5 +190,6 @@ def _append(text: bytearray, file: Path) -> bool:
         if b"\0" in head:
             return False
         text += head
-        text += stream.read()
+        while part := stream.read(1 << 20):  # at once it would take its size again
+            text += part
     return True

@@ -218,6 +218,11 @@ def read_weights(blocks: Blocks, own: Collection[int]) -> None:
         target = targets[name]
         if isinstance(target, nn.Parameter):
             target.data = torch.empty_like(target.data).copy_(found)
+            if not target.isfinite().all():
+                raise ValueError(
+                    f"weights {unread.weights.files[name]}: {name!r} has nan or inf in it, as "
+                    f"{target.dtype}: copy the file anew, or take a wider number format"
+                )
         else:
             target.copy_(found)
 

@@ -69,6 +69,12 @@ def _make(cls: type[T], section: str, settings: Mapping[str, Any]) -> T:
         thing: T = TypeAdapter(cls).validate_python(settings)
     except ValidationError as error:
         raise ValueError(f"{section}.{first_fault(error)}") from None
+    for name, value in settings.items():
+        made = type(getattr(thing, name, value))
+        # a text or a truth is no number, as in the other tables
+        if made in (bool, int, float) and type(value) not in (made, int if made is float else made):
+            kind = {bool: "boolean", int: "integer", float: "number"}[made]
+            raise ValueError(f"{section}.{name} is {value!r}; it must be a valid {kind}")
     return thing
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -184,7 +185,7 @@ def read_toml(path: Path, links: bool = True) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Split "section.key=value"; the value is TOML where it parses, else a string."""
+    """Split "section.key=value"; the value is TOML, or Python's number or truth, else a string."""
     dotted, equals, value = text.partition("=")
     if not equals or "." not in dotted:
         key = dotted.strip()
@@ -193,10 +194,15 @@ def parse_override(text: str) -> tuple[str, Any]:
         meant = " or ".join(f"{place}={value}" for place in places)
         hint = f"; did you mean {meant}?" if equals and places else ""
         raise ValueError(f"--set {text!r}: write --set section.key=value{hint}")
-    try:
-        return dotted.strip(), tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
-        return dotted.strip(), value
+    for read in (lambda text: tomllib.loads(f"value = {text}")["value"], _number):
+        with suppress(ValueError, RecursionError):
+            return dotted.strip(), read(value)
+    return dotted.strip(), value
+
+
+def _number(text: str) -> float:
+    """A number or a truth as Python writes it, such as .5 and True, which TOML does not."""
+    return {"True": True, "False": False}[text] if text in ("True", "False") else float(text)
 
 
 def to_toml(config: Config) -> str:

@@ -123,6 +123,41 @@ def test_numbers_become_those_of_the_network(tmp_path):
     assert torch.equal(model.embed.weight, half["embed.weight"].float())
 
 
+@pytest.mark.parametrize("number_format", ["int8", "bool", "complex64", "uint8"])
+def test_numbers_of_another_kind_are_refused(tmp_path, number_format):
+    made = of_base()
+    made["embed.weight"] = made["embed.weight"].to(getattr(torch, number_format))
+    said = refusal(find_names, Weights(saved(tmp_path, made)), Base())
+    assert "'embed.weight' is " in said
+    assert "in Base torch.float32" in said
+
+
+def test_a_file_with_nan_or_with_more_than_the_format_holds_is_named(tmp_path):
+    for value, model in ((float("nan"), Base()), (1e30, Base().half())):
+        made = of_base()
+        made["embed.weight"][1, 1] = value
+        said = refusal(read, model, saved(tmp_path, made))
+        assert f"{tmp_path / 'model.safetensors'}: 'embed.weight' has nan or inf" in said
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_of_a_tensor_in_two_files_that_of_the_index_is_read(tmp_path, second):
+    """Whatever the order of their names."""
+    tensors, other = of_base(), {n: x + 1 for n, x in of_base().items()}
+    places = dict.fromkeys(tensors, "b.safetensors" if second else "a.safetensors")
+    saved(tmp_path, tensors, "b.safetensors" if second else "a.safetensors")
+    stale = saved(tmp_path, other, "a.safetensors" if second else "b.safetensors")
+    places["embed.bias"] = "a.safetensors" if second else "b.safetensors"
+    index = stale / INDEX
+    index.write_text(json.dumps({"weight_map": places}))
+    model = read(Base(), index)
+    assert torch.equal(model.embed.weight, tensors["embed.weight"])
+    assert torch.equal(model.embed.bias, other["embed.bias"])
+    del places["out.bias"]
+    index.write_text(json.dumps({"weight_map": places}))
+    assert "'out.bias' is in a.safetensors and in b.safetensors" in refusal(Weights, index)
+
+
 def test_a_base_is_found_with_and_without_its_prefix(tmp_path):
     saved(tmp_path, of_headed())
     assert torch.equal(read(Base(), tmp_path).embed.weight, of_base()["embed.weight"])

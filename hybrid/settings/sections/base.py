@@ -25,7 +25,9 @@ MANY, LARGE = 10**9, 1e15
 class Section(BaseModel):
     """A table of the TOML file; the string after a field is its help."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, strict=True
+    )
 
     if not TYPE_CHECKING:  # where each class has the arguments that its fields declare
 

@@ -152,7 +152,7 @@ class RoundSettings(Section, RoundOptions):
     def _a_list(cls, waits: object) -> object:
         if not isinstance(waits, list | tuple):
             raise ValueError("it must be a list of pairs [before, after]")
-        return waits or ()
+        return tuple(tuple(x) if isinstance(x, list) else x for x in waits)
 
 
 for _name, _help in field_docs(RoundOptions).items():

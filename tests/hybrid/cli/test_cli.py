@@ -182,6 +182,8 @@ def test_a_text_is_trained_on_tested_in_bits_and_written(hybrid, tmp_path):
     assert written == "cdefgabcdefg\n"
     drawn = [output(hybrid("generate", run, "--bytes", 30, "--seed", seed)) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1]
+    said = output(hybrid("generate", run, "--bytes", 1, "--prompt", "a\x1b[2J\té\nb\x9b"))
+    assert said.startswith("a\\x1b[2J\té\nb\\x9b")
     assert_one_line(hybrid("generate", run, "--temperature", -1), "-1", "0 or above")
     assert (
         output(hybrid("generate", run, "--prompt", "cde", "--temperature", 1e-310))[:6] == "cdefga"

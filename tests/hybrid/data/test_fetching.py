@@ -3,6 +3,7 @@
 import random
 import signal
 from multiprocessing import active_children
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from misused import Items, Listening
 from samples import SAMPLES, Drawing
 from torch.utils.data import default_collate
 
-from hybrid.data.fetching import Pool, make_batch, make_batch_here
+from hybrid.data.fetching import Pool, Workers, make_batch, make_batch_here
 
 WORKERS = {"inline": 0, "processes": 2}
 
@@ -111,3 +112,28 @@ def test_a_data_set_that_cannot_be_sent_is_told():
     pool = Pool(Items(lambda i: i), default_collate, 1)
     assert "cannot be sent to a worker process" in refusal(pool.submit, [0], 0, 0)
     pool.close()
+
+
+class Hanging(Drawing):
+    """Its first sample never comes, and its worker takes its time to start."""
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        sleep(0.5)
+
+    def __getitem__(self, i):
+        sleep(0 if i else 1000)
+        return super().__getitem__(i)
+
+
+def test_a_worker_that_hangs_is_told_after_the_timeout_and_killed_and_its_start_does_not_count():
+    before = active_children()
+    made = Pool(Hanging(), default_collate, Workers(1, timeout=0.3))
+    try:
+        made.result(made.submit([1], 0, 0))
+        assert "more than 0.3 s for a batch" in refusal(made.result, made.submit([0], 0, 0))
+        begin = monotonic()
+    finally:
+        made.close()
+    assert monotonic() - begin < 60
+    assert {*active_children()} <= {*before}

@@ -9,7 +9,7 @@ from answers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.data import Texts, load_text
+from hybrid.data import Texts, load_text, texts
 from hybrid.data.texts import bits_per_byte
 from hybrid.solvers.state import State
 
@@ -163,3 +163,17 @@ def test_bits_are_minus_log2_of_the_probability():
 
 def test_empty_texts_have_their_length():
     assert (Texts.empty(7).shape, Texts.empty(7).classes, len(Texts.empty(7))) == ((7,), 256, 0)
+
+
+def test_a_large_file_is_mapped_and_is_the_same_text(numbered, monkeypatch, tmp_path):
+    path = numbered(2000)
+    read = load_text(path, 16)
+    monkeypatch.setattr(texts, "READ_BYTES", 100)
+    mapped = load_text(path, 16)
+    ids = torch.arange(20)
+    for one, other in zip(read, mapped, strict=True):
+        assert one.fingerprint() == other.fingerprint()
+        assert torch.equal(one.batch(ids, 0, 0), other.batch(ids, 0, 0))
+    zeros = tmp_path / "zeros"
+    zeros.write_bytes(b"a\0" * 4000)
+    assert "holds zeros" in refusal(load_text, zeros, 16)

@@ -198,3 +198,14 @@ def test_the_written_file_explains_every_setting():
     for line, after in pairwise(lines):
         if " = " in after and not after.startswith(("#", " ")):
             assert line.startswith("# "), after
+
+
+NAMES = {"sync": {"name": "diloco"}, "solver": {"name": "ddg"}}
+
+
+@pytest.mark.parametrize("value", ["2", True, 2.5])
+@pytest.mark.parametrize("key", ["train.epochs", "solver.micro_batches", "data.limit", "sync.lag"])
+def test_a_text_or_a_truth_is_no_number(key, value):
+    section, _, name = key.partition(".")
+    with pytest.raises(ValueError, match=rf"^{key} is {value!r}; it must be a valid integer"):
+        resolve({"sync": {"name": "diloco"}} | {section: {**NAMES.get(section, {}), name: value}})
