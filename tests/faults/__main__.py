@@ -69,3 +69,7 @@ def facts(command: str) -> dict[str, Any]:
         },
         "disk full and read-only by": "mounts" if can_mount() else "limits and files",
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,11 +1,15 @@
 """Nodes of `torchrun --nnodes 1:N` that are lost and that join, and what the run does meanwhile.
 
-    python -m tests.faults.nodes [--changes 20] [--nodes 3] [--seed 0] [--out FILE]
+    python -m tests.faults.nodes [--changes 20] [--nodes 3] [--seed 0] [--shared] [--out FILE]
 
 A node is an agent of torchrun on a port of this host, with one rank. It is lost by kill -9 of its
 whole process group, or joins. After every change the run has to make steps again within LIMIT
 seconds. In the end its metrics are those of one run: every step is there, once, in order. Exit
 status 1 if not.
+
+An agent that joins needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with it the first rank of every
+start has a store. Without it (--shared) the first agent keeps one store for all starts, and torch
+2.13 lets an agent that joins wait there for an address for ever: such jobs lose nodes alone.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from time import monotonic, sleep
@@ -51,8 +56,11 @@ class Change:
 class Nodes:
     """The agents of one job, by number."""
 
-    def __init__(self, most: int, root: Path) -> None:
+    def __init__(self, most: int, root: Path, shared: bool) -> None:
         self.root, self.out = root, root / "run"
+        self.environment = for_mpirun() | {"CI": "1"}
+        if not shared:
+            self.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -69,7 +77,7 @@ class Nodes:
         with (self.root / f"node-{number}.log").open("a") as log:
             self.agents[number] = subprocess.Popen(
                 self.command,
-                env=os.environ | for_mpirun() | {"CI": "1"},
+                env=os.environ | self.environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -84,51 +92,57 @@ class Nodes:
 
     def steps(self) -> int:
         """The steps that the metrics tell of."""
-        with suppress(OSError, ValueError, IndexError):
-            lines = (self.out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-            return int(json.loads(next(x for x in reversed(lines) if x.endswith(b"\n")))["step"])
-        return 0
-
-    def starts(self) -> int:
         with suppress(OSError):
-            return (self.out / "starts.jsonl").read_bytes().count(b"\n")
+            lines = (self.out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+            whole = [line for line in lines if line.endswith(b"\n")]
+            return int(json.loads(whole[-1])["step"]) if whole else 0
+        return 0
+
+    def start(self) -> int:
+        """When the run was last started, in nanoseconds; 0: not yet."""
+        with suppress(OSError):
+            return (self.out / "starts.jsonl").stat().st_mtime_ns
         return 0
 
 
-def changes(count: int, most: int, seed: int, root: Path) -> tuple[list[Change], str]:
-    """So many changes of a run on up to `most` nodes, and what is wrong with what it has left."""
-    random, nodes = Random(seed), Nodes(most, root)
-    done: list[Change] = []
+def job(count: int, most: int, random: Random, root: Path, shared: bool) -> list[Change]:
+    """Up to so many changes of a run on up to `most` nodes."""
+    nodes, done = Nodes(most, root, shared), list[Change]()
+
+    def changed(what: str, start: int) -> bool:
+        done.append(Change(what, len(nodes.agents), _await_steps(nodes, start)))
+        print(done[-1], flush=True)
+        return done[-1].seconds is not None
+
     try:
         for number in range(most):
             nodes.join(number)
-        done.append(Change("all start", most, _await_steps(nodes, 0)))
-        while len(done) <= count and done[-1].seconds is not None:
+        goes_on = changed("all start", 0)
+        while goes_on and len(done) <= count:
             sleep(random.uniform(0, 4))
-            there, starts = sorted(nodes.agents), nodes.starts()
-            # the first one has the store of the meeting
-            may_go = [n for n in there if n]
-            absent = [n for n in range(most) if n not in there]
+            there, start = sorted(nodes.agents), nodes.start()
+            may_go = [n for n in there if n]  # the first one has the agents' meeting
+            absent = [n for n in range(most) if n not in there and not shared]
             if may_go and (not absent or random.random() < 0.5):
                 number = random.choice(may_go)
                 nodes.lose(number)
-                what = f"node {number} is lost"
-            else:
+                goes_on = changed(f"node {number} is lost", start)
+            elif absent:
                 number = random.choice(absent)
                 nodes.join(number)
-                what = f"node {number} joins"
-            done.append(Change(what, len(nodes.agents), _await_steps(nodes, starts)))
-            print(done[-1], flush=True)
+                goes_on = changed(f"node {number} joins", start)
+            else:
+                break
     finally:
         for number in list(nodes.agents):
             nodes.lose(number)
-    return done, _fault(nodes.out)
+    return done
 
 
-def _await_steps(nodes: Nodes, starts: int) -> float | None:
+def _await_steps(nodes: Nodes, start: int) -> float | None:
     """Seconds until a run that has started anew has made steps; None after LIMIT."""
     begin = monotonic()
-    while nodes.starts() <= starts:
+    while nodes.start() == start:
         if monotonic() - begin > LIMIT:
             return None
         sleep(0.05)
@@ -146,7 +160,7 @@ def _fault(out: Path) -> str:
     for line in (out / "metrics.jsonl").read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n") and (found := json.loads(line))["phase"] != "test":
             steps.append((found["step"], found["samples"]))
-    wrong = [(a, b) for a, b in zip(steps, steps[1:], strict=False) if b[0] <= a[0]]
+    wrong = [(a, b) for a, b in pairwise(steps) if b[0] <= a[0]]
     return f"steps {wrong[0]} follow each other" if wrong else ""
 
 
@@ -167,15 +181,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="JSON")
+    parser.add_argument("--shared", action="store_true", help="one store for all starts")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="hybrid-nodes-") as root:
-        done, fault = changes(options.changes, options.nodes, options.seed, Path(root))
-    body: dict[str, Any] = facts(f"python -m tests.faults.nodes --changes {options.changes}")
-    body |= {"changes": [asdict(change) for change in done], "fault": fault}
+    random, done, faults = Random(options.seed), list[Change](), list[str]()
+    while sum(change.what != "all start" for change in done) < options.changes:
+        with tempfile.TemporaryDirectory(prefix="hybrid-nodes-") as root:
+            left = options.changes - sum(change.what != "all start" for change in done)
+            done += job(left, options.nodes, random, Path(root), options.shared)
+            faults += filter(None, [_fault(Path(root, "run"))])
+        if done[-1].seconds is None:
+            break
+    body: dict[str, Any] = facts("python -m tests.faults.nodes " + " ".join(sys.argv[1:]))
+    body |= {"changes": [asdict(change) for change in done], "faults": faults}
     if options.out is not None:
         options.out.write_text(json.dumps(body, indent=1) + "\n")
-    print(fault or "every step is there once")
-    return int(bool(fault) or any(change.seconds is None for change in done))
+    print(*(faults or ["every step is there once"]), sep="\n")
+    return int(bool(faults) or any(change.seconds is None for change in done))
 
 
 if __name__ == "__main__":

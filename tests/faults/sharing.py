@@ -8,6 +8,7 @@ from time import monotonic, sleep
 
 from tests.faults.kinds import ON_RANKS, PATIENCE, Acts, Fault, Scene, lines_of, moment
 from tests.faults.processes import Job, send
+from tests.faults.training import SAMPLES
 
 _IN_USE = "is in use by the run of"
 _ENDS = ("stays as it is", _IN_USE, "already holds a run", "no checkpoint to resume from")
@@ -63,6 +64,22 @@ def stopped_rank(scene: Scene) -> Acts:
             send(ranks[which], signal.SIGCONT)
 
 
+def other_items(scene: Scene) -> Acts:
+    """The data of one rank are a stale copy, in which each item has moved by one."""
+    rank = scene.random.randrange(1, scene.training.ranks)
+    scene.now(f"on rank {rank}")
+    yield {"kind": "other items", "rank": rank}
+
+
+def hanging_item(scene: Scene) -> Acts:
+    """An item never comes, in a worker of a rank that reads items."""
+    rank = scene.random.choice((0, scene.training.ranks - 1))
+    rank = 0 if scene.training.launcher == "threads" else rank
+    item = scene.random.randrange(SAMPLES)
+    scene.now(f"item {item} on rank {rank}")
+    yield {"kind": "hanging item", "rank": rank, "item": item}
+
+
 def _training(scene: Scene, job: Job) -> list[int]:
     """The ranks, as soon as they train: such a run is over in a second."""
     end = monotonic() + PATIENCE
@@ -76,4 +93,6 @@ KINDS = (
     Fault("two runs on one folder", second_run, (0,), timed=False),
     Fault("streams lost", streams_lost, (0, 75), ("threads",), timed=False, silent=True),
     Fault("a rank stands still for ever", stopped_rank, launchers=ON_RANKS),
+    Fault("a rank has other data", other_items, launchers=ON_RANKS, timed=False, workers=1),
+    Fault("an item never comes", hanging_item, timed=False, workers=1),
 )
