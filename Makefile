@@ -72,8 +72,8 @@ test-machines: .venv/ready
 # with the lowest declared versions of all packages, and with the newest: docs/tutorial.md
 test-versions:
 	mkdir -p build
-	grep -ohE '"[A-Za-z][^">]*>=[^"]*"' $(PROJECTS) | tr -d '"' | sed -E '/^setuptools/d; s/\[.*\]//; \
-		s/>=/==/; s/^(torch|torchvision)(==.*)/\1=\2$(TORCH_BUILD:%=+%)/' >build/lowest.txt
+	grep -ohE '"[A-Za-z][^">]*>=[^"]*"' $(PROJECTS) | tr -d '"' | sed -E -e '/^setuptools/d' \
+		-e 's/\[.*\]//; s/>=/==/; s/^(torch|torchvision)(==.*)/\1=\2$(TORCH_BUILD:%=+%)/' >build/lowest.txt
 	: >build/newest.txt
 	@status=0; for versions in lowest newest; do \
 		echo $$versions; \
