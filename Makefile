@@ -1,7 +1,9 @@
 # make train   train a ResNet on two MPI ranks        make test   everything CI checks
 # Both set up .venv by themselves. On a machine without a GPU, the CPU build of torch is smaller:
-#   make train PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+#   make train TORCH_BUILD=cpu
 PYTHON ?= python3
+# of torch and torchvision alike, which must be of one: cpu, cu130, ...; that of the package index
+TORCH_BUILD ?=
 RANKS ?= 2
 # twice the cores: half of the tests wait for a process to start or for time to pass
 WORKERS ?= 4
@@ -10,7 +12,10 @@ FAULTS ?= 0
 BIN := .venv/bin
 # packages beside the core, which import it: each has its own pyproject.toml and tests
 WINGS := wings/rl wings/messages
+PROJECTS := pyproject.toml $(WINGS:%=%/pyproject.toml)
 TESTS := tests $(WINGS:%=%/tests)
+INSTALL := pip install --quiet $(TORCH_BUILD:%=--extra-index-url https://download.pytorch.org/whl/%) \
+	$(PIP_FLAGS) --editable '.[mpi,report,zoo,dev,docs]' $(WINGS:%=--editable %)
 # those that train, whose figures the processor rounds; the others are of processes, files and words
 TRAIN := bench data links method networks rounds training
 TRAINING := tests/solvers $(TRAIN:%=tests/hybrid/%) $(WINGS:%=%/tests) \
@@ -28,7 +33,8 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # the tests start a hundred processes: compiled once, the project's modules are kept for the next
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test checks tests docs test-slow test-machines coverage faults audit bench gpu-bench clean
+.PHONY: train test checks tests docs test-slow test-machines test-versions coverage faults audit \
+	bench gpu-bench clean
 
 train: .venv/ready
 	$(MPI_ENV) $(BIN)/mpirun -n $(RANKS) $(BIN)/hybrid train
@@ -65,6 +71,20 @@ test-machines: .venv/ready
 		trap "kill $$one $$!" EXIT INT TERM; $(BIN)/pytest $(TRAINING) -n $(WORKERS)' || status=1; \
 	exit $$status
 
+# with the lowest declared versions of all packages, and with the newest: docs/tutorial.md
+test-versions:
+	mkdir -p build
+	grep -ohE '"[A-Za-z][^">]*>=[^"]*"' $(PROJECTS) | tr -d '"' | sed -E -e '/^setuptools/d' \
+		-e 's/\[.*\]//; s/>=/==/; s/^(torch|torchvision)(==.*)/\1=\2$(TORCH_BUILD:%=+%)/' >build/lowest.txt
+	: >build/newest.txt
+	@status=0; for versions in lowest newest; do \
+		echo $$versions; \
+		$(PYTHON) -m venv build/$$versions && \
+		build/$$versions/bin/$(INSTALL) --upgrade --upgrade-strategy eager \
+			--constraint build/$$versions.txt && \
+		build/$$versions/bin/pytest $(TESTS) -n $(WORKERS) || status=1; \
+	done; exit $$status
+
 coverage: .venv/ready
 	$(BIN)/pytest $(TESTS) -n $(WORKERS) --cov --cov-report=term:skip-covered
 
@@ -85,10 +105,11 @@ bench: .venv/ready
 gpu-bench: $(if $(filter .venv/bin,$(BIN)),.venv/ready)
 	$(firstword $(wildcard $(BIN)/python $(BIN)/python3) $(BIN)/python) docs/benchmarks/gpu_all.py
 
-.venv/ready: pyproject.toml $(WINGS:%=%/pyproject.toml) constraints.txt
+.venv/ready: $(PROJECTS) constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) \
-		--editable '.[mpi,report,zoo,dev,docs]' $(WINGS:%=--editable %)
+	mkdir -p build
+	sed '/^torch/s/$$/$(TORCH_BUILD:%=+%)/' constraints.txt >build/constraints.txt
+	$(BIN)/$(INSTALL) --constraint build/constraints.txt
 	touch $@
 
 clean:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hybrid.folder.runfolder import DISTRIBUTION
+from hybrid.settings.resolve import tomllib
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +27,14 @@ def test_the_name_that_is_installed_is_the_one_that_is_advised():
     ]:
         for name in re.findall(r"pip install '([\w-]+)\[", path.read_text()):
             assert name == DISTRIBUTION, path
+
+
+@pytest.mark.parametrize("project", [ROOT, *ROOT.glob("wings/*")], ids=lambda path: path.name)
+def test_every_dependency_declares_its_lowest_version(project):
+    """`make test-versions` installs these."""
+    table = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    needs = sum(table.get("optional-dependencies", {}).values(), table["dependencies"])
+    assert not [x for x in needs if ">=" not in x and not x.startswith(DISTRIBUTION)]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ def report(say: Callable[[str], None], out: Path = Path()) -> None:
     folder = machine.run_folder(out, comm)
     checks: list[Callable[[], list[Finding]]] = [
         lambda: ranks.same_versions(versions),
+        ranks.torchvision,
         ranks.library,
         machine.shared_memory,
         lambda: ranks.binding(places),

@@ -6,12 +6,15 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from hybrid.doctor.machine import Finding
+from hybrid.errors import one_line
 from hybrid.folder.runfolder import DISTRIBUTION, version_of
 from hybrid.ranks import launch
 
@@ -64,6 +67,21 @@ def same_versions(ranks: Sequence[dict[str, str]]) -> list[Finding]:
         return [Finding("versions", "; ".join(differing), remedy)]
     remedy = "pip install 'hybrid-blocks[mpi]' to run under mpirun"
     return [Finding("versions", text, "" if first["mpi4py"] else remedy)]
+
+
+def torchvision() -> list[Finding]:
+    """A torchvision whose operators do not load beside this torch; transformers import it."""
+    spec = find_spec("torchvision")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    try:
+        for operators in folder.glob("_C*.so") if folder else ():
+            torch.ops.load_library(operators)
+    except (OSError, RuntimeError) as error:
+        why = one_line(error.__cause__ or error)
+        text = f"{version_of('torchvision')} does not fit torch {torch.__version__}: {why}"
+        remedy = "install both from one index: pip install --force-reinstall torch torchvision"
+        return [Finding("torchvision", text, remedy)]
+    return []
 
 
 def library() -> list[Finding]:

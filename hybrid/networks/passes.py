@@ -27,7 +27,6 @@ from hybrid.networks.absent import METADATA, Absent, writes
 GRADIENTS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 """What takes gradients."""
 _CHECKPOINT = CheckpointFunction.forward.__code__
-_APPLY = Function.apply.__func__.__code__  # type: ignore[attr-defined]
 CallId = tuple[tuple[str, int], ...]
 """A call of a module within a pass: from the outermost one on, the path of each module that is
 called, and how often the call around it has called it before. () is the call of the network."""
@@ -251,18 +250,25 @@ def in_function(root: CodeType) -> bool:
     What it computes has no graph: `Function.apply` gives one to what is returned. A reentrant
     torch.utils.checkpoint is such a forward, too.
     """
-    return not torch.is_grad_enabled() and _is_running(_APPLY, root)
+    return not torch.is_grad_enabled() and _is_running(_forwards(Function), root)
 
 
 def in_reentrant_checkpoint(root: CodeType) -> bool:
     """Whether code is running that a backward pass will run again, called by a frame of `root`."""
-    return not torch.is_grad_enabled() and _is_running(_CHECKPOINT, root)
+    return not torch.is_grad_enabled() and _is_running({id(_CHECKPOINT)}, root)
 
 
-def _is_running(code: CodeType, root: CodeType) -> bool:
+def _forwards(function: type[Function]) -> set[int]:
+    """What tells the code of the forward of such a function, and of all that derive from it."""
+    methods = (function.forward, function.setup_context)
+    own = {id(x.__code__) for x in methods if hasattr(x, "__code__")}
+    return own.union(*map(_forwards, function.__subclasses__()))
+
+
+def _is_running(codes: set[int], root: CodeType) -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not root:
-        if frame.f_code is code:
+        if id(frame.f_code) in codes:
             return True
         frame = frame.f_back
     return False

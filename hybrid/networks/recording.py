@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, register_dataclass, tree_flatten, tree_leaves, tree_map
+from torch.export import register_dataclass
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map
 
 from hybrid.errors import calling_line
 from hybrid.networks.absent import writes

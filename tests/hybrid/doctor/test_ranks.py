@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -28,7 +30,7 @@ OTHER = HERE | {"torch": "1.0"}, HERE | {"numpy": ""}
         (ranks.binding([place(cpus="0,1"), place(cpus="0,1")])[-1], "", ""),
         (ranks.binding([place(), place()])[-1], "", "--map-by"),
         (ranks.binding([place(cpus=c, threads=2) for c in ("0,1", "1,2")])[-1], "", "--map-by"),
-        (ranks.same_versions([HERE, HERE])[0], f"torch {torch.__version__}", ""),
+        (ranks.same_versions([HERE, HERE])[0], f"torch {torch.__version__.partition('+')[0]}", ""),
         (
             ranks.same_versions([HERE, *OTHER])[0],
             "on rank 0, 1.0 on rank 1; numpy",
@@ -79,3 +81,20 @@ def test_a_check_that_fails_is_a_line_and_not_the_end(monkeypatch, tmp_path) -> 
     doctor.report(lines.append, tmp_path)
     assert any("cannot look: RuntimeError: broken badly" in line for line in lines)
     assert any("GPUs" in line for line in lines)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_torchvision_whose_operators_do_not_load_is_pointed_out(
+    monkeypatch, tmp_path, built
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").touch()
+    if built:
+        (tmp_path / "torchvision" / "_C.so").write_bytes(b"for another torch")
+    found = ranks.torchvision()
+    assert len(found) == built
+    for finding in found:
+        assert f"does not fit torch {torch.__version__}" in finding.value
+        assert "from one index" in finding.remedy

@@ -36,7 +36,8 @@ def network(kind: str) -> nn.Module:
     base = kind.removesuffix("ForCausalLM").removesuffix("ForMaskedLM")
     if kind == "SegformerForSemanticSegmentation":
         sizes = {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "decoder_hidden_size": 8}
-        config = transformers.SegformerConfig(num_labels=3, **sizes)
+        heads = {"num_attention_heads": [1, 2, 4, 8]}
+        config = transformers.SegformerConfig(num_labels=3, **sizes, **heads)
         config.semantic_loss_ignore_index = 255
     else:
         config = getattr(transformers, f"{base}Config")(**TEXT)

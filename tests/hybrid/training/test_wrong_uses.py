@@ -42,7 +42,7 @@ NUMBERED = NUMBERS | {"model": misused.Numbered(), "sample": (X[:4], Y[:4])}
 WORDS = (Y.repeat(5, 1).T, Y)
 
 BEFORE = {
-    "float labels": ({"train": (X, Y.float())}, "targets (2,) of float32", "dtype"),
+    "float labels": ({"train": (X, Y.float())}, "targets (2,) of float32", "Float"),
     "a label beyond the classes": (
         {"train": (X, changed(Y, 40, 3))},
         *("sample 40", "target 3", "3 classes, 0 to 2", "give the network more outputs"),
