@@ -63,7 +63,7 @@ class Nodes:
             self.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+            self.port = port = free.getsockname()[1]
         torchrun = Path(sys.executable).with_name("torchrun")
         self.command = [
             *(str(torchrun), "--nnodes", f"1:{most}", "--nproc-per-node", "1"),
@@ -82,6 +82,10 @@ class Nodes:
                 stderr=log,
                 start_new_session=True,
             )
+        while number == 0:  # the first one serves the others' meeting
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            sleep(0.1)
 
     def lose(self, number: int) -> None:
         agent = self.agents.pop(number)
