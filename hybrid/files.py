@@ -122,7 +122,7 @@ def whole_folder(path: Path, ours: str) -> Iterator[Path]:
             "remove the folder"
         )
     place = path.absolute()
-    if Path.cwd().is_relative_to(path.resolve()):
+    if path.exists() and os.path.exists(".") and Path.cwd().is_relative_to(path.resolve()):
         raise ValueError(
             f"{path} is the folder that this command was given in, and is replaced as a whole: "
             "name a new one"
@@ -136,17 +136,18 @@ def whole_folder(path: Path, ours: str) -> Iterator[Path]:
             with suppress(OSError):  # of a disk without locks
                 held.enter_context(_locked(partial))
             yield partial
-        for file in partial.iterdir():
-            sync(file)
-        sync(partial)
-        if path.exists():
-            os.replace(place, old)
-        try:
-            os.replace(partial, place)
-        except OSError:
-            if old.exists():
-                os.replace(old, place)
-            raise
+            for file in partial.iterdir():
+                sync(file)
+            sync(partial)
+            if path.exists():
+                os.utime(place)  # young again, it is nobody's left-over
+                os.replace(place, old)
+            try:
+                os.replace(partial, place)
+            except OSError:
+                if old.exists():
+                    os.replace(old, place)
+                raise
     finally:
         for left in (partial, old):
             shutil.rmtree(left, ignore_errors=True)

@@ -109,16 +109,13 @@ class Data(ABC):
     def keep(self, samples: int) -> None:  # noqa: B027
         """Called with how far behind the newest sample others may be asked for again."""
 
-    def fingerprint(self) -> dict[str, str]:
-        """What ranks compare, by its name, since they may have other samples; empty: nothing."""
-        found = {"number": str(len(self))}
-        if self.order is not None:
-            found["order"] = digest(self.order.of_epoch(0, 0))
-        return found
+    def fingerprint(self) -> str:
+        """Of the samples, where ranks might have others; empty: they are not compared so."""
+        return ""
 
-    def fingerprint_of(self, seed: int, epoch: int, number: int) -> dict[str, str]:
-        """Of one sample, the next in the order or another: what ranks compare now and then."""
-        return {}
+    def some(self, one: int | None = None) -> list[Any]:
+        """A few samples as they are, or that of them, read anew, where ranks might have others."""
+        return []
 
     def state(self) -> State:
         """What a checkpoint keeps to go on reading; empty: nothing."""
@@ -218,8 +215,8 @@ class Dataset(Data):
         images = torch.zeros(count, *self.shape).to(memory_format=torch.channels_last)
         return images, torch.zeros(count, dtype=torch.int64)
 
-    def fingerprint(self) -> dict[str, str]:
-        return {**super().fingerprint(), "content": self.digest or self._digest()}
+    def fingerprint(self) -> str:
+        return self.digest or self._digest()
 
     def _digest(self) -> str:
         return digest((self.images[spread(len(self), 64)], self.labels))

@@ -12,13 +12,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
-from hybrid.data.dataset import Data, check_classes, digest
-from hybrid.data.sampling import uniform
+from hybrid.data.dataset import Data, check_classes
 from hybrid.errors import ON_META
 from hybrid.solvers.layers.bundle import Bundle
 
-FINGERPRINTS = 8
-"""The stream of random numbers that choose samples which ranks compare."""
 TARGETS = ("target", "targets", "label", "labels", "y")
 """The keys that name the target of a dict."""
 
@@ -80,19 +77,6 @@ class Items(Data):
 
     def expect_classes(self, count: int) -> None:
         self._classes = count
-
-    def fingerprint_of(self, seed: int, epoch: int, number: int) -> dict[str, str]:
-        count = len(self)
-        if not self.streamed:  # any two, for a collate function that takes several only
-            number = int(count * uniform(seed, epoch, torch.tensor([number]), FINGERPRINTS))
-        ids = torch.tensor([number] if self.streamed else [number, (number + 1) % count])
-        return self._printed(self._pair(ids, seed, epoch))
-
-    def _printed(self, pair: tuple[Any, Any]) -> dict[str, str]:
-        """Fingerprints of inputs and targets."""
-        shapes = [(str(x.dtype), *x.shape[1:]) for x in tree_leaves(pair)]
-        inputs, targets = map(digest, pair)
-        return {"shape": digest(shapes), "inputs": inputs, "targets": targets}
 
     def _split(self, batch: Any, count: int) -> tuple[Any, Any]:
         """Inputs and targets of a batch; ValueError unless each has `count` rows."""

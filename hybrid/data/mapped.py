@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from hybrid.data.dataset import check_classes, spread
-from hybrid.data.fetching import Pool, Workers
+from hybrid.data.fetching import Pool, Workers, own_draws, plain, seed_draws
 from hybrid.data.items import Items, collate_numbers
 from hybrid.errors import format_error
 
@@ -73,8 +73,6 @@ class Mapped(Items):
         if self._targets is not None and not self._agrees(self._targets):
             self._targets = None
         self._batches_vary = collate is not None
-        self._repeated = set[str]()
-        """What was the same when samples were read twice, of what ranks compare."""
         self._learn_structure()
 
     def __len__(self) -> int:
@@ -116,22 +114,17 @@ class Mapped(Items):
         same_type = isinstance(read, Tensor) and read.dtype == listed.dtype
         return same_type and torch.equal(read, listed)
 
-    def fingerprint(self) -> dict[str, str]:
-        """Of a few samples, read twice: what differs then differs in every pass."""
-        ids = spread(len(self))
-        key = _key(ids, 0, 0)
-        first = self._printed(self._pair(ids, 0, 0))
-        with self._lock:
-            self._batches.pop(key, None)
-        again = self._printed(self._pair(ids, 0, 0))
-        self._repeated = {name for name, found in again.items() if found == first[name]}
-        return {**super().fingerprint(), **self._of_repeated(again)}
-
-    def fingerprint_of(self, seed: int, epoch: int, number: int) -> dict[str, str]:
-        return self._of_repeated(super().fingerprint_of(seed, epoch, number))
-
-    def _of_repeated(self, found: dict[str, str]) -> dict[str, str]:
-        return {name: text for name, text in found.items() if name in self._repeated}
+    def some(self, one: int | None = None) -> list[Any]:
+        """Items as the data set gives them, of those that training reads; empty if one fails."""
+        order = torch.arange(len(self)) if self.order is None else self.order.of_epoch(0, 0)
+        ids = order[spread(len(order))].tolist()
+        items = []
+        with own_draws(), suppress(Exception, SystemExit):  # whatever a user's code raises
+            for i in ids if one is None else [ids[one % len(ids)]]:
+                seed_draws(0, 0, i)
+                items.append(plain(self.dataset[i]))
+            return items
+        return []
 
     def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:
         with self._lock:

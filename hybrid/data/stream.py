@@ -160,8 +160,8 @@ class Stream(Items):
     def keep(self, samples: int) -> None:
         self._behind = max(self._behind, samples)
 
-    def fingerprint(self) -> dict[str, str]:
-        return {**super().fingerprint(), "first sample": self._first}
+    def some(self, one: int | None = None) -> list[Any]:
+        return [self._sample] if one is None else []
 
     def close(self) -> None:
         """End the reading, and worker processes; what is asked for next begins it again."""

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import log
-from mmap import MAP_PRIVATE, mmap
+from mmap import MAP_PRIVATE, PROT_READ, mmap
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import torch
 import torch.nn.functional as F
@@ -101,8 +102,8 @@ class Texts(Data):
             return self
         return replace(self, text=self.text.new_zeros(()).expand_as(self.text))
 
-    def fingerprint(self) -> dict[str, str]:
-        return {**super().fingerprint(), "text": self.digest}
+    def fingerprint(self) -> str:
+        return self.digest
 
     def state(self) -> State:
         return State(shared={"digest": self.digest})
@@ -146,7 +147,10 @@ def load_text(path: str | Path, length: int = 256) -> tuple[Texts, Texts]:
     within = torch.arange(0, size - length, length)
     starts = size * torch.arange(count)[:, None] + within
     tested = torch.arange(count) % ONE_IN == ONE_IN - 1
-    data, digest = torch.frombuffer(text, dtype=torch.uint8), blake2b(text, digest_size=16)
+    with catch_warnings():
+        simplefilter("ignore")  # that nobody may write to what is mapped
+        data = torch.frombuffer(text, dtype=torch.uint8)
+    digest = blake2b(text, digest_size=16)
     train, test = (
         Texts(data, starts[chosen].flatten(), length, digest.hexdigest())
         for chosen in (~tested, tested)
@@ -179,7 +183,7 @@ def _mapped(file: Path) -> mmap:
     with naming(file), opened(file, MOST_BYTES, links=True, at_once=False) as stream:
         if b"\0" in stream.read(LOOKED_AT):
             raise ValueError(f"{file} holds zeros, as no text does: name a text file")
-        return mmap(stream.fileno(), 0, flags=MAP_PRIVATE)
+        return mmap(stream.fileno(), 0, MAP_PRIVATE, PROT_READ)
 
 
 def _append(text: bytearray, file: Path) -> bool:

@@ -15,6 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor
@@ -81,6 +82,8 @@ def _written(value: Any, tensors: list[Tensor]) -> Any:
     def each(values: Iterable[Any]) -> list[Any]:
         return [_written(x, tensors) for x in values]
 
+    if isinstance(value, np.generic):
+        value = value.item()
     cls = type(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -90,11 +93,15 @@ def _written(value: Any, tensors: list[Tensor]) -> Any:
         offset = sum(x.nbytes for x in tensors)
         tensors.append(as_dense(value.cpu()))
         return {"tensor": [offset, *format_of(tensors[-1])]}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        return {"array": each([torch.from_numpy(value.copy())])}
     if isinstance(value, torch.dtype) and value in DTYPES:
         return {"dtype": [DTYPES.index(value)]}
     if isinstance(value, Path):
         return {"path": [str(value)]}
     name = f"{cls.__module__}:{cls.__qualname__}"
+    if "<locals>" in name:
+        raise ValueError(f"a {name} cannot be sent to other ranks: define its class in a module")
     if is_dataclass(cls):
         return {name: each(getattr(value, field.name) for field in fields(cls))}
     if hasattr(cls, "_fields"):
@@ -122,6 +129,8 @@ def _read(written: Any, data: Tensor) -> Any:
         return DTYPES[values[0]]
     if name == "path":
         return Path(*values)
+    if name == "array":
+        return values[0].numpy()
     return _KINDS[name](values) if name in _KINDS else _instance(name, values)
 
 
@@ -134,7 +143,9 @@ def _tensor(data: Tensor, offset: int, number: int, *layout: int) -> Tensor:
 def _instance(name: str, values: list[Any]) -> Any:
     """An instance of a dataclass or a named tuple that is imported; its class's code is not run."""
     module, _, qualname = name.partition(":")
-    cls = vars(sys.modules[module])[qualname]
+    cls: Any = sys.modules[module]
+    for part in qualname.split("."):
+        cls = vars(cls)[part]
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         return tuple.__new__(cls, values)
     made = object.__new__(cls)

@@ -8,12 +8,15 @@ import os
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hybrid.errors import one_line
-from hybrid.links.communicator import WAIT_SECONDS, Communicator, MpiCommunicator
+from hybrid.errors import one_line, tell
+from hybrid.links.communicator import Communicator, MpiCommunicator
 from hybrid.ranks import meeting, stopping
 from hybrid.ranks.launcher import end_with_launcher
 
@@ -28,6 +31,8 @@ _MPI = (
 _TORCH = ("WORLD_SIZE", "RANK")
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 """What torchrun alone sets."""
+LATE_SECONDS = 60.0
+"""After which ranks of mpirun that wait for others say so, the first time that they meet."""
 _FIRST_STEP_OF_NO_TASKS = 0xFFFFFFF0
 """Slurm numbers a batch script and an interactive shell from here on, and srun's steps from 0."""
 
@@ -100,12 +105,7 @@ def ranks() -> Ranks | None:
         return None
     by_torch = _is_by_torch()
     comm: Communicator
-    late = meeting.MeetingError(
-        f"rank {launched_rank()} of {size} has waited for the others for {WAIT_SECONDS:g} s: call "
-        "what this package does on every rank",
-        speaks=True,
-    )
-    with stopping.meeting() if by_torch else meeting.ends_after(WAIT_SECONDS, late):
+    with stopping.meeting() if by_torch else _told_if_late(launched_rank(), size):
         comm = meeting.of_torchrun(launched_rank(), size) if by_torch else _of_mpi(size)
         mates = comm.host_ranks()
     end_with_launcher(speaks=comm.rank == mates[0])
@@ -115,6 +115,22 @@ def ranks() -> Ranks | None:
     atexit.register(_leave, comm)
     joined_by = "torch" if by_torch else "mpi"
     return Ranks(comm, mates.index(comm.rank), len(mates), sharing, joined_by)
+
+
+@contextmanager
+def _told_if_late(rank: int, size: int) -> Iterator[None]:
+    """Say for whom it waits if the others take long; of each two ranks one is there."""
+    said = (
+        f"hybrid: rank {rank} of {size} waits for the others to call this package, as all have to"
+    )
+    timer = Timer(LATE_SECONDS, tell, (said,))
+    timer.daemon = True
+    if rank < 2:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _leave(comm: Communicator) -> None:

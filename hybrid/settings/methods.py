@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hybrid.registries import SAMPLERS
 from hybrid.settings.config import Config, Section, declared_settings
-from hybrid.settings.sections.base import field_docs, first_fault
+from hybrid.settings.sections.base import field_docs, first_fault, mistaken
 from hybrid.solvers import Solver, acting, registry
 from hybrid.solvers.acting import Settings, nearest
 from hybrid.solvers.exact.exact_pass import PassSettings
@@ -70,11 +70,8 @@ def _make(cls: type[T], section: str, settings: Mapping[str, Any]) -> T:
     except ValidationError as error:
         raise ValueError(f"{section}.{first_fault(error)}") from None
     for name, value in settings.items():
-        made = type(getattr(thing, name, value))
-        # a text or a truth is no number, as in the other tables
-        if made in (bool, int, float) and type(value) not in (made, int if made is float else made):
-            kind = {bool: "boolean", int: "integer", float: "number"}[made]
-            raise ValueError(f"{section}.{name} is {value!r}; it must be a valid {kind}")
+        if fault := mistaken(value, getattr(thing, name, None)):
+            raise ValueError(f"{section}.{name} is {value!r}; it must be a valid {fault}")
     return thing
 
 

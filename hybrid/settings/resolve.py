@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -202,7 +203,11 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def _number(text: str) -> float:
     """A number or a truth as Python writes it, such as .5 and True, which TOML does not."""
-    return {"True": True, "False": False}[text] if text in ("True", "False") else float(text)
+    if text in ("True", "False"):
+        return text == "True"
+    if not re.fullmatch(r"[+-]?\d*\.\d*([eE][+-]?\d+)?", text):
+        raise ValueError(f"{text!r} is no number")
+    return float(text)
 
 
 def to_toml(config: Config) -> str:

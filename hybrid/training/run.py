@@ -13,7 +13,7 @@ from hybrid.data import Data, Dataset
 from hybrid.errors import AgreedError, StoppedError
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
-from hybrid.proof.alike import check_next
+from hybrid.proof.alike import Alike
 from hybrid.proof.proof import prove, said_of
 from hybrid.proof.untouched import Untouched
 from hybrid.ranks import launch
@@ -54,9 +54,10 @@ class Run:
         stop: StopRequest,
         kernels: str = "torch",
         whole: Callable[[], nn.Module] | None = None,
+        alike: Alike | None = None,
     ) -> None:
         self.options, self.links, self.stop, self.kernels = options, links, stop, kernels
-        self.train, self.test = train, test
+        self.train, self.test, self.alike = train, test, alike
         with links.agreement():  # threads have one model, which none changes before it is copied
             if links.place.replica and launch.communicator() is None:
                 method = method.copied()
@@ -239,8 +240,8 @@ class Run:
     def _train_epoch(self) -> None:
         at = self.training.position
         reports: list[PhaseReport] = []
-        number = (at.step - at.epoch * self.method.steps) * self.options.train.batch_size
-        check_next(self.links, self.train, self.options.train.seed, at.epoch, number)
+        if self.alike is not None:
+            self.alike.check_next(self.train, at.epoch)
         for pairs in self.training.groups():
             reports = self._run_rounds(pairs)
             if at.step < (at.epoch + 1) * self.method.steps:

@@ -13,7 +13,6 @@ from torch import nn
 from hybrid.data import Data, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
-from hybrid.links.base import Program
 from hybrid.links.communicator import start_limited
 from hybrid.links.grid import Arrangement, Grid
 from hybrid.method.method import Method
@@ -24,7 +23,7 @@ from hybrid.method.settle import settle
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.own_units import let_go, read_weights
 from hybrid.networks.units import kept_modes
-from hybrid.proof.alike import check_alike
+from hybrid.proof.alike import Alike
 from hybrid.ranks import launch
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
@@ -37,6 +36,8 @@ from hybrid.training.run import Run
 from hybrid.training.summary import OWN_DATA, RunOptions
 
 T = TypeVar("T")
+Compared = Callable[[RankLinks, Alike], T]
+"""What a rank runs on data that have been compared."""
 
 
 @dataclass
@@ -100,7 +101,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             self.train = self.train.model_copy(update={"epochs": epochs})
         launch.keep_memory()
 
-        def prepare(ranks: int, train: Data, test: Data | None = None) -> Program[dict[str, Any]]:
+        def prepare(ranks: int, train: Data, test: Data | None = None) -> Compared[dict[str, Any]]:
             self._read_weights()
             self.take_batch_size(train)
             self.check_tests(test is not None)
@@ -108,12 +109,12 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             kernels = choose(self.train.kernels, method.device.type == "cuda")
             self._arrangement = method.arrangement
 
-            def program(links: RankLinks) -> dict[str, Any]:
+            def program(links: RankLinks, alike: Alike) -> dict[str, Any]:
                 alone = launch.communicator() is None
                 if not alone:
                     with links.agreement():
                         read_weights(self.blocks, [links.rank])
-                run = Run(method, self, links, train, test, request, kernels, self.whole)
+                run = Run(method, self, links, train, test, request, kernels, self.whole, alike)
                 if not alone:
                     with links.agreement():
                         let_go(self.blocks, links.rank)
@@ -129,7 +130,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
     def evaluate(self, data: Any) -> dict[str, float]:
         """Mean loss and metrics of the network as it is over `data`, the same on every rank."""
 
-        def prepare(ranks: int, test: Data) -> Program[dict[str, float]]:
+        def prepare(ranks: int, test: Data) -> Compared[dict[str, float]]:
             self._check_ranks(ranks)
             self._read_weights()
             self.blocks = with_bundles(self.blocks, [test])
@@ -138,7 +139,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             device = launch.device(self.train.device)
             precision = getattr(torch, self.train.precision)
 
-            def program(links: RankLinks) -> dict[str, float]:
+            def program(links: RankLinks, alike: Alike) -> dict[str, float]:
                 with links.agreement():
                     read_weights(self.blocks, [links.rank])
                 module = placed(self.blocks.module(links.rank), device)
@@ -152,7 +153,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         replicas = 1 if launch.communicator() is None else self.replicas
         return self._start(prepare, replicas, data)
 
-    def _start(self, prepare: Callable[..., Program[T]], replicas: int, *sets: Any) -> T:
+    def _start(self, prepare: Callable[..., Compared[T]], replicas: int, *sets: Any) -> T:
         """Run on every rank what `prepare` makes of the number of ranks and the data sets.
 
         What fails in the preparation on any rank is raised on all.
@@ -180,8 +181,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             with links.agreement():
                 if failed is not None:
                     raise failed
-            check_alike(links, data)
-            return program(links)
+            return program(links, Alike(links, data))
 
         grid = Grid(len(self.blocks), replicas)
         try:

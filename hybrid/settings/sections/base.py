@@ -12,7 +12,14 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from hybrid.solvers.acting import Acts, nearest, unknown
 
@@ -25,9 +32,7 @@ MANY, LARGE = 10**9, 1e15
 class Section(BaseModel):
     """A table of the TOML file; the string after a field is its help."""
 
-    model_config = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, strict=True
-    )
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     if not TYPE_CHECKING:  # where each class has the arguments that its fields declare
 
@@ -41,6 +46,14 @@ class Section(BaseModel):
         # validation of a section inside another one does not go through this constructor
         __init__.__pydantic_base_init__ = True
 
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _of_its_kind(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        made = handler(value)
+        if fault := mistaken(value, made):
+            raise PydanticCustomError("kind", f"it must be a valid {fault}")
+        return made
+
     @classmethod
     def of(cls: type[S], section: str, given: Mapping[str, Any]) -> S:
         """The settings of a mapping; ValueError names the `section`, too."""
@@ -49,6 +62,17 @@ class Section(BaseModel):
             return cls.model_validate(given)
         except ValidationError as error:
             raise ValueError(f"{section}.{first_fault(error)}") from None
+
+
+def mistaken(given: Any, made: Any) -> str:
+    """What a setting should have been: a text is no number, and a number no truth; empty: it is."""
+    if isinstance(made, bool):
+        return "boolean" * isinstance(given, str | int | float) * (not isinstance(given, bool))
+    if isinstance(made, int | float) and isinstance(given, str | bool):
+        return "integer" if isinstance(made, int) else "number"
+    if isinstance(made, dict) and isinstance(given, dict):
+        return next(filter(None, (mistaken(given.get(k), x) for k, x in made.items())), "")
+    return ""
 
 
 def first_fault(error: ValidationError) -> str:

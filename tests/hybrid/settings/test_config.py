@@ -4,6 +4,7 @@ import re
 from importlib.metadata import EntryPoints
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from answers import refusal
 from hypothesis import given, reject
@@ -203,7 +204,15 @@ def test_the_written_file_explains_every_setting():
 NAMES = {"sync": {"name": "diloco"}, "solver": {"name": "ddg"}}
 
 
-@pytest.mark.parametrize("value", ["2", True, 2.5])
+def test_numbers_of_numpy_and_tuples_are_taken_from_scripts():
+    assert TrainSettings(batch_size=np.int32(8), ema=np.float32(0.5)).batch_size == 8
+    assert TrainSettings(compile=np.bool_(True), frozen={"a": np.int64(2)}).frozen == {"a": 2}
+    assert ScheduleSettings(milestones=(0.5, 0.75)).milestones == [0.5, 0.75]
+    with pytest.raises(ValueError, match="compile is 1; it must be a valid boolean"):
+        TrainSettings(compile=1)
+
+
+@pytest.mark.parametrize("value", ["2", True])
 @pytest.mark.parametrize("key", ["train.epochs", "solver.micro_batches", "data.limit", "sync.lag"])
 def test_a_text_or_a_truth_is_no_number(key, value):
     section, _, name = key.partition(".")
