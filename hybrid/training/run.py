@@ -11,6 +11,7 @@ from torch import nn
 
 from hybrid.data import Data, Dataset
 from hybrid.errors import AgreedError, StoppedError
+from hybrid.folder.manifest import RunPosition
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.proof.alike import Alike
@@ -69,7 +70,7 @@ class Run:
         alone, threads = links.place.count == 1, links.in_one_process and links.place.replicas == 1
         untouched = Untouched(method.problem.blocks, links.rank, alone, alone or threads)
         self.callbacks = Callbacks(self.progress, [*options.callbacks, *early], links, untouched)
-        self.folder = SharedFolder(options.out, links, options.checkpoint)
+        self.folder = SharedFolder(options.out, links, options.checkpoint, RunPosition)
         self.stopped = ""
         """Why any rank has been asked to stop."""
         self.trace = Trace(links.place, links.now, links.epoch())

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from hybrid.folder import checkpoint, traces
-from hybrid.folder.manifest import RunPosition
+from hybrid.folder.manifest import Part
 from hybrid.folder.runfolder import RunFolder
 from hybrid.folder.writer import Files, Writer
 from hybrid.links import RankLinks
@@ -32,8 +32,15 @@ class Status(NamedTuple):
 class SharedFolder:
     """Does nothing where a run has no folder (`path` is None). All ranks call public methods."""
 
-    def __init__(self, path: Path | None, links: RankLinks, settings: CheckpointSettings) -> None:
-        self.path, self.links, self.settings = path, links, settings
+    def __init__(
+        self,
+        path: Path | None,
+        links: RankLinks,
+        settings: CheckpointSettings,
+        kind: type[Part] = Part,
+    ) -> None:
+        """`kind` is what manifests declare beside their files."""
+        self.path, self.links, self.settings, self.kind = path, links, settings, kind
         self._first = links.place.number == 0
         self._folder = RunFolder(path or Path())
         self._writer: Writer | None = None
@@ -58,7 +65,7 @@ class SharedFolder:
         last, check = self.settings.keep_last, self._folder.check_owner
         self._writer = Writer(
             *(self._folder.checkpoints, self.links, last, token, check, self.settings.best),
-            kind=RunPosition,
+            kind=self.kind,
         )
         return notices
 
