@@ -160,19 +160,24 @@ def _meet(store: Any, where: str, rank: int, size: int, kept: bool = False) -> s
                 True,
             )
         waited = monotonic() - begin
-        speaks = rank == next((r for r in range(size) if r not in missing), rank)
-        said = (
-            f"of {size} ranks that the launcher's variables announce, {_ranks(missing)} did not "
-            f"come to {where}"
-        )
-        if missing and waited > MEETING_SECONDS:
-            hint = "start as many, with the same words, or unset the launcher's variables"
-            raise MeetingError(f"{said} within {MEETING_SECONDS:g} s: {hint}", speaks)
-        if missing and waited > PATIENCE_SECONDS and not told:
+        if missing and waited > (MEETING_SECONDS if told else PATIENCE_SECONDS):
+            speaks = rank == next((r for r in range(size) if r not in missing), rank)
+            said = (
+                f"of {size} ranks that the launcher's variables announce, {_ranks(missing)} did "
+                f"not come to {where}"
+            )
+            _tell_missing(said, rank, speaks, told)
             told = True
-            if speaks or not _has_launcher():
-                tell(f"hybrid: {said} yet; rank {rank} waits until {MEETING_SECONDS:g} s are over")
         sleep(min(0.1, 0.002 + waited / 10))
+
+
+def _tell_missing(said: str, rank: int, speaks: bool, told: bool) -> None:
+    """Say who is missing, the first time; MeetingError the second time."""
+    if told:
+        hint = "start as many, with the same words, or unset the launcher's variables"
+        raise MeetingError(f"{said} within {MEETING_SECONDS:g} s: {hint}", speaks)
+    if speaks or not _has_launcher():
+        tell(f"hybrid: {said} yet; rank {rank} waits until {MEETING_SECONDS:g} s are over")
 
 
 _LAUNCHERS = "use torchrun, mpirun or srun --mpi=pmix"
