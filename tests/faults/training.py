@@ -84,12 +84,16 @@ class Training:
             data = [*self.own_data, "--set", f"data.workers={self.workers}"]
         named = ("--model", self.model, "--seed", str(self.seed))
         blocks = ("--blocks", str(self.blocks)) if self.launcher == "threads" else ()
+        # what a machine's waits have room for differs from run to run, and with it the bits
+        waits = [[2, 0], *[[0, 0]] * (self.blocks - 2), [0, 2]]
+        filled = ("--set", f"rounds.waits={waits}") if self.way == "waits filled" else ()
         grid = ("--replicas", str(self.replicas), *SYNCS[self.sync]) if self.replicas > 1 else ()
         return [
             "train",
             *_SIZE,
             *data,
             *ON_A_GRID[self.way],
+            *filled,
             *named,
             *blocks,
             *grid,
