@@ -171,6 +171,7 @@ def lacking(key: str, body: dict[str, Any]) -> None:
         ({"residual": [float("nan")]}, "residual.0 is nan"),
         ({"shared": None}, "shared is None"),
         ({"units": {"stem": None}}, "units.stem is None"),
+        ({"waits": [[1, 2**21]]}, "waits.0.1 is 2097152"),
         ({"tested": {"a": "\x1b[2J"}}, "tested.a is '\\x1b[2J'"),
         *((partial(lacking, key), "") for key in KEYS),
     ],

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 from time import monotonic, sleep
 from unittest import mock
 
@@ -14,7 +15,8 @@ import pytest
 from world import for_mpirun
 
 from hybrid.folder import checkpoint
-from hybrid.links.communicator import abort
+from hybrid.links.communicator import abort, limit_of_waits, start_limited
+from hybrid.ranks import launch
 
 
 def test_a_stopped_rank_ends_the_job_with_a_reason_and_it_goes_on(tmp_path, hybrid) -> None:
@@ -63,3 +65,41 @@ def _rank(pid: int) -> str:
     variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     found = [v for v in variables if v.startswith(b"OMPI_COMM_WORLD_RANK=")]
     return found[0].partition(b"=")[2].decode() if found else ""
+
+
+class Alone:
+    """A rank whose others never come."""
+
+    rank = size = 1
+
+    def __init__(self) -> None:
+        self.ended = Event()
+
+    def is_aborted(self) -> bool:
+        return False
+
+    def abort(self, status: int) -> None:
+        self.ended.set()
+
+
+def test_what_one_rank_alone_calls_ends_the_job_with_a_reason(capsys) -> None:
+    """Such as `evaluate` on rank 0, before there are links that watch over waits."""
+    comm = Alone()
+    with start_limited(comm, 0.01):
+        assert comm.ended.wait(20)
+    said = "rank 1: it has waited for the other ranks for 0.01 s (links.timeout): call fit and"
+    assert said in capsys.readouterr().err
+    for limit in (0, 0.5):
+        comm = Alone()
+        with start_limited(comm, limit):
+            pass
+        assert not comm.ended.wait(0.02)
+    assert [limit_of_waits(limit) for limit in (None, 0.0, 3.0)] == [1800.0, 0.0, 3.0]
+
+
+@pytest.mark.parametrize(("rank", "count"), [(0, 1), (1, 1), (2, 0)])
+def test_ranks_that_wait_for_the_first_meeting_say_so(monkeypatch, capsys, rank, count) -> None:
+    monkeypatch.setattr(launch, "LATE_SECONDS", 0.01)
+    with launch._told_if_late(rank, 4):
+        sleep(0.1)
+    assert capsys.readouterr().err.count(f"rank {rank} of 4 waits for the others") == count
