@@ -37,5 +37,6 @@ def test_the_first_steps_of_float16_may_be_left_out():
     """Gradients of the first loss scale, 65,536, overflow."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
-    net[2].weight.data.mul_(100)
+    net[0].weight.data.mul_(40)
+    net[2].weight.data.mul_(0.01)
     assert proven(net, "float16") == "passed"
