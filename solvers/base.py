@@ -264,8 +264,8 @@ class Solver(Settings, ABC):
         """Whether the last block reports every sample's loss, in the order of the mini-batches."""
         return self.repeatable
 
-    def num_micro_batches(self, size: int) -> int:
-        """Micro-batches of a mini-batch of `size` samples, in its own steps."""
+    def num_micro_batches(self, size: int, count: int) -> int:
+        """Micro-batches per mini-batch of `size` samples, in its own steps on `count` blocks."""
         return 1
 
     def delay(self, index: int, count: int) -> int:
@@ -274,7 +274,7 @@ class Solver(Settings, ABC):
 
     def steps_late(self, index: int, count: int, size: int) -> float:
         """tau, the delay of a whole block's gradients in steps on mini-batches of `size`."""
-        return self.delay(index, count) / self.num_micro_batches(size)
+        return self.delay(index, count) / self.num_micro_batches(size, count)
 
     def progress(self, count: int, size: int, optimizer: str = "sgd") -> float | None:
         """Progress of a step on `size` samples over an exact step's; None: it is unknown."""

@@ -24,9 +24,8 @@ OWN = {
 }
 """Name -> module:class, one line for each method."""
 
-DEFAULT, DEFAULT_FILL = "ddg", "augmented-lagrangian"
-"""The method of a run that names none, and whose local steps its ranks take where they would wait.
-"""
+DEFAULT, WINDOWED = "ddg", "augmented-lagrangian"
+"""The method of a run that names none, and of one that names none and asks for windows."""
 
 GROUP = "hybrid.solvers"
 """The entry points by which another package adds a method: NAME = "its.module:Class"."""
@@ -45,7 +44,7 @@ FILLS = Named(
     default="none",
     group="hybrid.fills",
 )
-"""Whose local steps ranks take where they would wait."""
+"""The local methods that can fill a rank's idle time."""
 
 STRATEGIES = Named(
     "strategy",

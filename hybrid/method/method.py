@@ -10,7 +10,7 @@ from math import ceil, prod
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hybrid.data import Data
 from hybrid.links import RankLinks
@@ -25,10 +25,10 @@ from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.epoch_windows import Rate, Windows
 from hybrid.rounds.kinds import AlternatingRounds, MiniBatchRounds
 from hybrid.rounds.trace import Trace
-from hybrid.rounds.waiting import measure_waits
+from hybrid.rounds.waiting import measure_waits, time_one_rank
 from hybrid.solvers.base import Setup, Solver, SubProblems
 from hybrid.solvers.block import Block
-from hybrid.solvers.delayed.base import DelayedProgram
+from hybrid.solvers.delayed.base import Delayed, DelayedProgram
 from hybrid.solvers.delayed.filling import STORED_BATCHES, Filling
 from hybrid.solvers.delayed.waits import Waits, fit_local_work
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
@@ -78,8 +78,9 @@ class Method:
     @property
     def correction(self) -> PassSettings:
         """The settings of the serial passes."""
-        assert self.options.correction is not None
-        return self.options.correction
+        asked = self.options.correction
+        count = asked.micro_batches or self.solver.num_micro_batches(self._share, self.setup.blocks)
+        return replace(asked, micro_batches=count)
 
     @property
     def steps(self) -> int:
@@ -137,8 +138,12 @@ class Method:
     @property
     def micro_batch(self) -> int:
         """Samples of the first, and largest, micro-batch of the method's own steps."""
-        share = max(1, (self.setup.total or self.setup.batch_size) // self.setup.replicas)
-        return ceil(share / self.solver.num_micro_batches(share))
+        return ceil(self._share / self.solver.num_micro_batches(self._share, self.setup.blocks))
+
+    @property
+    def _share(self) -> int:
+        """Samples of a mini-batch that every replica has at least."""
+        return max(1, (self.setup.total or self.setup.batch_size) // self.setup.replicas)
 
     def copied(self) -> Method:
         """The same with weights of its own."""
@@ -263,9 +268,7 @@ class Method:
 
     def _steps_late(self, index: int) -> float:
         """Of a block's gradients, on all of its replicas, whose shares may differ by a sample."""
-        setup, blocks = self.setup, len(self.problem.blocks)
-        size = max(1, (setup.total or setup.batch_size) // setup.replicas)
-        return self.solver.steps_late(index, blocks, size)
+        return self.solver.steps_late(index, len(self.problem.blocks), self._share)
 
     def start(self, block: Block, links: RankLinks, trace: Trace | None = None) -> Rounds:
         """One rank's rounds."""
@@ -327,14 +330,28 @@ class Method:
         """Of a program of local steps in waits: a store of the records it needs."""
         return replace(self.setup, stored_batches=STORED_BATCHES, sweeps=1)
 
+    def time_one_rank(self, block: Block, links: RankLinks) -> float:
+        """Seconds in which one rank with all blocks would pass a mini-batch, estimated.
+
+        0 where the number of micro-batches is not this package's choice. All ranks call it.
+        """
+        solver, setup = self.solver, self.setup
+        if setup.blocks == 1 or not isinstance(solver, Delayed) or solver.micro_batches:
+            return 0.0
+        return time_one_rank(links, block, self._sample, setup.total or setup.batch_size)
+
+    @property
+    def _sample(self) -> Tensor:
+        """Inputs of a micro-batch, packed, for timing."""
+        return self.problem.sample[torch.arange(self.micro_batch) % len(self.problem.sample)]
+
     def _fitting(self, block: Block, links: RankLinks) -> list[Waits]:
         """The local work that fits, by counted operations and by messages that are timed here."""
-        solver, problem, samples = self.solver, self.problem, self.micro_batch
-        costs, K = self.costs, len(problem.blocks)
+        solver, samples = self.solver, self.micro_batch
+        costs, K = self.costs, self.setup.blocks
         delays = [solver.delay(k, K) for k in range(K)]
         fit = partial(fit_local_work, costs, delays, samples, solver.replays)
         if K == 1 or (links.in_one_process and not links.clocked):
             return fit()
-        rows = torch.arange(samples) % len(problem.sample)
         wire = Wire(getattr(solver, "messages", "float32"))
-        return fit(measure_waits(links, block, problem.sample[rows], wire))
+        return fit(measure_waits(links, block, self._sample, wire))

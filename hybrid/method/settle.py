@@ -143,7 +143,7 @@ def _waits(problem: Problem, options: Options) -> tuple[Waits, ...]:
             f"rounds.waits has {len(waits)} pairs for {count} blocks: give one [before, after] for "
             "each block, or leave it empty"
         )
-    part = _micro_batch(options)
+    part = _micro_batch(options, count)
     for k, (adjoint, activation) in enumerate(waits):
         if adjoint + activation > part:
             raise ValueError(
@@ -161,10 +161,10 @@ def _costs(problem: Problem, options: Options) -> tuple[Cost, ...]:
     return tuple(problem.blocks.count_costs(problem.inputs))
 
 
-def _micro_batch(options: Options) -> int:
-    """Samples of the first, and largest, micro-batch of a replica's share."""
+def _micro_batch(options: Options, count: int) -> int:
+    """Samples of the first, and largest, micro-batch of a replica's share, on `count` blocks."""
     share = max(1, options.train.batch_size // options.replicas)
-    return ceil(share / options.solver.num_micro_batches(share))
+    return ceil(share / options.solver.num_micro_batches(share, count))
 
 
 def check_waits(solver: Solver, fill: Settings) -> None:

@@ -133,13 +133,13 @@ class Options:
     """
 
     solver: Converted[Solver] = Converted(object_of(Solver, registry.solver_class, optional=True))
-    """A method, or its name, which stands for it with its defaults; without one: the default
-    method, whose ranks take local steps where they would wait."""
-    correction: PassSettings | None = None
-    """Settings of the serial passes; None: exact, in as many micro-batches as the method's own."""
+    """A method, or its name, which stands for it with its defaults; None: the default method, or
+    the one that sweeps if windows are asked for."""
+    correction: PassSettings = field(default_factory=PassSettings)
+    """Settings of the serial passes."""
     _: KW_ONLY
-    fill: Converted[Settings] = Converted(object_of(Settings, FILLS.__getitem__, optional=True))
-    """A method whose local steps ranks take where they would wait, or its name; "none"."""
+    fill: Converted[Settings] = Converted(object_of(Settings, FILLS.__getitem__), FILLS.default)
+    """Local method that fills idle time, or its name; "none"."""
     rounds: RoundSettings = field(default_factory=RoundSettings)
     """How serial corrections and parallel phases alternate."""
     sampler: Converted[Sampler] = Converted(
@@ -189,10 +189,7 @@ class Options:
     `Transform`."""
 
     def __post_init__(self) -> None:
-        solver, fill = "", FILLS.default
-        if self.solver is None:
-            solver, fill = unnamed(self.rounds.model_dump(), self.fill)
-        self.solver, self.fill = self.solver or solver, self.fill or fill
+        self.solver = self.solver or unnamed(self.rounds.model_dump(), self.fill.name)
         if self.fill.name not in FILLS or type(self.fill) is not FILLS[self.fill.name]:
             raise ValueError(
                 f"fill is {repr(self.fill)[:80]}, whose local steps stand for none in a wait: "
@@ -202,10 +199,7 @@ class Options:
         if own and self.schedule == ScheduleSettings():
             # its rates are what its user set, unless a schedule is asked for
             self.schedule = ScheduleSettings(name="constant", warmup_steps=0)
-        share = self.train.batch_size // max(1, self.replicas)
-        self.rounds, wanted = settled(self.solver, self.rounds, share)
-        if self.correction is None:
-            self.correction = PassSettings(**wanted)
+        self.rounds = settled(self.solver, self.rounds)
         if not isinstance(self.correction, PassSettings):
             raise ValueError(
                 f"correction is {repr(self.correction)[:80]}, no PassSettings: give an object of it"
@@ -234,9 +228,5 @@ class Options:
                 f"train.batch_size is {own}, but the DataLoader has a batch size of {size}: leave "
                 "one of the two out, or give both alike"
             )
-        replicas = max(1, self.replicas)
-        usual = [settled(self.solver, self.rounds, n // replicas)[1] for n in (own, size)]
-        if self.correction == PassSettings(**usual[0]):
-            self.correction = PassSettings(**usual[1])
         self.train = self.train.model_copy(update={"batch_size": size})
         self.train.model_fields_set.discard("batch_size")  # another DataLoader may have another

@@ -42,7 +42,7 @@ class Exact:
     def __init__(self, method: Method) -> None:
         self.method = method
         share = max(1, method.options.train.batch_size // method.options.replicas)
-        self.parts = min(self.settings(method).micro_batches, share)
+        self.parts = self.settings(method).num_micro_batches(share, method.setup.blocks)
 
     @staticmethod
     def settings(method: Method) -> PassSettings:
@@ -70,7 +70,7 @@ class Late(Exact):
     def __init__(self, method: Method) -> None:
         super().__init__(method)
         share = max(1, method.options.train.batch_size // method.options.replicas)
-        self.parts = method.solver.num_micro_batches(share)
+        self.parts = method.solver.num_micro_batches(share, method.setup.blocks)
 
     @staticmethod
     def is_late(method: Method) -> bool:
@@ -104,7 +104,6 @@ def plain(method: Method, formats: bool = False) -> Method:
     precision = options.train.precision if formatted else "float32"
     changed = {"precision": precision, "compile": False, "ema": 0.0}
     options.train = options.train.model_copy(update=changed)
-    assert options.correction is not None
     options.correction = options.correction.lossless(formats)
     if isinstance(options.solver, Delayed | PassSettings):
         options.solver = options.solver.lossless(formats)

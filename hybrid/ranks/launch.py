@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hybrid.errors import one_line, tell
 from hybrid.links.communicator import Communicator, MpiCommunicator
 from hybrid.ranks import meeting, stopping
-from hybrid.ranks.launcher import end_with_launcher
+from hybrid.ranks.launcher import end_with_launcher, launcher_has
 
 if TYPE_CHECKING:
     import torch
@@ -210,11 +210,15 @@ def joined_by() -> str:
 
 
 def threads_per_rank(blocks: int) -> int:
-    """Cores this process may use, shared among those who use the same.
+    """OMP_NUM_THREADS, or the cores this process may use, shared among those who use the same.
 
-    Those are its `blocks` threads where there is no launcher, else the ranks with its cores.
+    Those are its `blocks` threads where there is no launcher, else the ranks with its cores. The 1
+    that torchrun sets where its user has set nothing does not count, so that mpirun and torchrun
+    choose alike.
     """
-    here = ranks()
+    here, asked = ranks(), _number("OMP_NUM_THREADS")
+    if asked and not (_is_by_torch() and asked == 1 and not launcher_has("OMP_NUM_THREADS")):
+        return asked
     sharing = blocks if here is None else here.sharing
     return max(1, len(os.sched_getaffinity(0)) // sharing)
 

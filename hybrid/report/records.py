@@ -64,7 +64,8 @@ class Summary(BaseModel):
     images_per_second: float | None = None
     serial_seconds: float | None = None
     parallel_seconds: float | None = None
-    fill_steps: Sizes = []
+    fill: str = "none"
+    local_samples: Sizes = []
     idle_share: list[float] = []
     delay: list[float] = []
     bytes_sent: Sizes = []

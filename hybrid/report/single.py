@@ -81,8 +81,9 @@ def _ranks(summary: Summary) -> list[Html]:
         ("sent", [*map(amount, summary.bytes_sent)]),
         ("peak memory", [*map(amount, summary.peak_memory_bytes)]),
     ]
-    if any(summary.fill_steps):
-        columns.append(("local steps in waits", [f"{steps:,}" for steps in summary.fill_steps]))
+    if summary.fill != "none":
+        name = f"{summary.fill}, local samples per tick"
+        columns.append((name, [f"{count:,}" for count in summary.local_samples]))
     if any(summary.delay):
         columns.append(("delay", [f"{delay:g} steps" for delay in summary.delay]))
     rows = zip_longest(*(cells for _, cells in columns), fillvalue=UNKNOWN)

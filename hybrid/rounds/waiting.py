@@ -1,6 +1,8 @@
-"""What makes the ranks of a delayed pipeline wait, timed before training."""
+"""Passes and messages of a delayed pipeline, timed before training."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from hybrid.links import RankLinks
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.waits import Measured
 from hybrid.solvers.exact.pipeline import Wire
+from hybrid.solvers.numerics.attributes import kept_attributes
 from hybrid.solvers.numerics.buffers import frozen_statistics
 
 STREAM = 16
@@ -25,25 +28,13 @@ def measure_waits(links: RankLinks, block: Block, inputs: Tensor, wire: Wire) ->
     its passes while the others wait, as ranks may share a core. Weights, statistics and gradients
     stay as they are. All ranks call it, and have the first replica's times.
     """
-    passes, halves, packing = list[float](), list[float](), list[float]()
-    half = max(2, len(inputs) // 2)  # BatchNorm may refuse a single one
-    for _ in range(TURNS):
-        lam = inputs if block.first else links.from_previous()
-        seconds, x = _time_passes(links, block, lam)
-        passes.append(seconds)
-        halves.append(_time_passes(links, block, lam[:half])[0])
-        crossing = [lam] * (not block.first) + [x] * (not block.last)
-        packing.append(sum(_time_packing(links, wire, each) for each in crossing))
-        if not block.last:
-            links.to_next(x)
+    seconds, fixed, crossing = _time_block(links, block, inputs)
+    turns = range(TURNS)
+    packing = min(sum(_time_packing(links, wire, x) for x in crossing) for _ in turns)
     packed = list[Tensor]()
-    wire.send(packed.append, x)
+    wire.send(packed.append, crossing[-1])
     alone, in_stream = _time_message(links, block, packed), _time_stream(links, block, packed)
-    fixed = 0.0
-    if half < len(inputs):  # of a time a + b samples, a: no more than the smaller pass takes
-        a_sample = (min(passes) - min(halves)) / (len(inputs) - half)
-        fixed = min(max(0.0, min(passes) - a_sample * len(inputs)), min(halves))
-    everyone = links.agree((min(passes), fixed, min(packing), alone, in_stream))
+    everyone = links.agree((seconds, fixed, packing, alone, in_stream))
     return Measured(
         [each[0] for each in everyone],
         [each[1] for each in everyone],
@@ -53,6 +44,40 @@ def measure_waits(links: RankLinks, block: Block, inputs: Tensor, wire: Wire) ->
     )
 
 
+def time_one_rank(links: RankLinks, block: Block, inputs: Tensor, size: int) -> float:
+    """Seconds of the passes over `size` samples on one rank that has all blocks, as it would take
+    them without micro-batches: estimated from smaller ones, `inputs` as for `measure_waits`.
+    """
+    seconds, fixed, _ = _time_block(links, block, inputs)
+    n = len(inputs)
+    return sum(a + (each - a) * size / n for each, a in links.agree((seconds, fixed)))
+
+
+def _time_block(
+    links: RankLinks, block: Block, inputs: Tensor
+) -> tuple[float, float, list[Tensor]]:
+    """Seconds of a block's passes, how many of them are there for one sample, too, and what
+    crosses its cuts."""
+    passes, halves = list[float](), list[float]()
+    half = max(2, len(inputs) // 2)  # BatchNorm may refuse a single one
+    for _ in range(TURNS):
+        lam = inputs if block.first else links.from_previous()
+        seconds, x = _time_passes(links, block, lam)
+        passes.append(seconds)
+        with suppress(Exception):  # of a network for batches of one size
+            halves.append(_time_passes(links, block, lam[:half])[0])
+        if not block.last:
+            links.to_next(x)
+    links.flush()
+    fixed = 0.0
+    if halves and half < len(
+        inputs
+    ):  # of a time a + b samples, a: no more than the smaller pass takes
+        a_sample = (min(passes) - min(halves)) / (len(inputs) - half)
+        fixed = min(max(0.0, min(passes) - a_sample * len(inputs)), min(halves))
+    return min(passes), fixed, [lam] * (not block.first) + [x] * (not block.last)
+
+
 def _time_passes(links: RankLinks, block: Block, lam: Tensor) -> tuple[float, Tensor]:
     """Seconds of a forward and backward pass, and what goes over the cut."""
     device, module = block.device, block.module
@@ -60,7 +85,7 @@ def _time_passes(links: RankLinks, block: Block, lam: Tensor) -> tuple[float, Te
     lam = lam.to(device).detach()
     if not block.first and lam.is_floating_point():
         lam.requires_grad_()
-    with frozen_statistics(module):
+    with frozen_statistics(module), kept_attributes(module.modules()):
         _wait_for(device)
         start = links.now()
         out = block.forward(lam, (2, 0, 0))

@@ -41,7 +41,7 @@ class Config(Section):
     schedule: ScheduleSettings = ScheduleSettings()
     delay: DelaySettings = DelaySettings()
     solver: dict[str, Any] = Field(default={"name": registry.DEFAULT})
-    fill: dict[str, Any] = Field(default={"name": registry.DEFAULT_FILL})
+    fill: dict[str, Any] = Field(default={"name": FILLS.default})
     correction: dict[str, Any] = Field(default={})
     sync: dict[str, Any] = Field(default={"name": STRATEGIES.default})
     sampler: dict[str, Any] = Field(default={"name": SAMPLERS.default})
@@ -56,9 +56,7 @@ def declared_settings() -> dict[str, str]:
     known = {
         "solver.name": f"The method: {', '.join(registry.OWN)}.",
         "fill.name": (
-            f"Whose local steps ranks take where they would wait: {', '.join(FILLS.places)}; "
-            f"unset: {registry.DEFAULT_FILL} if nothing is said of solver and windows, else "
-            f"{FILLS.default}."
+            f"Local method that fills idle time in a delayed pipeline: {', '.join(FILLS.places)}."
         ),
         "sync.name": f"How replicas keep together: {', '.join(STRATEGIES)}.",
         "sampler.name": f"Who chooses the samples of a mini-batch: {', '.join(SAMPLERS)}.",

@@ -69,7 +69,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         _check_table(section, tree[section])
     usual = {section: of.default for section, of in NAMED.items()}
     if "name" not in tree.get("solver", {}):
-        usual["solver"], usual["fill"] = unnamed(tree.get("rounds", {}), tree.get("fill"))
+        usual["solver"] = unnamed(tree.get("rounds", {}), _name(tree, usual["fill"], "fill"))
     for section, own in usual.items():
         tree[section] = {"name": own, **tree.get(section, {})}
     name = str(tree["solver"]["name"])
@@ -93,13 +93,11 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         raise ValueError(first_fault(error)) from None
     solver = methods.solver(config)
     check({"model": config.model}, Known(solver=solver))
-    share = config.train.batch_size // max(1, config.split.replicas)
-    config.rounds, wanted = settled(solver, config.rounds, share)
+    config.rounds = settled(solver, config.rounds)
     config.solver = {"name": solver.name, **methods.values(solver)}
     for section in NAMED:
         made = methods.named(config, section)
         setattr(config, section, {"name": made.name, **methods.values(made)})
-    config.correction = {**wanted, **config.correction}
     config.correction = methods.values(methods.correction(config))
     return config
 

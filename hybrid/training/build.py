@@ -85,7 +85,8 @@ def _drop_timetable(resolved: Config, before: Config) -> None:
 
     def micro_batch(config: Config) -> int:
         share = max(1, config.train.batch_size // resolved.split.replicas)
-        return ceil(share / methods.solver(config).num_micro_batches(share))
+        count = len(config.split.cuts) + 1
+        return ceil(share / methods.solver(config).num_micro_batches(share, count))
 
     part = micro_batch(resolved)
     same = (resolved.split.cuts, part) == (before.split.cuts, micro_batch(before))

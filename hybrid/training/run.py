@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -40,6 +40,11 @@ from hybrid.training.summary import (
     make_summary,
     share_of_rank,
 )
+
+RATE = "images", "serial_seconds", "parallel_seconds"
+"""The totals that a rate is made of."""
+CLEARLY = 0.9
+"""Of the rate that is estimated for one rank: below it the run says that one would be faster."""
 
 
 class Run:
@@ -79,6 +84,8 @@ class Run:
         links.watch = self.trace.add
         with links.agreement():
             self.training = self._make_training()
+            self.one_rank = self.method.time_one_rank(self.training.block, links)
+            """Seconds of a mini-batch's passes on one rank, until this run is compared with it."""
 
     def fit(self) -> dict[str, Any]:
         """Train to the last epoch; give the summary. Meanwhile the run folder is this run's."""
@@ -111,9 +118,11 @@ class Run:
         options, at = self.options, self.training.position
         self.callbacks.call("on_start", self._run_info())
         self.callbacks.agree()
-        config = partial(make_config_text, options, self.method, self.training.rounds.waits)
+        waits = self.training.rounds.waits
+        config = partial(make_config_text, options, self.method, waits)
         self.folder.open(config, at.step, len(at.rollbacks))
-        for line in (describe_run(self.method, options, at.step), *said_of(self.proof), *notices):
+        first = describe_run(self.method, options, waits, at.step)
+        for line in (first, *said_of(self.proof), *notices):
             self.progress.say(line)
         try:
             if at.step == 0:
@@ -241,6 +250,7 @@ class Run:
     def _train_epoch(self) -> None:
         at = self.training.position
         reports: list[PhaseReport] = []
+        before = dict(at.totals)
         if self.alike is not None:
             self.alike.check_next(self.train, at.epoch)
         for pairs in self.training.groups():
@@ -251,6 +261,8 @@ class Run:
                 if self.training.rounds.news.due:
                     self._write_checkpoint()
         self.training.rounds.end_epoch()
+        if self.one_rank:
+            self._compare_with_one_rank(before)
         if statistics := self.training.sampler.share_statistics():
             self._write_metric({"phase": "sampler", **statistics})
         at.epoch += 1
@@ -271,6 +283,18 @@ class Run:
             self._stop_with_checkpoint()
         if self._epoch_is_due(self.options.checkpoint.every):
             self._write_checkpoint()
+
+    def _compare_with_one_rank(self, before: Mapping[str, float]) -> None:
+        """Say, after an epoch that `before` are the totals of, if one rank would be faster."""
+        totals, size = self.training.position.totals, self.options.train.batch_size
+        images, *seconds = (totals[key] - before[key] for key in RATE)
+        rate, alone = images / max(sum(seconds), 1e-9), size / self.one_rank
+        self.one_rank = 0.0
+        if rate < CLEARLY * alone:
+            self.progress.say(
+                f"one rank would be faster: these train {rate:,.0f} samples/s, and the passes of "
+                f"one take the time of {alone:,.0f}: choose --blocks 1, or a larger --batch-size"
+            )
 
     def _run_rounds(self, pairs: list[tuple[Window, Window]]) -> list[PhaseReport]:
         at = self.training.position
@@ -345,6 +369,7 @@ class Run:
             "returns_to_serial": training.rounds.returns,
             "rollbacks": at.rollbacks,
             "proof": self.proof,
+            "local_samples": [sum(w) for w in training.rounds.waits] * self.options.replicas,
         }
         if self._early_reason:
             results |= {"epochs": at.epoch, "stopped_early": self._early_reason}

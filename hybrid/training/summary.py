@@ -76,9 +76,8 @@ def make_config_text(options: RunOptions, method: Method, waits: Sequence[Waits]
     cuts, name = list(method.problem.blocks.cuts), method.solver.name
     if options.config is not None:
         split = options.config.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
-        passes = {**options.config.correction, **methods.values(method.correction)}
         # a DataLoader may have said the batch size
-        settled = {"split": split, "train": options.train, "correction": passes, "rounds": rounds}
+        settled = {"split": split, "train": options.train, "rounds": rounds}
         return to_toml(options.config.model_copy(update=settled))
     notes = ["# a run of the library"]
     if name not in registry.names() or registry.solver_class(name) is not type(method.solver):
@@ -88,7 +87,7 @@ def make_config_text(options: RunOptions, method: Method, waits: Sequence[Waits]
         "model": {"name": options.names["model"]},
         "data": {"name": options.names["data"]},
         "solver": {"name": name, **methods.values(method.solver)},
-        "correction": methods.values(method.correction),
+        "correction": methods.values(options.correction),
         "rounds": rounds.model_dump(),
         "split": {"blocks": len(cuts) + 1, "cuts": cuts, "replicas": options.replicas},
     }
@@ -112,13 +111,20 @@ def make_config_text(options: RunOptions, method: Method, waits: Sequence[Waits]
     return "\n".join([*notes, to_toml(Config.model_validate(tables))])
 
 
-def describe_run(method: Method, options: RunOptions, resumed_after: int) -> str:
+def describe_run(
+    method: Method, options: RunOptions, waits: Sequence[Waits], resumed_after: int
+) -> str:
     """Model, data, method and blocks on one line."""
     names, blocks = options.names, method.problem.blocks
     cuts = f", cut before {' and '.join(blocks.cuts)}" if blocks.cuts else ""
     replicas = f"; {options.replicas} replicas, {options.sync.name}" * (options.replicas > 1)
     once = "" if method.solver.repeatable else "; not reproducible: threads without an order"
-    filled = f" (waits filled by {options.fill.name})" * method.setup.fills
+    filled = ""
+    if method.setup.fills:
+        samples = [sum(local) for local in waits]
+        fits = f"{', '.join(map(str, samples))} local samples per block and tick"
+        none = "nothing fits: no block waits long enough for half a micro-batch"
+        filled = f" ({options.fill.name} in idle time, {fits if any(samples) else none})"
     resumed = f"; resumed after step {resumed_after}" if options.resume else ""
     return (
         f"{names['model']} on {names['data']}: {names['solver']}{filled}, "
@@ -152,7 +158,10 @@ def make_summary(
     totals = everyone[0]["totals"]
     seconds = totals["serial_seconds"] + totals["parallel_seconds"]
     share = method.options.train.batch_size // options.replicas
-    micro_batches, count = method.solver.num_micro_batches(share), method.setup.blocks
+    micro_batches, count = (
+        method.solver.num_micro_batches(share, method.setup.blocks),
+        method.setup.blocks,
+    )
     delays = [method.solver.delay(index, count) / micro_batches for index in range(count)]
     tested = results["tested"]
     return {

@@ -25,6 +25,10 @@ from hybrid.solvers.windows import Batch, PhaseStats, Window
 _FORMATS = get_args(WireFormat)
 _PRECISIONS = torch.float32, torch.bfloat16, torch.float16
 
+LONGEST_DELAY = 0.5
+"""Steps by which the first block's gradients may be late where m is not set."""
+SHORTEST_PART = 16
+"""Samples of a micro-batch, at least: BatchNorm's statistics and a core's rate suffer below."""
 
 NOT_COMPILED = Needs(
     "train.compile is false, because it goes through its blocks unit by unit",
@@ -72,7 +76,8 @@ class Delayed(Solver):
     """Whether a step is on the sum over a mini-batch, which is exact where weights are equal."""
 
     micro_batches: CountOrZero = 0
-    """m, parts of a mini-batch, which shorten delays; 0: 8, but at least 16 samples each."""
+    """m, micro-batches per mini-batch: more make delays shorter. 0: a power of two, the smallest
+    with which no gradient is more than half a step late, of at least 16 samples each."""
     messages: WireFormat = "float32"
     """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
     clip_norm: NotNegative = 0.0
@@ -82,8 +87,13 @@ class Delayed(Solver):
         """d_k in ticks of block k = `index` of K = `count`."""
         return count - 1 - index
 
-    def num_micro_batches(self, size: int) -> int:
-        return min(self.micro_batches or max(1, min(8, size // 16)), size)
+    def num_micro_batches(self, size: int, count: int) -> int:
+        if self.micro_batches:
+            return min(self.micro_batches, size)
+        m = 1
+        while self.delay(0, count) > LONGEST_DELAY * m and size >= 2 * m * SHORTEST_PART:
+            m *= 2
+        return m
 
     def versions(self, index: int, count: int, size: int) -> int:
         """Most older versions of its weights that block `index` of `count` keeps at once."""
@@ -92,12 +102,12 @@ class Delayed(Solver):
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
-        d, x = self.delay(index, count), self.first_part(lam)
+        d, x = self.delay(index, count), self.first_part(lam, count)
         return graph(module, x) + d * tensor_bytes([x])
 
-    def first_part(self, lam: Tensor) -> Tensor:
+    def first_part(self, lam: Tensor, count: int) -> Tensor:
         """The first, and largest, micro-batch of a mini-batch."""
-        size = ceil(len(lam) / self.num_micro_batches(len(lam)))
+        size = ceil(len(lam) / self.num_micro_batches(len(lam), count))
         return lam.detach()[:size].clone().requires_grad_(lam.requires_grad)
 
     @property
@@ -136,7 +146,8 @@ class DelayedProgram(Program):
         Replicas' shares differ by a sample, and what is late by a number of micro-batches must be
         late by the same on all of them: the smallest share counts.
         """
-        return int(self.solver.num_micro_batches(max(1, batch.size // self.setup.replicas)))
+        share = max(1, batch.size // self.setup.replicas)
+        return int(self.solver.num_micro_batches(share, self.block.count))
 
     def train(self, window: Window) -> PhaseStats:
         """One tick for each micro-batch; the pipeline stays filled."""

@@ -90,12 +90,12 @@ class DDG(Delayed):
     def versions(self, index: int, count: int, size: int) -> int:
         if not self.stash:
             return 0
-        return ceil(self.delay(index, count) / self.num_micro_batches(size))
+        return ceil(self.delay(index, count) / self.num_micro_batches(size, count))
 
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
-        x, d = self.first_part(lam), self.delay(index, count)
+        x, d = self.first_part(lam, count), self.delay(index, count)
         older = self.versions(index, count, len(lam)) * tensor_bytes(module.parameters())
         if self.recompute:
             return graph(module, x) + d * tensor_bytes([x]) + older

@@ -81,7 +81,7 @@ class PDASGD(Delayed):
     acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}
 
     micro_batches: Annotated[CountOrZero, ACCUMULATES] = 1
-    """m, parts of a mini-batch, which shorten delays; 0: 8, but at least 16 samples each."""
+    """m, micro-batches per mini-batch: more make delays shorter; 0: as `ddg` chooses it."""
     clip_norm: NotNegative = 0.0
     """Largest norm of one unit's gradient, 0: any; serial rounds have correction.clip_norm."""
     backward_slots: Annotated[CountOrZero, ONE_BLOCK] = 2
@@ -120,10 +120,10 @@ class PDASGD(Delayed):
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
-        x, slices = self.first_part(lam), unit_slices(module)
+        x, slices = self.first_part(lam, count), unit_slices(module)
         table = self.table(len(slices), index, count)
         parts = [*module._modules.values()]  # children() leaves out the second use of a module
-        parts_of_batch, whole = self.num_micro_batches(len(lam)), graph(module, x)
+        parts_of_batch, whole = self.num_micro_batches(len(lam), count), graph(module, x)
         graphs, one_each, older = 0, 0, 0
         with torch.no_grad(), frozen_statistics(module), nothing_left_out():
             for number, some in enumerate(slices):

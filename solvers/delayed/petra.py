@@ -50,7 +50,7 @@ class Petra(Delayed):
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
-        x, queued, largest = self.first_part(lam), [], 0
+        x, queued, largest = self.first_part(lam, count), [], 0
         if index == count - 1:
             return graph(module, x)
         with torch.no_grad(), frozen_statistics(module):

@@ -23,8 +23,5 @@ class Backprop(PassSettings, Solver):
     def progress(self, count: int, size: int, optimizer: str = "sgd") -> float:
         return 1.0
 
-    def num_micro_batches(self, size: int) -> int:
-        return min(self.micro_batches, size)
-
 
 Backprop.program = ExactPass

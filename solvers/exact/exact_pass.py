@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hybrid.solvers.acting import Acts, Count, NotNegative, Settings
+from hybrid.solvers.acting import Acts, Count, CountOrZero, NotNegative, Settings
 from hybrid.solvers.base import Program, Recorder
 from hybrid.solvers.block import Block
 from hybrid.solvers.exact.pipeline import (
@@ -53,8 +53,9 @@ class PassSettings(Settings):
         "correction.filter": PASSES,
     }
 
-    micro_batches: Count = 1
-    """Parts of a mini-batch that are in the pipeline at once; 1 is exact, bit for bit."""
+    micro_batches: CountOrZero = 0
+    """m, micro-batches per mini-batch; with 1 a step is exact, bit for bit. 0: 1, or in a
+    correction as many as the solver's steps have."""
     clip_norm: NotNegative = 0.0
     """Largest norm of the whole network's gradient; 0: no clipping."""
     recompute: bool = False
@@ -63,6 +64,10 @@ class PassSettings(Settings):
     """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
     filter: Count = 1
     """Side of the squares whose mean crosses a cut in place of their pixels; 1: every pixel."""
+
+    def num_micro_batches(self, size: int, count: int) -> int:
+        """Micro-batches per mini-batch of `size` samples on `count` blocks."""
+        return min(self.micro_batches or 1, size)
 
     def lossless(self, formats: bool = False) -> PassSettings:
         """The same, with the whole gradient of the undivided network; `formats`: rounded as set."""
@@ -180,7 +185,9 @@ class MicroBatchPasses:
         self.batch, self.stats = batch, stats
         self.recompute = settings.recompute
         self.wire = Wire(settings.messages, settings.filter)
-        self.waiting = deque(split_into_micro_batches(batch, settings.micro_batches, self.block))
+        self.waiting = deque(
+            split_into_micro_batches(batch, settings.micro_batches or 1, self.block)
+        )
         """Micro-batches before their forward pass."""
         self.count = self.left = len(self.waiting)
         """m, and the micro-batches before the end of their backward pass."""

@@ -85,6 +85,8 @@ def test_a_training_started_by_srun_finds_its_ranks_and_ends_well(
         "--set",
         "data.limit=64",
         "--set",
+        "fill.name=penalty",
+        "--set",
         "rounds.waits=[[8,0],[0,8]]",
         "--out",
         run,

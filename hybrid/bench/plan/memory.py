@@ -58,9 +58,9 @@ class Memory:
         Local work in a wait has a graph of its own.
         """
         exact, K = recipe.serial, method.setup.blocks
-        size, m = len(whole), exact.micro_batches
+        size, m = len(whole), exact.micro_batches or 1
         if not (recipe.solver.alternates or recipe.solver.exact):
-            part = ceil(size / recipe.solver.num_micro_batches(size))
+            part = ceil(size / recipe.solver.num_micro_batches(size, K))
             local = self.graph(module, whole[:part]) if method.setup.fills else 0
             return recipe.solver.held_bytes(module, whole, k, K, self.graph) + local, part
         share, a_sample = ceil(size / m), self.graph(module, whole) / size

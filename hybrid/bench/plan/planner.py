@@ -204,11 +204,11 @@ class Planner:
         steps = setup.stored_batches or steps
         if replicas > 1:
             steps = lcm(steps, min(getattr(recipe.sync, "steps", 1), LONGEST))
-        micro_batches = recipe.solver.num_micro_batches(share)
+        micro_batches = recipe.solver.num_micro_batches(share, len(blocks))
         warm_up = max(steps, ceil(recipe.solver.delay(0, len(blocks)) / micro_batches))
         timed = method
         if not real:
-            counts = micro_batches, recipe.serial.micro_batches
+            counts = micro_batches, recipe.serial.micro_batches or 1
             self.subject.measure(blocks, share, *(ceil(share / m) for m in counts))
             timed = _timed_by(method, self.subject.stand_in(blocks))
 

@@ -31,19 +31,16 @@ def every_round(solver: Any, rounds: Any) -> int:
     return int(solver.alternates) if every is None else every
 
 
-def unnamed(rounds: Mapping[str, Any], fill: object) -> tuple[str, str]:
-    """The method of a run that names none, and whose local steps its ranks take in their waits.
+def unnamed(rounds: Mapping[str, Any], fill: object) -> str:
+    """The method of a run that names none; `rounds` may not have been validated yet.
 
-    One that sweeps, and waits for nobody, where windows are asked for that no correction needs, and
-    no `fill`. The values may not have been looked at yet.
+    It sweeps over windows if the run asks for windows that no correction needs, and names no local
+    method, `fill`, for idle time.
     """
     every, window = rounds.get("correct_every"), rounds.get("window")
     corrected = every not in (None, 0, 1) or rounds.get("serial_end")
-    if fill:
-        return registry.DEFAULT, registry.DEFAULT_FILL
-    if rounds.get("sweeps") is not None or every == 1 or (window is not None and not corrected):
-        return registry.DEFAULT_FILL, registry.FILLS.default
-    return registry.DEFAULT, registry.DEFAULT_FILL
+    windowed = rounds.get("sweeps") is not None or every == 1 or (window and not corrected)
+    return registry.WINDOWED if windowed and fill == registry.FILLS.default else registry.DEFAULT
 
 
 def _last_start(run: Any) -> int:
@@ -159,10 +156,8 @@ for _name, _help in field_docs(RoundOptions).items():
     RoundSettings.model_fields[_name].description = _help
 
 
-def settled(
-    solver: Solver, rounds: RoundSettings, batch_size: int
-) -> tuple[RoundSettings, Mapping[str, Any]]:
-    """`rounds` with everything decided, and what a method wants of the correction for them.
+def settled(solver: Solver, rounds: RoundSettings) -> RoundSettings:
+    """`rounds` with everything decided.
 
         exact methods       no windows: every round is serial
         the others          `serial_epochs` are serial, too, whatever else is asked for
@@ -170,20 +165,18 @@ def settled(
         alternate           with `serial_end` the last one of an epoch
         that alternate      windows
 
-    The same rule for the command, the library and the files they write. `batch_size` is of one
-    replica. ValueError for what has no effect.
+    The same rule for the command, the library and the files they write. ValueError for what has no
+    effect.
     """
     check({"rounds": rounds}, Known(solver=solver, rounds=rounds))
     if solver.exact:
-        return rounds, {}
+        return rounds
     every = every_round(solver, rounds)
     decided: dict[str, Any] = {"correct_every": every}
     if not solver.alternates:
         if every or rounds.serial_end:
             decided["window"] = rounds.window or WINDOW
-        corrects = every or rounds.serial_epochs or rounds.serial_end
-        wanted = {"micro_batches": solver.num_micro_batches(batch_size)} if corrects else {}
-        return rounds.model_copy(update=decided), wanted
-    decided["sweeps"] = rounds.sweeps or solver.sweeps
-    decided["window"] = rounds.window or WINDOW
-    return rounds.model_copy(update=decided), {}
+    else:
+        decided["sweeps"] = rounds.sweeps or solver.sweeps
+        decided["window"] = rounds.window or WINDOW
+    return rounds.model_copy(update=decided)

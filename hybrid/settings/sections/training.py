@@ -139,7 +139,8 @@ class TrainSettings(Section):
     and then the loss of a mini-batch with that of its parts; auto: of your own network, data or
     loss."""
     threads: int = Field(default=0, ge=0, le=1024)
-    """Threads a rank; 0: the cores it may use, shared among the ranks of its host."""
+    """Threads per rank; 0: OMP_NUM_THREADS, else the rank's cores, shared with the ranks that use
+    the same ones. Another number of threads can give other bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where a block lives; auto: the local rank's GPU if there is one."""
     kernels: Literal["auto", "torch", "cupy"] = "auto"

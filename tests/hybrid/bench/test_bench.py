@@ -85,7 +85,6 @@ def test_on_torchruns_links_a_row_that_cannot_be_is_left_out_and_the_others_go_o
     assert [speed["name"] for speed in raw["speeds"]] == [
         *loops,
         "ddg, m=2",
-        "ddg, m=2, waits filled",
     ]
     assert raw["left_out"]["ddg, m=64"] == "a mini-batch has 32 samples"
 

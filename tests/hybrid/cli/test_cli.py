@@ -25,7 +25,7 @@ NO_WAY_BACK = ("--set", "checkpoint.rollbacks=0")
     ("flags", "parts"),
     [
         ("--model resnet21", ("no depth 21", "try 20 or 26")),
-        ("--set fill.betta=1", ("fill.betta", "fill.beta")),
+        ("--solver penalty --set solver.betta=1", ("solver.betta", "solver.beta")),
         ("--window 4 --set solver.filter=3", ("filter is 3", "divides")),
         ("--blocks 9", ("9 blocks", "5 units", "1 to 5")),
         ("--batch-size 2000", ("2000", "1437")),

@@ -9,7 +9,7 @@ from hybrid import Trainer, split
 from hybrid.data.samplers import AutoAssist
 from hybrid.settings.config import OptimizerSettings
 from hybrid.settings.resolve import load
-from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, Penalty
+from hybrid.solvers import DDG, Backprop, Penalty
 from hybrid.solvers.delayed.filling import Unfilled
 from hybrid.solvers.sync.diloco import DiLoCo
 
@@ -21,7 +21,7 @@ def made(solver="backprop", **given):
 def test_what_has_settings_is_given_by_name_or_as_an_object():
     assert made("ddg").solver == made(DDG()).solver == DDG()
     unnamed = Trainer(split(layers(), 2, sample=X[:4]))
-    assert (unnamed.solver, unnamed.fill) == (DDG(), AugmentedLagrangian())
+    assert (unnamed.solver, unnamed.fill) == (DDG(), Unfilled())
     assert made("ddg").fill == Unfilled()
     assert made("ddg", fill="penalty").fill == made("ddg", fill=Penalty()).fill == Penalty()
     trainer = made("ddg", sampler="auto-assist", sync="diloco", correction=Backprop())

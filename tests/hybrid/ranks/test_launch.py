@@ -158,7 +158,10 @@ def test_a_launcher_without_mpi4py_is_refused_with_the_remedy(monkeypatch):
 )
 def test_the_cores_of_a_process_are_shared_among_its_blocks(monkeypatch, usable, blocks, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
+    monkeypatch.delenv("OMP_NUM_THREADS")
     assert launch.threads_per_rank(blocks) == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert launch.threads_per_rank(blocks) == 3
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,27 @@ def test_a_rank_shares_its_cores_with_the_ranks_that_have_the_same(
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
     monkeypatch.setattr(launch, "ranks", lambda: launch.Ranks(None, 0, 4, sharing))
+    monkeypatch.delenv("OMP_NUM_THREADS")
     assert launch.threads_per_rank(blocks=8) == threads
+
+
+@pytest.mark.parametrize(("given", "threads"), [({}, 8), ({"OMP_NUM_THREADS": "1"}, 1)], ids=str)
+def test_the_one_thread_that_torchrun_sets_by_itself_does_not_count(given, threads):
+    """The launcher here starts one rank as torchrun does: with OMP_NUM_THREADS=1."""
+    rank = (
+        "import os; from hybrid.ranks import launch; "
+        "os.sched_getaffinity = lambda _: set(range(16)); "
+        "launch.ranks = lambda: launch.Ranks(None, 0, 2, 2); print(launch.threads_per_rank(1))"
+    )
+    launcher = (
+        "import os, subprocess, sys; "
+        "own = {'RANK': '0', 'WORLD_SIZE': '2', 'OMP_NUM_THREADS': '1'}; "
+        f"subprocess.run([sys.executable, '-c', {rank!r}], env=os.environ | own)"
+    )
+    plain = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", launcher]
+    done = subprocess.run(command, env=plain | given, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == str(threads), done.stderr
 
 
 def test_cuda_without_a_gpu_is_refused_with_the_remedy(monkeypatch):

@@ -22,11 +22,14 @@ def write(path, text):
 
 
 def test_the_file_beats_the_defaults_and_the_command_line_beats_the_file(tmp_path):
-    path = write(tmp_path / "x.toml", "[train]\nepochs = 3\nseed = 4\n[fill]\nbeta = 0.5\n")
-    config = load(path, {"train.epochs": 7, "fill.local_lr": 0.25})
+    path = write(
+        tmp_path / "x.toml",
+        "[train]\nepochs = 3\nseed = 4\n[solver]\nname = 'penalty'\nbeta = 0.5\n",
+    )
+    config = load(path, {"train.epochs": 7, "solver.local_lr": 0.25})
     assert (config.train.epochs, config.train.seed) == (7, 4)
     assert config.train.batch_size == Config().train.batch_size
-    assert (config.fill["beta"], config.fill["local_lr"]) == (0.5, 0.25)
+    assert (config.solver["beta"], config.solver["local_lr"]) == (0.5, 0.25)
 
 
 @pytest.mark.parametrize("solver", registry.OWN)
@@ -44,7 +47,10 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
     [
         ({"train": {"epoch": 1}}, "unknown setting 'train.epoch'; did you mean 'train.epochs'?"),
         ({"trian": {"epochs": 1}}, "unknown setting 'trian.epochs'; did you mean 'train.epochs'?"),
-        ({"fill": {"betta": 1}}, "unknown setting 'fill.betta'; did you mean 'fill.beta'?"),
+        (
+            {"fill": {"name": "penalty", "betta": 1}},
+            "unknown setting 'fill.betta'; did you mean 'fill.beta'?",
+        ),
         ({"solver": {"name": [1]}}, "unknown solver '[1]'; known: "),
         (
             {"solver": {"name": "penalty", "micro_batches": 4}},
@@ -52,7 +58,10 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
             "pd-asgd; this run's solver.name is penalty",
         ),
         ({"train": {"lr": 1}}, "unknown setting 'train.lr'; did you mean 'optimizer.lr'?"),
-        ({"beta": 1}, "unknown setting 'beta'; did you mean 'fill.beta'?"),
+        (
+            {"beta": 1},
+            "unknown setting 'beta'; did you mean 'solver.beta' or 'fill.beta' or 'sampler.beta'?",
+        ),
         ({"seed": {}}, "unknown setting 'seed'; did you mean 'train.seed'?"),
     ],
 )
@@ -75,8 +84,8 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(monkeypatch, tre
         ("split.cuts", "layer2.0", "a valid list"),
         ("rounds.waits", "most", "a list of pairs"),
         ("rounds.correct_every", "abc", "a valid integer"),
-        ("fill.beta", -1.0, "must be positive"),
-        ("fill.beta", float("inf"), "must be at most 1e+15"),
+        ("delay.cap", -1.0, "greater than 0"),
+        ("optimizer.lr", float("inf"), "a finite number"),
         ("links.kind", "tcp", "auto, threads, mpi, torch, virtual"),
     ],
 )

@@ -18,21 +18,21 @@ def rounds(solver, **asked):
 
 
 @pytest.mark.parametrize(
-    ("solvers", "wanted", "micro_batches"),
+    ("solvers", "wanted"),
     [
-        (EXACT, RoundSettings(), 1),
-        (ALONE, RoundSettings(correct_every=0), 1),
-        (SWEEPING, RoundSettings(window=4, sweeps=1, correct_every=1), 1),
+        (EXACT, RoundSettings()),
+        (ALONE, RoundSettings(correct_every=0)),
+        (SWEEPING, RoundSettings(window=4, sweeps=1, correct_every=1)),
     ],
     ids=("exact", "alone", "sweeping"),
 )
-def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted, micro_batches):
+def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted):
     assert solvers
     for solver in solvers:
         config = resolve({"solver": {"name": solver}})
         sweeps = wanted.sweeps and registry.solver_class(solver).sweeps
         assert config.rounds == wanted.model_copy(update={"sweeps": sweeps}), solver
-        assert config.correction["micro_batches"] == micro_batches
+        assert config.correction["micro_batches"] == 0
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ def test_what_cannot_act_is_refused_in_one_line(solvers, asked, said):
         assert refusal(rounds, solver, **asked).startswith(said), solver
 
 
-def test_a_run_that_names_no_method_fills_its_waits_and_one_that_does_fills_none():
-    both = {"solver": {"name": registry.DEFAULT}, "fill": {"name": registry.DEFAULT_FILL}}
-    assert resolve({}) == resolve(both)
-    assert resolve({"train": {"epochs": 3}}).fill["name"] == registry.DEFAULT_FILL
-    assert resolve({"solver": {"name": registry.DEFAULT}}).fill == {"name": "none"}
-    assert resolve({"fill": {"name": "none"}}).solver["name"] == registry.DEFAULT
+def test_a_run_that_names_no_method_has_the_default_or_the_one_for_windows():
+    assert resolve({}) == resolve({"solver": {"name": registry.DEFAULT}, "fill": {"name": "none"}})
+    for fill in ("none", "penalty"):
+        assert resolve({"fill": {"name": fill}}).solver["name"] == registry.DEFAULT
+    filled = {"rounds": {"window": 4}, "fill": {"name": "penalty"}}
+    assert refusal(resolve, filled).startswith("rounds.window is 4, which has an effect only ")
     for asked in ({"window": 4}, {"sweeps": 2}, {"window": "all", "correct_every": 0}):
         config = resolve({"rounds": asked})
-        assert (config.solver["name"], config.fill["name"]) == (registry.DEFAULT_FILL, "none")
-    for asked in ({"window": 4, "correct_every": 8}, {"serial_end": True}, {"waits": [(1, 1)]}):
+        assert (config.solver["name"], config.fill["name"]) == (registry.WINDOWED, "none")
+    for asked in ({"window": 4, "correct_every": 8}, {"serial_end": True}):
         config = resolve({"rounds": asked})
         assert config.solver["name"] == registry.DEFAULT
 
@@ -96,7 +96,7 @@ WAITS = [(8, 8), (0, 8)]
 @pytest.fixture
 def stored(tmp_path):
     """The settings that a run with filled waits has written."""
-    tree = {"fill": {"beta": 0.5}, "rounds": {"waits": WAITS, "memory_gb": 2.0}}
+    tree = {"fill": {"name": "penalty", "beta": 0.5}, "rounds": {"waits": WAITS, "memory_gb": 2.0}}
     path = tmp_path / "config.toml"
     path.write_text(to_toml(resolve(tree)))
     return path

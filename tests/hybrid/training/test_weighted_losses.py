@@ -39,7 +39,7 @@ UNEVEN = (4, 1), (2, 3)
 
 
 def case(solver, replicas, daily):
-    name = f"{solver.name}-{solver.num_micro_batches(BATCH)}-{replicas}"
+    name = f"{solver.name}-{solver.num_micro_batches(BATCH, 2)}-{replicas}"
     return pytest.param(solver, replicas, {}, id=name, marks=() if daily else pytest.mark.slow)
 
 

@@ -176,7 +176,7 @@ def test_every_sample_is_applied_once_to_every_unit(monkeypatch):
         problem = made()
         trained(numbered(problem), solver)
         count = len(unit_slices(problem.blocks.module(0)))
-        parts = solver.num_micro_batches(6)
+        parts = solver.num_micro_batches(6, 1)
         wanted = [(t, i, u) for t in range(6) for i in range(parts) for u in range(count)]
         assert sorted(landed) == wanted
 

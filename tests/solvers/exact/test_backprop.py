@@ -38,11 +38,11 @@ def _modes() -> Iterator[Mode]:
 EXAMPLES = {"backprop": Backprop()}
 PLAIN = (*EXAMPLES,)
 IMPOSSIBLE = [
-    (Backprop, {"micro_batches": 0, "clip_norm": -1.0, "filter": 0, "messages": "float64"})
+    (Backprop, {"micro_batches": -1, "clip_norm": -1.0, "filter": 0, "messages": "float64"})
 ]
 MODES = [*_modes()]
 
 
 @pytest.mark.parametrize(("asked", "samples", "parts"), [(1, 8, 1), (4, 8, 4), (4, 3, 3)])
 def test_a_mini_batch_has_no_more_parts_than_samples(asked, samples, parts):
-    assert Backprop(micro_batches=asked).num_micro_batches(samples) == parts
+    assert Backprop(micro_batches=asked).num_micro_batches(samples, 2) == parts

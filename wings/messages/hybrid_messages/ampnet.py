@@ -66,7 +66,7 @@ class AMPNet(Delayed):
     acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}
 
     micro_batches: CountOrZero = 0
-    """m, instances of a mini-batch, each with its path; 0: 8, but at least 16 samples each."""
+    """m, instances per mini-batch, each with its path; 0: as `ddg` chooses it."""
     clip_norm: NotNegative = 0.0
     """Largest norm of one unit's gradient, 0: any; serial rounds have correction.clip_norm."""
     max_active_keys: Annotated[CountOrZero, SEVERAL_BLOCKS] = 0
@@ -86,17 +86,17 @@ class AMPNet(Delayed):
         return limit(index, count, self.active_keys(count)) - 1 if count > 1 else 0
 
     def steps_late(self, index: int, count: int, size: int) -> float:
-        return self.delay(index, count) / self.frequency(size)
+        return self.delay(index, count) / self.frequency(size, count)
 
-    def frequency(self, size: int) -> int:
-        """min_update_frequency of mini-batches of `size`."""
-        return self.min_update_frequency or self.num_micro_batches(size)
+    def frequency(self, size: int, count: int) -> int:
+        """min_update_frequency with mini-batches of `size` on `count` blocks."""
+        return self.min_update_frequency or self.num_micro_batches(size, count)
 
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
-        x, late = self.first_part(lam), self.delay(index, count)
-        older = ceil(late / self.frequency(len(lam)))
+        x, late = self.first_part(lam, count), self.delay(index, count)
+        older = ceil(late / self.frequency(len(lam), count))
         return (late + 1) * graph(module, x) + older * tensor_bytes(module.parameters())
 
 
@@ -110,7 +110,9 @@ class AMPNetProgram(UnitProgram):
     def begin(self) -> None:
         super().begin()
         solver, size = self.solver, self.setup.batch_size
-        self.units = Nodes(self.block, solver.clip_norm, solver.frequency(size), size)
+        self.units = Nodes(
+            self.block, solver.clip_norm, solver.frequency(size, self.block.count), size
+        )
         self._survivals: Sequence[Sequence[float]] | None = None
         self._scores: list[tuple[MicroBatch, Classified]] = []
         """Of the instances that have reached the loss."""

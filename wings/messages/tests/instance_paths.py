@@ -99,7 +99,7 @@ class Masked:
         self.problem, self.paths = problem, paths
         K = self.K = len(problem.blocks)
         self.most = solver.max_active_keys or 2 * K
-        self.m = solver.num_micro_batches(len(problem.batches[0]))
+        self.m = solver.num_micro_batches(len(problem.batches[0]), K)
         self.muf = solver.min_update_frequency or self.m
         self.parts, self.w = [], []
         for k in range(K):

@@ -98,7 +98,7 @@ def test_unequal_paths_equal_the_masked_dense_run(name, K):
     solver, problem = WAYS[name], deep(CUTS[K])
     blocks = range(len(problem.blocks))
     survivals = [Nodes(problem.build(k), 0.0, 1, 1).survivals for k in blocks]
-    m = solver.num_micro_batches(len(problem.batches[0]))
+    m = solver.num_micro_batches(len(problem.batches[0]), K)
     firsts = [(b.step, int(ids[0])) for b in problem.batches for ids in b.ids.tensor_split(m)]
     paths = [draw_path(setup_of(problem).seed, *each, survivals) for each in firsts]
     assert len({str(path) for path in paths}) > 3

@@ -76,7 +76,7 @@ def test_the_users_cuts_and_other_settings_are_planned_for_and_in_the_command(hy
 
 
 def test_memory_for_auxiliary_variables_is_a_limit():
-    made = planner(**{"rounds.memory_gb": 1e-6, "train.batch_size": 16})
+    made = planner(**{"rounds.memory_gb": 1e-6, "train.batch_size": 16, "fill.name": "penalty"})
     found = list(made.predictions([Grid(2)], [2]))
     assert not [p for p in found if p.recipe.solver.alternates]
     assert "the budget is 1e-06 GB" in made.refused[0]
