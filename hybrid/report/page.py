@@ -45,7 +45,7 @@ _STYLE = {
 
 
 class Chart:
-    """Axes with their names, and what is drawn on them; ValueError where matplotlib is missing.
+    """Axes with their names, and what is drawn on them.
 
     A logarithmic y axis is one where all values are positive.
     """
@@ -119,10 +119,8 @@ def _thinned(values: Sequence[N]) -> Sequence[N]:
 @contextmanager
 def plain_style() -> Iterator[None]:
     """This style, whatever a user's own configuration of matplotlib is."""
-    try:
-        from matplotlib import style
-    except ImportError:
-        raise ValueError("charts need matplotlib: pip install 'hybrid-blocks[report]'") from None
+    from matplotlib import style
+
     wanted: list[Any] = ["default", _STYLE]
     with style.context(wanted):
         yield

@@ -32,15 +32,13 @@ def check_picture(file: Path) -> None:
         raise ValueError(f"{file} must end in {' or '.join(ENDINGS)}, to be a picture: rename it")
     check_file(file)
     check_folder(file.parent)
-    with plain_style():
-        pass
 
 
 def draw(shown: Description, file: Path | str, depth: int | None = None) -> Path:
     """Draw a network in blocks into an SVG or a PNG file, whole or not at all; give its path.
 
-    `depth` folds units as in `Description.rows`. ValueError for another ending, a place where no
-    file can be, and where matplotlib is missing.
+    `depth` folds units as in `Description.rows`. ValueError for another ending, and for a place
+    where no file can be.
     """
     file = Path(file)
     check_picture(file)

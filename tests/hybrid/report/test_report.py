@@ -222,12 +222,6 @@ def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder):
         restore.restore(run_folder)
 
 
-def test_without_matplotlib_one_line_says_what_to_install(hybrid, by_hand, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert_one_line(hybrid("report", by_hand), "matplotlib", "pip install 'hybrid-blocks[report]'")
-    assert not (by_hand / "report").exists()
-
-
 def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch):
     monkeypatch.setattr("hybrid.ranks.launch.launched_rank", lambda: 1)
     assert hybrid("report", by_hand) == (0, "", "")
