@@ -7,7 +7,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybrid.bench.show.description import CutPart, Description, UnitPart, counted, shortened
+from hybrid.bench.show.description import CutPart, Description, UnitPart, shortened
+from hybrid.errors import counted
 from hybrid.files import check_file, check_folder, write_atomically
 from hybrid.report.page import COLORS, GREY, amount, plain_style
 
