@@ -185,7 +185,9 @@ def _pipeline(drawn: Any, blocks: int = 3, parts: int = 4, slots: int = 20) -> N
                 if start >= slots:
                     continue
                 color = SHADES[kind][n // parts % 2]
-                drawn.add_patch(Rectangle((start + 0.03, k + 0.06), 0.94, 0.88, color=color, linewidth=0))
+                drawn.add_patch(
+                    Rectangle((start + 0.03, k + 0.06), 0.94, 0.88, color=color, linewidth=0)
+                )
                 drawn.text(
                     start + 0.5, k + 0.5, f"{kind}{n}", ha="center", va="center", fontsize=10
                 )
@@ -233,7 +235,7 @@ def accuracy() -> None:
     drawn.set_ylim(58, 92)
     drawn.set_xlabel("minutes of training, simulated")
     drawn.set_ylabel("test accuracy, %")
-    drawn.legend(frameon=False, loc="lower right")
+    drawn.legend(frameon=False, fontsize="small", loc="lower right")
     save(figure, "accuracy-over-time")
 
 
@@ -278,7 +280,8 @@ def speed() -> None:
             )
     drawn.axhline(1, color="black", linewidth=0.8)
     drawn.set_xscale("log")
-    drawn.set_xlabel("bits/s of a link, simulated; best number format of messages")
+    drawn.set_xticks([1e7, 1e8, 1e9], ["10 Mb/s", "100 Mb/s", "1 Gb/s"])
+    drawn.set_xlabel("rate of a link, simulated; best number format of messages")
     drawn.set_ylabel("images/s over one rank alone")
     drawn.legend(frameon=False, fontsize="small", handlelength=3)
     save(figure, "speed-up-links")
