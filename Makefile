@@ -15,7 +15,7 @@ WINGS := wings/rl wings/messages
 PROJECTS := pyproject.toml $(WINGS:%=%/pyproject.toml)
 TESTS := tests $(WINGS:%=%/tests)
 INSTALL := pip install --quiet $(TORCH_BUILD:%=--extra-index-url https://download.pytorch.org/whl/%) \
-	$(PIP_FLAGS) --editable '.[mpi,report,zoo,dev,docs]' $(WINGS:%=--editable %)
+	$(PIP_FLAGS) --editable '.[mpi,zoo,dev,docs]' $(WINGS:%=--editable %)
 # those that train, whose figures the processor rounds; the others are of processes, files and words
 TRAIN := bench data links method networks rounds training
 TRAINING := tests/solvers $(TRAIN:%=tests/hybrid/%) $(WINGS:%=%/tests) \

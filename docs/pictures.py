@@ -18,7 +18,8 @@ from typing import Any
 import timeline
 import torch
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 
 from hybrid import Trainer, data, split
 from hybrid.folder import traces
@@ -30,6 +31,10 @@ from hybrid.solvers.exact.exact_pass import PassSettings
 DOCS = Path(__file__).parent
 SITE, RAW = DOCS / "site", DOCS / "benchmarks"
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2b6ca3", "#d9822b", "#3a9d6e", "#7a4fa3", "#777777"
+INK, BURNT, TEAL = "#333333", "#a85708", "#00694e"
+"""Of texts and lines, dark enough on white."""
+SHADES = {"F": ("#cfe3f4", "#8ebde3"), "B": ("#fde0bf", "#f4b571")}
+"""Of passes, for mini-batches in turn."""
 
 TIMELINES: dict[str, tuple[Solver, dict[str, Any], int]] = {
     "backprop": (Backprop(), {}, 3),
@@ -111,38 +116,97 @@ def axes(width: float = 6.4, height: float = 3.6) -> tuple[Figure, Any]:
 
 
 def blocks() -> None:
-    """Three blocks, what lies between them, and what each descends on."""
-    figure = Figure(figsize=(9.4, 2.7), layout="constrained")
-    drawn = figure.subplots()
-    drawn.set_axis_off()
-    drawn.set_xlim(0, 9.2)
-    drawn.set_ylim(0, 2.7)
-    own = ("β‖λ₁ - x₀‖² + ⟨κ₁, λ₁ - x₀⟩", "β‖λ₂ - x₁‖² + ⟨κ₂, λ₂ - x₁⟩", "loss(x₂, labels)")
-    for k, text in enumerate(own):
-        left = 0.9 + 3.2 * k
-        box = {"boxstyle": "round,pad=0.02", "facecolor": "#eaf1f8", "edgecolor": BLUE}
+    """Blocks, cuts and what crosses them; below, what each rank does when."""
+    figure = Figure(figsize=(8.4, 5.0), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(1.05, 1))
+    for drawn in (above, below):
+        drawn.set_axis_off()
+    _chain(above)
+    _pipeline(below)
+    save(figure, "blocks")
+
+
+def _chain(drawn: Any) -> None:
+    """Three blocks, and at their cuts the variables of the local steps, which are an option."""
+    drawn.set_xlim(-0.6, 21.6)
+    drawn.set_ylim(-0.1, 5.6)
+    arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "linewidth": 1.4}
+
+    def draw_arrow(start: tuple[float, float], end: tuple[float, float], color: str) -> None:
+        drawn.annotate("", end, start, arrowprops=arrow | {"color": color})
+
+    for k in range(3):
+        center = 4.1 + 6.4 * k
+        box = {"boxstyle": "round,pad=0.9", "facecolor": "#eef1f4", "edgecolor": INK}
+        drawn.text(center, 3.9, f"block {k}", ha="center", va="center", fontsize=12, bbox=box)
+        drawn.text(center, 5.2, f"rank {k}", ha="center", fontsize=9.5, color=INK)
+    for k in (1, 2):
+        cut = 0.9 + 6.4 * k
+        drawn.plot([cut, cut], [1.6, 5.0], color=INK, linestyle="--", linewidth=1)
+        drawn.text(cut, 5.2, f"cut {k}", ha="center", fontsize=9.5, color=INK)
+        draw_arrow((cut - 1.5, 4.3), (cut + 1.5, 4.3), BLUE)
+        draw_arrow((cut + 1.5, 3.5), (cut - 1.5, 3.5), BURNT)
+        option = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": TEAL}
         drawn.text(
-            left + 0.9,
-            1.55,
-            f"block {k}\n$f_{k}(\\cdot\\,; w_{k})$",
+            cut,
+            1.45,
+            f"$\\lambda_{k}$, $\\kappa_{k}$",
             ha="center",
             va="center",
-            fontsize=12,
-            bbox=box | {"boxstyle": "round,pad=0.7"},
+            fontsize=13,
+            color=TEAL,
+            bbox=option | {"linestyle": "--"},
         )
-        drawn.text(left + 0.9, 0.35, text, ha="center", fontsize=9.5, color=GREEN)
-        drawn.text(left + 0.9, 0.68, "descends on", ha="center", fontsize=8, color=GREY)
-    arrow = {"arrowstyle": "->", "color": GREY}
-    for start, stop in ((0.3, 1.15), (2.45, 2.95), (3.75, 4.3), (5.65, 6.15), (6.95, 7.5)):
-        drawn.annotate("", (stop, 1.55), (start, 1.55), arrowprops=arrow)
-    drawn.text(0.15, 1.72, "images", fontsize=10)
-    for k, x in ((1, 3.35), (2, 6.55)):
-        drawn.text(x, 1.55, f"$\\lambda_{k}$", ha="center", va="center", fontsize=15, color=ORANGE)
-        drawn.text(x, 2.15, f"$\\kappa_{k}$", ha="center", va="center", fontsize=13, color=PURPLE)
-        drawn.text(x - 0.62, 1.72, f"$x_{k - 1}$", fontsize=10, ha="center")
-        drawn.plot([x, x], [1.15, 0.95], color=GREY, linestyle=":")
-        drawn.text(x, 2.45, "cut", ha="center", fontsize=9, color=GREY)
-    save(figure, "blocks")
+        for side in (-1, 1):
+            dashed = arrow | {"color": TEAL, "linestyle": "--", "linewidth": 1.1}
+            drawn.annotate("", (cut + 2.6 * side, 3.0), (cut + 1.0 * side, 1.5), arrowprops=dashed)
+    draw_arrow((1.0, 4.3), (2.5, 4.3), BLUE)
+    drawn.text(0.8, 4.3, "data", ha="right", va="center", fontsize=10.5, color=INK)
+    draw_arrow((20.0, 3.5), (18.5, 3.5), BURNT)
+    drawn.text(20.2, 3.5, "loss", va="center", fontsize=10.5, color=INK)
+    handles = [
+        Line2D([], [], color=BLUE, label="outputs forward"),
+        Line2D([], [], color=BURNT, label="gradients backward"),
+        Line2D([], [], color=TEAL, linestyle="--", label="option: local steps of an idle rank"),
+    ]
+    drawn.legend(handles=handles, frameon=False, fontsize=9.5, ncols=3, loc="lower center")
+
+
+def _pipeline(drawn: Any, blocks: int = 3, parts: int = 4, slots: int = 20) -> None:
+    """The delayed pipeline, where a pass takes a slot: block k is d = K-1-k micro-batches late."""
+    drawn.set_xlim(-2.6, slots + 0.8)
+    drawn.set_ylim(blocks + 1.55, -0.35)
+    for k in range(blocks):
+        drawn.text(-0.3, k + 0.5, f"rank {k}", ha="right", va="center", fontsize=10.5, color=INK)
+        for n in range(slots):
+            # up the blocks and down again, a slot each; the first ones go ahead of backward passes
+            forward = n + k if n < blocks - k else 2 * n + k
+            for start, kind in ((forward, "F"), (2 * n + 2 * blocks - 1 - k, "B")):
+                if start >= slots:
+                    continue
+                color = SHADES[kind][n // parts % 2]
+                drawn.add_patch(
+                    Rectangle((start + 0.03, k + 0.06), 0.94, 0.88, color=color, linewidth=0)
+                )
+                drawn.text(
+                    start + 0.5, k + 0.5, f"{kind}{n}", ha="center", va="center", fontsize=10
+                )
+                if kind == "B" and n % parts == parts - 1:
+                    drawn.plot([start + 1] * 2, [k + 0.02, k + 0.98], color="black", linewidth=3.2)
+        drawn.text(slots + 0.2, k + 0.5, "…", va="center", fontsize=12, color=INK)
+    drawn.annotate(
+        "",
+        (slots, blocks + 0.25),
+        (0, blocks + 0.25),
+        arrowprops={"arrowstyle": "->", "color": INK},
+    )
+    drawn.text(slots + 0.15, blocks + 0.25, "time", va="center", fontsize=9.5, color=INK)
+    handles: list[Any] = [
+        Patch(color=SHADES["F"][1], label="F: forward"),
+        Patch(color=SHADES["B"][1], label="B: backward of a micro-batch"),
+        Line2D([], [], color="black", linewidth=3.2, label="step, after a mini-batch"),
+    ]
+    drawn.legend(handles=handles, frameon=False, fontsize=9.5, ncols=3, loc="lower center")
 
 
 def accuracy() -> None:
@@ -171,7 +235,7 @@ def accuracy() -> None:
     drawn.set_ylim(58, 92)
     drawn.set_xlabel("minutes of training, simulated")
     drawn.set_ylabel("test accuracy, %")
-    drawn.legend(frameon=False, loc="lower right")
+    drawn.legend(frameon=False, fontsize="small", loc="lower right")
     save(figure, "accuracy-over-time")
 
 
@@ -216,7 +280,8 @@ def speed() -> None:
             )
     drawn.axhline(1, color="black", linewidth=0.8)
     drawn.set_xscale("log")
-    drawn.set_xlabel("bits/s of a link, simulated; best number format of messages")
+    drawn.set_xticks([1e7, 1e8, 1e9], ["10 Mb/s", "100 Mb/s", "1 Gb/s"])
+    drawn.set_xlabel("rate of a link, simulated; best number format of messages")
     drawn.set_ylabel("images/s over one rank alone")
     drawn.legend(frameon=False, fontsize="small", handlelength=3)
     save(figure, "speed-up-links")

@@ -28,6 +28,11 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
     return safe if len(safe) <= most else f"{safe[: most * 3 // 4]} ... {safe[-most // 5 :]}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: 1 epoch, 2 epochs."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def tell(text: str, stream: TextIO | None = None) -> bool:
     """Write a line to stderr, or another stream; False if that fails, after which it is silenced.
 

@@ -1,8 +1,4 @@
-"""The algorithms; each is the program of one rank, written against `Links`.
-
-The package is `hybrid.solvers`. `solvers` is a short name for it wherever no other folder or
-package is called so: both names lead to the same modules.
-"""
+"""The algorithms; each is the program of one rank, written against `Links`."""
 
 from __future__ import annotations
 
@@ -67,7 +63,5 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES.get(name, "hybrid.solvers.base")), name)
 
 
-if __name__ == "solvers":
-    from hybrid.solvers.short_name import add_short_name
-
-    add_short_name("solvers", "hybrid.solvers")
+if __name__ == "solvers":  # in a clone; a second copy of each class would be no class of a run's
+    raise ImportError("the folder solvers is the package hybrid.solvers: import hybrid.solvers")

@@ -25,7 +25,7 @@ PICKLED = r"_object(_list)?$"
 # their modules are constants, or what an installed package's metadata names
 # the last imports what the command line names, and refuses what a file does
 IMPORTING = {
-    *("hybrid/__init__.py", "solvers/__init__.py", "solvers/short_name.py"),
+    *("hybrid/__init__.py", "solvers/__init__.py"),
     *("solvers/sync/__init__.py", "hybrid/links/__init__.py", "hybrid/training/services.py"),
     *("solvers/named.py", "hybrid/training/references.py"),
 }

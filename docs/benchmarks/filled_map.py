@@ -350,7 +350,15 @@ def picture() -> None:
                 winner, (value, _) = order[0]
                 margin = value / order[1][1][0]
                 axes.add_patch(_tile(column, row, colors[winner]))
-                axes.text(column, row, f"{value:.2f}\n+{margin - 1:.0%}", ha="center", va="center")
+                ink = "white" if winner == "replicas" else "black"  # on its dark blue
+                axes.text(
+                    column,
+                    row,
+                    f"{value:.2f}\n+{margin - 1:.0%}",
+                    ha="center",
+                    va="center",
+                    color=ink,
+                )
         axes.set_xlim(-0.5, 2.5)
         axes.set_ylim(len(LINKS) - 0.5, -0.5)
         axes.set_xticks(range(3), ["K=2", "4", "8"])

@@ -27,7 +27,7 @@ LONG = "2000"
 SECOND_FIT = """
 import torch
 from hybrid import Trainer, data, models, split
-from solvers import Backprop
+from hybrid.solvers import Backprop
 train, test = data.load("digits")
 for seed in range(2):
     torch.manual_seed(seed)

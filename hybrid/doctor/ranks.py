@@ -65,7 +65,7 @@ def same_versions(ranks: Sequence[dict[str, str]]) -> list[Finding]:
     if differing:
         remedy = "activate the same environment on every node, in the job script"
         return [Finding("versions", "; ".join(differing), remedy)]
-    remedy = "pip install 'hybrid-blocks[mpi]' to run under mpirun"
+    remedy = "pip install mpi4py to run under mpirun"
     return [Finding("versions", text, "" if first["mpi4py"] else remedy)]
 
 

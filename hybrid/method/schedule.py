@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hybrid.errors import format_error, one_line
+from hybrid.errors import counted, format_error, one_line
 from hybrid.method.given_optimizer import GivenOptimizer, stand_in
 from hybrid.method.given_scheduler import GivenScheduler, Groups, Rows, run_ahead
 from hybrid.method.plateau import Made, Plateau, plateau_maker
@@ -67,8 +67,8 @@ def _of_object(wanted: GivenScheduler, steps_per_epoch: int, epochs: int, groups
         rows = run_ahead(scheduler, optimizer, steps_per_epoch * epochs // every)
     except Exception as error:  # whatever a user's code raises
         raise ValueError(
-            f"schedule is a {name} that does not last for {epochs} epochs of {steps_per_epoch} "
-            f"steps: {one_line(error)}"
+            f"schedule is a {name} that does not last for {counted(epochs, 'epoch')} of "
+            f"{counted(steps_per_epoch, 'step')}: {one_line(error)}"
         ) from error
     _check_rates(rows, every, f" (schedule is a {name})")
     return Table(rows, every)

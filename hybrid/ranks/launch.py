@@ -148,7 +148,7 @@ def _of_mpi(size: int) -> Communicator:
     except (ImportError, RuntimeError) as error:
         raise ValueError(
             f"{size} ranks were started but MPI cannot be used ({one_line(error)}): "
-            "pip install 'hybrid-blocks[mpi]' and an MPI library, or start them by torchrun"
+            "pip install mpi4py and an MPI library, or start them by torchrun"
         ) from None
     if MPI.COMM_WORLD.size != size:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import stdev
 from typing import Any
 
@@ -18,11 +18,15 @@ from hybrid.report.page import (
     row,
     table,
 )
-from hybrid.report.records import Record
+from hybrid.report.records import Record, trained
 
 SEED, LINKS = "train.seed", "links.kind"
+_SUBJECT = ("solver.name", "model.name", "data.name")
+"""These have values that speak for themselves."""
 _NO_DIFFERENCE = (SEED, "data.dir")
 """Settings that two runs of one row may differ in."""
+_MOST_NAMED = 3
+"""The most settings beside these in the name of a group; the table of differences has all."""
 
 
 def content(records: Sequence[Record]) -> bytes:
@@ -30,10 +34,12 @@ def content(records: Sequence[Record]) -> bytes:
     flat = [_flat(record) for record in records]
     keys = sorted({key for settings in flat for key in settings}.difference(_NO_DIFFERENCE))
     differ = [key for key in keys if len({repr(s.get(key)) for s in flat}) > 1]
+    solver, model, data = (None if key in differ else flat[0].get(key) for key in _SUBJECT)
+    title = ": ".join(filter(None, [f"{len(records)} runs compared", trained(model, data, solver)]))
     groups = _groups(records, flat, differ)
     drawn = [drawing(chart, name) for name, chart in curves(COMPARED, groups)]
     parts = [_overview(groups), _settings(groups, differ), heading("Curves"), row(drawn)]
-    return page(f"{len(records)} runs compared", parts)
+    return page(title, parts)
 
 
 def _flat(record: Record) -> dict[str, Any]:
@@ -54,23 +60,53 @@ def _flat(record: Record) -> dict[str, Any]:
 def _groups(
     records: Sequence[Record], flat: Sequence[dict[str, Any]], differ: Sequence[str]
 ) -> list[Group]:
-    """Runs with equal settings, named by their method and what it has not in common."""
+    """Runs with equal settings, named by what differs and by their folders."""
+    names = [record.run.resolve().name for record in records]
+    if len({*names}) < len(names):
+        names = [str(record.run) for record in records]
     numbers: dict[tuple[str, ...], list[int]] = {}
     for i, settings in enumerate(flat):
         numbers.setdefault(tuple(repr(settings.get(key)) for key in differ), []).append(i)
     groups = []
-    for first, *others in numbers.values():
-        name = flat[first].get("solver.name")
-        same = [settings for settings in flat if settings.get("solver.name") == name]
-        apart = [key for key in differ if len({repr(s.get(key)) for s in same}) > 1]
-        more = [_label(key, flat[first][key]) for key in apart if key in flat[first]]
-        groups.append(Group(", ".join([str(name), *more]), [records[i] for i in (first, *others)]))
+    for members in numbers.values():
+        settings = flat[members[0]]
+        apart = [_label(key, settings[key]) for key in _telling(settings, flat, differ)]
+        folders = ", ".join(names[i] for i in members[:2])
+        if len(members) > 2:
+            folders = f"{names[members[0]]} and {len(members) - 1} more"
+        label = f"{', '.join(apart)} ({folders})" if apart else folders
+        groups.append(Group(label, [records[i] for i in members]))
     return groups
+
+
+def _telling(
+    settings: Mapping[str, Any], flat: Sequence[Mapping[str, Any]], differ: Sequence[str]
+) -> list[str]:
+    """What tells a group from others: its subject, then settings among runs of this subject."""
+    subject = [key for key in _SUBJECT if key in differ and key in settings]
+    same = [o for o in flat if all(o.get(key) == settings[key] for key in subject)]
+    others = []
+    for key in settings.keys() & {*differ}.difference(_SUBJECT):
+        values = [other[key] for other in same if key in other]
+        lists = any(isinstance(value, (list, tuple, dict)) for value in values)  # of any length
+        if not lists and len({*map(repr, values)}) > 1:
+            others.append(key)
+    return subject + sorted(others, key=lambda key: (key == LINKS, key))[:_MOST_NAMED]
 
 
 def _label(key: str, value: object) -> str:
     """A setting in the name of a group."""
-    return str(value) if key == LINKS else f"{key.partition('.')[2]} {value}"
+    section, _, name = key.partition(".")
+    if key in (*_SUBJECT, LINKS):
+        return str(value)
+    return f"{section if name == 'name' else name} {_shown(value)}"
+
+
+def _shown(value: object) -> str:
+    """A value of a setting."""
+    if value in (None, "", (), [], {}):
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _overview(groups: Sequence[Group]) -> Html:
@@ -123,5 +159,5 @@ def _settings(groups: Sequence[Group], differ: Sequence[str]) -> Html:
         return note("The runs have the same settings, but for their seeds.")
     flat = [_flat(group.records[0]) for group in groups]
     common = [key for key in differ if len({repr(s[key]) for s in flat if key in s}) > 1]
-    rows = [(key, *(str(settings.get(key, UNKNOWN)) for settings in flat)) for key in common]
+    rows = [(key, *(_shown(settings.get(key, UNKNOWN)) for settings in flat)) for key in common]
     return table("What differs", ("", *(group.label for group in groups)), rows)

@@ -37,11 +37,17 @@ class Panel:
     by_time: bool = False
 
     def points(self, record: Record) -> dict[str, dict[int, float]]:
-        """Label of a curve -> step -> value, the first one where a step has several."""
+        """Label of a curve -> step -> value, the first one where a step has several.
+
+        The phase that trains has the name "training", unless there are two.
+        """
         points: dict[str, dict[int, float]] = {}
+        phases = {line.phase for line in record.lines}.intersection(TRAINING)
+        alone = phases if len(phases) == 1 else ()
         for line in record.lines:
             for label, value in self.values(line).items():
                 if value is not None and abs(value) < LARGEST:
+                    label = "training" if label in alone else label
                     points.setdefault(label, {}).setdefault(line.step, value)
         return points
 

@@ -27,8 +27,11 @@ Html = Markup
 """A plain string is text and gets escaped on its way here."""
 UNKNOWN = "-"
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2b6ca3", "#d9822b", "#3a9d6e", "#7a4fa3", "#555555"
-COLORS = (BLUE, ORANGE, GREEN, "#b5433f", PURPLE, "#8a6a4f", "#cc6fa8", "#777777")
-"""Colors of curves; after the last, the first is used again."""
+COLORS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
+    *("#000000", "#e69f00", "#56b4e9", "#8a8a8a"),
+)
+"""Colors of curves, which the color-blind can tell apart; after the last comes the first again."""
 _MARKED, _MOST = 60, 500
 """The most points that get a mark each, and the most that are drawn, evenly chosen."""
 LARGEST = 1e18
@@ -45,9 +48,9 @@ _STYLE = {
 
 
 class Chart:
-    """Axes with their names, and what is drawn on them; ValueError where matplotlib is missing.
+    """Axes with their names, and what is drawn on them.
 
-    A logarithmic y axis is one where all values are positive.
+    With `log` the y axis is logarithmic, where all values are positive and span a power of 10.
     """
 
     def __init__(self, across: str, up: str, *, log: bool = False) -> None:
@@ -103,12 +106,31 @@ class Chart:
         buffer = StringIO()
         with plain_style(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of limits that are equal, of letters without a form
-            if self.log and 0 < self.axes.dataLim.ymin <= self.axes.dataLim.ymax:
-                self.axes.set_yscale("log")
+            self._set_ticks()
             self.figure.savefig(buffer, format="svg", metadata={"Date": None})
         text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
         text = re.sub(r'<g id="[^"]*">', "<g>", text[text.index("<svg") :])
         return re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), text)
+
+    def _set_ticks(self) -> None:
+        """Plain numbers, whole ones across where two fit, and 1, 2, 5 between few powers of 10."""
+        from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+        axes, low, high = self.axes, float(self.axes.dataLim.ymin), float(self.axes.dataLim.ymax)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=(1, 2, 5, 10)))
+        if self.log and 0 < 10 * low <= high:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,)))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+
+
+def plain(value: float) -> str:
+    """A number as it is read, with an exponent only where it would be long."""
+    if value == 0 or 1e-6 <= abs(value) < 1e9:
+        return f"{value:,.7f}".rstrip("0").rstrip(".")
+    return f"{value:g}"
 
 
 def _thinned(values: Sequence[N]) -> Sequence[N]:
@@ -119,10 +141,8 @@ def _thinned(values: Sequence[N]) -> Sequence[N]:
 @contextmanager
 def plain_style() -> Iterator[None]:
     """This style, whatever a user's own configuration of matplotlib is."""
-    try:
-        from matplotlib import style
-    except ImportError:
-        raise ValueError("charts need matplotlib: pip install 'hybrid-blocks[report]'") from None
+    from matplotlib import style
+
     wanted: list[Any] = ["default", _STYLE]
     with style.context(wanted):
         yield

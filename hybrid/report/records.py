@@ -112,6 +112,11 @@ def read(run: Path) -> Record:
     return Record(run, settings, summary, ended, lines)
 
 
+def trained(model: str | None, data: str | None, solver: str | None) -> str:
+    """What was trained on what and how, as far as it is known."""
+    return ", ".join(filter(None, [" on ".join(filter(None, [model, data])), solver]))
+
+
 def read_lines(path: Path, cls: type[M]) -> list[M]:
     """The whole lines of metrics.jsonl; ValueError if there is none yet."""
     found: list[M] = []

@@ -2,6 +2,7 @@
 
 from itertools import zip_longest
 
+from hybrid.errors import counted
 from hybrid.report.curves import RUN, Group, curves
 from hybrid.report.page import (
     UNKNOWN,
@@ -14,7 +15,7 @@ from hybrid.report.page import (
     row,
     table,
 )
-from hybrid.report.records import Record, Summary
+from hybrid.report.records import Record, Summary, trained
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED
 from hybrid.settings.resolve import resolve
@@ -23,8 +24,7 @@ from hybrid.settings.resolve import resolve
 def content(record: Record) -> bytes:
     """The page."""
     summary = record.summary
-    known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
-    title = f"{record.run.resolve().name}: {', '.join(filter(None, known))}"
+    title = f"{record.run.resolve().name}: {trained(summary.model, summary.data, summary.solver)}"
     drawn = [drawing(chart, name) for name, chart in curves(RUN, [Group("", [record])])]
     parts = [
         *([] if record.ended else [note(_how_far(record))]),
@@ -38,16 +38,20 @@ def content(record: Record) -> bytes:
 
 def _how_far(record: Record) -> str:
     last, epochs = record.lines[-1], record.summary.epochs
-    asked = f" of {epochs}" if epochs else ""
+    after = (
+        f"{last.epoch} of {counted(epochs, 'epoch')}" if epochs else counted(last.epoch, "epoch")
+    )
     return (
         "This run has not ended (there is no summary.json). The report is about its part up to "
-        f"step {last.step}, after {last.epoch}{asked} epochs."
+        f"step {last.step}, after {after}{counted(epochs or last.epoch, 'epoch')}."
     )
 
 
 def _facts(summary: Summary, ended: bool) -> Html:
     """What was run and how it went, without rows of which nothing is known."""
     seconds = summary.seconds
+    phases = [("serial", summary.serial_seconds), ("parallel", summary.parallel_seconds)]
+    two = all(value for _, value in phases)
     returns = "; ".join(f"from step {x.step} to {x.to}: {x.reason}" for x in summary.rollbacks)
     rows = [
         ("solver", summary.solver, "{}"),
@@ -63,8 +67,7 @@ def _facts(summary: Summary, ended: bool) -> Html:
         ("test loss", summary.test_loss, "{:.4g}"),
         *((f"test {k}", v, "{:.4g}") for k, v in summary.test_metrics.items() if k != "accuracy"),
         ("training", summary.train_seconds, f"{{:.1f}} {seconds}"),
-        ("of it, serial phases", summary.serial_seconds or None, f"{{:.1f}} {seconds}"),
-        ("of it, parallel phases", summary.parallel_seconds or None, f"{{:.1f}} {seconds}"),
+        *((f"of which {name}", value, f"{{:.1f}} {seconds}") for name, value in phases if two),
         ("images per second", summary.images_per_second, "{:,.1f}"),
         ("waited for checkpoints", max(summary.checkpoint_seconds, default=None), "{:.2f} s"),
         ("returns to a checkpoint", returns or None, "{}"),

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from hybrid.data import Data, Dataset
-from hybrid.errors import AgreedError, StoppedError
+from hybrid.errors import AgreedError, StoppedError, counted
 from hybrid.folder.manifest import RunPosition
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
@@ -98,7 +98,8 @@ class Run:
             summary = self._train(notices) if ended is None else ended
             if ended is not None:
                 self.progress.say(
-                    f"{self.folder.path} has ended after {self.training.position.epoch} epochs"
+                    f"{self.folder.path} has ended after "
+                    f"{counted(self.training.position.epoch, 'epoch')}"
                     f"{self.callbacks.stopped and f' ({self.callbacks.stopped})'}, and stays as it "
                     "is: to train on, give it more --epochs, or let it wait for more epochs"
                 )

@@ -36,9 +36,9 @@ def choose(kernels: Kernels, gpu: bool) -> str:
         problem = " ".join(str(error).split())[:200] or type(error).__name__
     if kernels == "cupy":
         raise ValueError(
-            f"kernels is 'cupy' but they cannot be used ({problem}): install "
-            "'hybrid-blocks[cupy13]' (for CUDA 12: cupy12) where there is a GPU, or take auto or "
-            "torch"
+            f"kernels is 'cupy' but they cannot be used ({problem}): pip "
+            "install 'cupy-cuda13x[ctk]' (for CUDA 12: cupy-cuda12x) where there is a GPU, or take "
+            "auto or torch"
         )
     return f"torch ({problem})"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from hybrid.errors import counted
 from hybrid.report.page import amount
 
 MOST_ROWS = 30
@@ -194,11 +195,6 @@ LEFT_OUT = (
     "Not in it: the loss, messages, and what a solver keeps, such as auxiliary variables and "
     "several\nmini-batches at once. `hybrid plan` tells the memory of a method."
 )
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def shortened(name: str) -> str:

@@ -7,7 +7,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybrid.bench.show.description import CutPart, Description, UnitPart, counted, shortened
+from hybrid.bench.show.description import CutPart, Description, UnitPart, shortened
+from hybrid.errors import counted
 from hybrid.files import check_file, check_folder, write_atomically
 from hybrid.report.page import COLORS, GREY, amount, plain_style
 
@@ -32,15 +33,13 @@ def check_picture(file: Path) -> None:
         raise ValueError(f"{file} must end in {' or '.join(ENDINGS)}, to be a picture: rename it")
     check_file(file)
     check_folder(file.parent)
-    with plain_style():
-        pass
 
 
 def draw(shown: Description, file: Path | str, depth: int | None = None) -> Path:
     """Draw a network in blocks into an SVG or a PNG file, whole or not at all; give its path.
 
-    `depth` folds units as in `Description.rows`. ValueError for another ending, a place where no
-    file can be, and where matplotlib is missing.
+    `depth` folds units as in `Description.rows`. ValueError for another ending, and for a place
+    where no file can be.
     """
     file = Path(file)
     check_picture(file)

@@ -36,7 +36,7 @@ OTHER = HERE | {"torch": "1.0"}, HERE | {"numpy": ""}
             "on rank 0, 1.0 on rank 1; numpy",
             "activate the same",
         ),
-        (ranks.same_versions([HERE | {"mpi4py": ""}])[0], "mpi4py missing", "[mpi]"),
+        (ranks.same_versions([HERE | {"mpi4py": ""}])[0], "mpi4py missing", "pip install mpi4py"),
     ],
 )
 def test_what_is_amiss_has_its_remedy_and_nothing_else_has_one(found, value, remedy) -> None:

@@ -42,9 +42,9 @@ def test_seeds_are_one_row_and_methods_are_compared(runs, hybrid, tmp_path):
     assert said == f"wrote {tmp_path / 'page' / 'index.html'}\n"
     page = (tmp_path / "page" / "index.html").read_text()
     shown = text(tmp_path / "page" / "index.html")
-    assert "4 runs compared" in shown
-    rows = re.findall(r'<th scope="row">(backprop|ddg)</th><td>(\d)</td>', page)
-    assert rows == [("backprop", "2"), ("ddg", "2")]
+    assert "4 runs compared: resnet8 on digits" in shown
+    rows = re.findall(r'<th scope="row">((?:backprop|ddg) [^<]*)</th><td>(\d)</td>', page)
+    assert rows == [("backprop (backprop-0, backprop-1)", "2"), ("ddg (ddg-0, ddg-1)", "2")]
     both = [json.loads((run / "summary.json").read_text())["test_accuracy"] for run in runs]
     assert f"{50 * (both[0] + both[1]):.2f}" in shown
     assert "solver.micro_batches" in shown
@@ -63,8 +63,9 @@ def test_what_tells_runs_of_one_method_apart_is_their_name(runs, hybrid, tmp_pat
     output(hybrid("train", *FLAGS, "--solver", "ddg", "--blocks", 2, "--lr", 0.05, "--out", other))
     output(hybrid("report", other, runs[2], "--out", tmp_path / "page"))
     shown = text(tmp_path / "page" / "index.html")
-    assert "ddg, lr 0.05" in shown
-    assert "ddg, lr 0.1" in shown
+    assert "2 runs compared: resnet8 on digits, ddg" in shown
+    assert "lr 0.05 (other)" in shown
+    assert "lr 0.1 (ddg-0)" in shown
 
 
 def test_runs_of_the_library_and_runs_that_have_not_ended_take_part(runs, hybrid, tmp_path):
@@ -118,8 +119,24 @@ def test_of_runs_that_cannot_be_compared_the_page_tells_the_difference(tmp_path)
 def test_runs_of_several_launchers_are_no_seeds_of_each_other(tmp_path):
     told = {"a": "threads", "b": "mpi", "c": "torch", "d": "mpi"}
     runs = [by_hand(tmp_path / x, 2, 0.9, solver="ddg", links=links) for x, links in told.items()]
-    assert names_and_counts(runs) == {"ddg, threads": "1", "ddg, mpi": "2", "ddg, torch": "1"}
-    assert names_and_counts(runs[1::2]) == {"ddg": "2"}
+    named = {"threads (a)": "1", "mpi (b, d)": "2", "torch (c)": "1"}
+    assert names_and_counts(runs) == named
+    assert names_and_counts(runs[1::2]) == {"b, d": "2"}
+
+
+def test_a_name_has_what_tells_runs_apart_and_tells_folders_of_one_name_apart(tmp_path):
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+    runs = [
+        by_hand(tmp_path / "x" / "run", 2, 0.9, solver="ddg", data="digits", blocks=2),
+        by_hand(tmp_path / "y" / "run", 2, 0.9, solver="ddg", data="digits", blocks=4),
+        by_hand(tmp_path / "third", 2, 0.9, solver="ddg", data="cifar10", blocks=8),
+    ]
+    assert [*names_and_counts(runs)][:3] == [
+        f"digits, blocks 2 ({runs[0]})",
+        f"digits, blocks 4 ({runs[1]})",
+        f"cifar10 ({runs[2]})",
+    ]
 
 
 def names_and_counts(runs):

@@ -1,7 +1,7 @@
 """The report of a run: it shows what the folder holds, escapes it, and bad input is one line."""
 
 import json
-import sys
+import re
 from html.parser import HTMLParser
 from math import inf, nan
 from pathlib import Path
@@ -11,7 +11,7 @@ from answers import assert_one_line
 
 from hybrid.report import write
 from hybrid.report.curves import RUN, Group, curves
-from hybrid.report.page import Chart, amount, drawing, page
+from hybrid.report.page import Chart, amount, drawing, page, plain
 from hybrid.report.records import Line, Record, Summary, read
 from hybrid.training import restore
 
@@ -171,6 +171,34 @@ def test_curves_are_drawn_of_what_the_lines_hold():
     assert (list(residual.get_xdata()), list(residual.get_ydata())) == ([1.0], [0.1])  # of epoch 1
 
 
+def test_the_phase_that_trains_is_named_if_there_are_two():
+    lines = [Line(step=n, epoch=n, phase=p, loss=2.0) for n, p in enumerate(("parallel", "test"))]
+    serial = Line(step=2, epoch=2, phase="serial", loss=1.0)
+    for drawn, names in (
+        (drawn_of(*lines), ["training", "test"]),
+        (drawn_of(*lines, serial), ["parallel", "test", "serial"]),
+    ):
+        assert [label for _, label in drawn["Loss"].keys] == names
+
+
+def test_ticks_are_plain_numbers():
+    chart = Chart("epochs", "images/s")
+    chart.curve([1, 2, 3], [1_000_000.0, 1_000_010.0, 1_000_020.0], "#000000")
+    assert {*texts(chart)} > {"1", "2", "3", "1,000,010"}
+    assert "1.5" not in texts(chart)
+    for high, ticks in ((0.5, {"0.1", "0.2", "0.5"}), (0.05, {"0.01", "0.02"}), (8e3, {"1,000"})):
+        chart = Chart("epochs", "loss", log=True)
+        chart.curve([1, 2], [high / 20, high], "#000000")
+        assert {*texts(chart)} > ticks
+    assert [plain(x) for x in (0, 1e-6, -0.25, 1e8, 1e-9)] == [
+        *("0", "0.000001", "-0.25", "100,000,000", "1e-09"),
+    ]
+
+
+def texts(chart):
+    return re.findall(r"<text[^>]*>([^<]*)</text>", chart.svg())
+
+
 def test_times_of_virtual_links_are_called_simulated(by_hand):
     (by_hand / "summary.json").write_text(json.dumps({"links": "virtual", "train_seconds": 1.5}))
     page = Page(write(by_hand))
@@ -222,12 +250,6 @@ def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder):
         restore.restore(run_folder)
 
 
-def test_without_matplotlib_one_line_says_what_to_install(hybrid, by_hand, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert_one_line(hybrid("report", by_hand), "matplotlib", "pip install 'hybrid-blocks[report]'")
-    assert not (by_hand / "report").exists()
-
-
 def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch):
     monkeypatch.setattr("hybrid.ranks.launch.launched_rank", lambda: 1)
     assert hybrid("report", by_hand) == (0, "", "")
@@ -239,11 +261,10 @@ def test_local_steps_in_waits_stand_in_place_of_a_parallel_phase_that_there_was_
     gaps = {"parallel_seconds": 0.0, "fill_steps": [1200, 34]}
     (by_hand / "summary.json").write_text(json.dumps(known | gaps))
     rows = Page(write(by_hand)).rows
-    assert "of it, parallel phases" not in rows
-    assert rows["of it, serial phases"] == ["10.0 s"]
+    assert not {"of which serial", "of which parallel"} & {*rows}  # all of it was serial
     assert [rows[row][-1] for row in ("rank", "0", "1")] == ["local steps in waits", "1,200", "34"]
-    none = {"parallel_seconds": 4.0, "fill_steps": [0, 0]}
+    none = {"parallel_seconds": 4.0, "serial_seconds": 6.0, "fill_steps": [0, 0]}
     (by_hand / "summary.json").write_text(json.dumps(known | none))
     rows = Page(write(by_hand)).rows
-    assert rows["of it, parallel phases"] == ["4.0 s"]
+    assert (rows["of which serial"], rows["of which parallel"]) == (["6.0 s"], ["4.0 s"])
     assert "local steps in waits" not in rows["rank"]
