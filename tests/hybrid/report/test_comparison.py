@@ -47,7 +47,7 @@ def test_seeds_are_one_row_and_methods_are_compared(runs, hybrid, tmp_path):
     assert rows == [("backprop (backprop-0, backprop-1)", "2"), ("ddg (ddg-0, ddg-1)", "2")]
     both = [json.loads((run / "summary.json").read_text())["test_accuracy"] for run in runs]
     assert f"{50 * (both[0] + both[1]):.2f}" in shown
-    assert "solver.micro_batches" in shown
+    assert "solver.name" in shown
     assert "train.seed" not in shown  # which is no difference
     for title in ("Test accuracy", "Test loss", "Training loss"):
         for axis in ("epochs", "seconds of training"):

@@ -70,8 +70,8 @@ def test_a_trained_run_is_reported_in_full_and_stands_alone(hybrid, run_folder):
     # the row of cut 1 comes after that of rank 1
     assert page.rows["1"] == [summary["cuts"][0], f"{summary['residual'][0]:.3g}"]
     sent, peak = summary["bytes_sent"][0], summary["peak_memory_bytes"][0]
-    idle, steps = f"{summary['idle_share'][0]:.1%}", f"{summary['fill_steps'][0]:,}"
-    assert page.rows["0"] == [idle, amount(sent), amount(peak), steps, "0.125 steps"]
+    idle, steps = f"{summary['idle_share'][0]:.1%}", f"{summary['local_samples'][0]:,}"
+    assert page.rows["0"] == [idle, amount(sent), amount(peak), steps, "0.5 steps"]
     assert page.links == []
     assert [chart.split(" ")[0] for chart in page.charts] == [
         *("Loss,", "Loss,", "Accuracy,", "Accuracy,", "Relative", "Throughput", "Idle"),
@@ -258,13 +258,13 @@ def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch):
 
 def test_local_steps_in_waits_stand_in_place_of_a_parallel_phase_that_there_was_not(by_hand):
     known = {"idle_share": [0.5, 0.25], "train_seconds": 10.0, "serial_seconds": 10.0}
-    gaps = {"parallel_seconds": 0.0, "fill_steps": [1200, 34]}
+    gaps = {"parallel_seconds": 0.0, "fill": "penalty", "local_samples": [16, 0]}
     (by_hand / "summary.json").write_text(json.dumps(known | gaps))
-    rows = Page(write(by_hand)).rows
+    rows, name = Page(write(by_hand)).rows, "penalty, local samples per tick"
     assert not {"of which serial", "of which parallel"} & {*rows}  # all of it was serial
-    assert [rows[row][-1] for row in ("rank", "0", "1")] == ["local steps in waits", "1,200", "34"]
-    none = {"parallel_seconds": 4.0, "serial_seconds": 6.0, "fill_steps": [0, 0]}
+    assert [rows[row][-1] for row in ("rank", "0", "1")] == [name, "16", "0"]
+    none = {"parallel_seconds": 4.0, "serial_seconds": 6.0, "fill": "none"}
     (by_hand / "summary.json").write_text(json.dumps(known | none))
     rows = Page(write(by_hand)).rows
     assert (rows["of which serial"], rows["of which parallel"]) == (["6.0 s"], ["4.0 s"])
-    assert "local steps in waits" not in rows["rank"]
+    assert name not in rows["rank"]
