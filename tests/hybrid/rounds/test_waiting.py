@@ -1,4 +1,4 @@
-"""What messages between blocks take, on clocks that count nothing else."""
+"""What passes and messages of a pipeline take, timed before training."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from torch import nn
 
 from hybrid import split
 from hybrid.links import Network, run_virtual
-from hybrid.rounds.waiting import measure_waits
+from hybrid.rounds import waiting
+from hybrid.rounds.waiting import measure_waits, time_one_rank
 from hybrid.solvers.block import Block
 from hybrid.solvers.exact.pipeline import Wire
 
@@ -31,3 +32,19 @@ def test_each_cut_has_the_time_of_its_own_message_one_way(number_format, size):
     assert first.messages == pytest.approx([seconds + LATENCY for seconds in on_wire])
     assert first.occupied == pytest.approx(on_wire)
     assert (first.passes, first.fixed, first.packing) == ([0.0] * 3,) * 3
+
+
+def test_one_rank_passes_a_whole_mini_batch_at_the_cost_of_one_pass_a_block(monkeypatch):
+    """Passes take 3 s, and 2 s a sample on block 0, 1 s on block 1; 8 of 64 samples are timed."""
+    blocks = split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), cuts=["1"])
+
+    def timed(links, block, lam):
+        return 3.0 + (2.0 - block.index) * len(lam), lam
+
+    monkeypatch.setattr(waiting, "_time_passes", timed)
+
+    def program(links):
+        block = Block(blocks.module(links.rank), links.rank, 2, {})
+        return time_one_rank(links, block, torch.randn(SAMPLES, 4), 64)
+
+    assert run_virtual(2, program) == pytest.approx([3 + 128 + 3 + 64] * 2)

@@ -254,3 +254,32 @@ def test_16_bits_train(precision, many):
 def test_what_cannot_be_had_here_is_refused(train, rounds, said, many):
     made = trainer(rounds.pop("solver", AugmentedLagrangian()), train=train, **rounds)
     assert said in refused(made, many)
+
+
+@pytest.mark.parametrize(("blocks", "parts"), [(2, 2), (3, 4)])
+def test_micro_batches_that_a_run_chooses_are_those_that_a_user_could_name(
+    many, capsys, blocks, parts
+):
+    """Passes that are timed before training leave no trace."""
+    size = {"train": {"epochs": 1, "batch_size": 64}}
+    chosen = trained_weights(trainer(DDG(), None, blocks, model="revnet8", **size), many)
+    named = trainer(DDG(micro_batches=parts), None, blocks, model="revnet8", **size)
+    assert_same(chosen, trained_weights(named, many))
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(1e9, False), (1e-9, True)])
+def test_a_run_that_is_behind_one_rank_by_its_defaults_says_so_once(
+    few, monkeypatch, capsys, seconds, told
+):
+    monkeypatch.setattr("hybrid.method.method.time_one_rank", lambda *_: seconds)
+    for solver, expected in ((DDG(), told), (DDG(micro_batches=2), False), (Backprop(), False)):
+        trainer(solver, quiet=False).fit(*few)
+        said = capsys.readouterr().out
+        assert said.count("one rank would be faster: ") == expected, solver
+
+
+def test_the_first_line_says_what_fits_into_idle_time(few, capsys):
+    for waits, said in (([(4, 0), (0, 8)], "4, 8 local samples per block"), ((), "nothing fits")):
+        summary = filled(2, waits=waits, quiet=False, model="plain", **ONCE).fit(*few)
+        assert f"(augmented-lagrangian in idle time, {said}" in capsys.readouterr().out
+        assert summary["local_samples"] == [sum(pair) for pair in waits or [(), ()]]

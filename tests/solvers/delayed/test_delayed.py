@@ -135,3 +135,11 @@ def test_what_is_under_way_goes_on_in_the_formats_it_was_made_in():
         mine.drain()
 
     problem.on_every_block(program)
+
+
+@given(st.sampled_from([DDG(), FDG(), FeaturesReplay()]), st.integers(1, 40), st.integers(1, 2000))
+def test_micro_batches_are_as_few_as_half_a_step_of_delay_and_16_samples_allow(solver, K, size):
+    m, delay = solver.num_micro_batches(size, K), solver.delay(0, K)
+    assert m & (m - 1) == 0
+    assert m == 1 or (size / m >= 16 and delay / (m / 2) > 0.5)
+    assert delay / m <= 0.5 or size / (2 * m) < 16
