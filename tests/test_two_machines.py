@@ -131,3 +131,14 @@ def trained(run):
     units = {file.stem for file in newest.glob("*.safetensors")}
     assert {"stem", "head"} <= units
     return json.loads((run / "starts.jsonl").read_text().splitlines()[0])["hosts"]
+
+
+def test_the_recipes_of_both_containers_run_the_same_lines():
+    page = (ROOT / "docs/containers.md").read_text()
+    docker, apptainer = re.findall(r"^```(?:dockerfile|singularity)\n(.*?)^```", page, re.M | re.S)
+    post = apptainer.partition("%post\n")[2].partition("\n\n")[0]
+    lines = re.findall(r"^RUN (.*)", docker, re.MULTILINE)
+    assert lines == textwrap.dedent(post).splitlines()
+    (extras,) = re.findall(r"/src\[(.*)\]", lines[-1])
+    declared = (ROOT / "pyproject.toml").read_text()
+    assert all(re.search(rf"^{extra} = \[", declared, re.MULTILINE) for extra in extras.split(","))
