@@ -26,20 +26,28 @@ PAGES = [ROOT / "README.md", *sorted({*ROOT.glob("docs/*.md")} - {ROOT / "docs/s
 OTHERS = {
     "GraceTime",  # Slurm's
     "TrainerCallback",  # of transformers
+    "Dockerfile",
+    "hybrid.def",  # files
     "links.kind=counting",  # the page's own links
     "model.safetensors",  # a file
     "section.key=value",
 }
 OTHERS_FLAGS = {
     "--bind-to",
+    "--gpus",
     "--gpus-per-task",
     "--map-by",
     "--max-restarts",
+    "--network",
     "--nnodes",
+    "--node-rank",
+    "--nproc-per-node",
+    "--nv",
+    "--shm-size",
     "--signal",
     "--standalone",
 }
-"""Those of mpirun, torchrun and Slurm that stand without their command."""
+"""Those of mpirun, torchrun, Slurm and containers that stand without their command."""
 TORCH = [
     import_module(f"torch{name}")
     for name in (

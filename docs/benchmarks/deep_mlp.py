@@ -1,108 +1,226 @@
-"""A plain network of 20 sigmoid layers on digits: block-ADMM, and SGD under the same budget.
+"""Deep networks of sigmoids, and networks of signs and of arg-maxes, on digits: who trains them?
 
-    python docs/benchmarks/deep_mlp.py
+    python docs/benchmarks/deep_mlp.py backprop    # minutes
+    python docs/benchmarks/deep_mlp.py admm        # half an hour
+    python docs/benchmarks/deep_mlp.py table
 
-Weights are normal with standard deviation 4 / sqrt(fan in), which keeps variances through sigmoids
-at first order, biases zero. Block-ADMM works alone in its batch setting, every block on a thread;
-SGD is `backprop` on one block. Both see the training set `--epochs` times; SGD gets the best of
-several learning rates, and a run of three times the epochs as well.
+Back-propagation and block-ADMM have the same networks, initial weights, optimizers, learning rates
+and see the training set `--epochs` times. Back-propagation gets the whole grid with every seed, and
+constant rates, too. Block-ADMM, which takes ten times as long, gets it with the first seed, the
+linear decay and a quarter of the epochs; its best row is then trained in full with every seed. Rows
+that the raw file has are not run again.
+
+Sigmoids: 19 hidden layers of 64 and a linear layer, from one of three initial weights:
+
+    zero biases       normal weights with standard deviation 4 / sqrt(fan in)
+    centered biases   the same, with biases that center the inputs of the sigmoids
+    PyTorch's         nn.Linear's own
+
+Steps: 3 hidden layers of 64 from nn.Linear's weights, each followed by a sign, or by the arg-max of
+each group of 8 values as a one-hot vector. Their gradient is zero almost everywhere:
+back-propagation trains what is above the last of them, or passes them "straight through".
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, product
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from time import perf_counter
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hybrid import Trainer, split
 from hybrid.data.sources import digits
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings, TrainSettings
 from hybrid.solvers import Backprop, BlockADMM
+from hybrid.solvers.layers.projection import Projection, Sign
 
-LAYERS, WIDTH, GAIN = 20, 64, 4.0
-LEARNING_RATES = (0.01, 0.1, 1.0)
+FILE = Path(__file__).with_suffix(".json")
+LAYERS, WIDTH, GAIN, GROUP = 20, 64, 4.0, 8
+WEIGHTS = ("zero biases", "centered biases", "PyTorch's")
+STEPS = ("sign", "arg-max")
+RATES = {"sgd": (0.01, 0.1, 1.0), "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)}
+SCHEDULES = ("linear", "constant")
 
 
-def network(seed: int) -> nn.Sequential:
-    """Flatten, 19 hidden layers of sigmoids, a linear layer."""
+@dataclass(frozen=True)
+class Row:
+    """A training."""
+
+    network: str
+    """The initial weights of the sigmoids, or the step between the layers."""
+    method: str
+    optimizer: str
+    lr: float
+    schedule: str
+    seed: int
+    epochs: int
+    accuracy: float = 0.0
+    seconds: float = 0.0
+
+
+class ArgMax(Projection):
+    """One-hot vectors of the arg-max of each group of values."""
+
+    def project(self, z: Tensor) -> Tensor:
+        groups = z.unflatten(1, (-1, GROUP))
+        hot = nn.functional.one_hot(groups.argmax(2), GROUP)
+        return hot.flatten(1).to(z.dtype)
+
+
+class Flat(nn.Module):
+    """A step with the gradient that it has: none."""
+
+    def __init__(self, step: Projection) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step.project(x).detach()
+
+
+def sigmoids(weights: str, seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     layers: list[nn.Module] = [nn.Flatten()]
     for number in range(LAYERS):
         layer = nn.Linear(64 if number == 0 else WIDTH, 10 if number == LAYERS - 1 else WIDTH)
-        nn.init.normal_(layer.weight, std=GAIN / layer.in_features**0.5, generator=generator)
-        nn.init.zeros_(layer.bias)
+        if weights != "PyTorch's":
+            nn.init.normal_(layer.weight, std=GAIN / layer.in_features**0.5, generator=generator)
+            nn.init.zeros_(layer.bias)
+        if weights == "centered biases" and number:
+            with torch.no_grad():
+                layer.bias.copy_(layer.weight.sum(1) / -2)
         layers += [layer] if number == LAYERS - 1 else [layer, nn.Sigmoid()]
     return nn.Sequential(*layers)
 
 
-def cuts(blocks: int) -> list[str]:
-    """Before linear layers, evenly; layer i is unit 1 + 2i."""
+def steps(kind: str, seed: int, flat: bool) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for _ in range(3):
+        step = Sign() if kind == "sign" else ArgMax()
+        layers += [nn.Linear(64, WIDTH), Flat(step) if flat else step]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+
+
+def cuts(row: Row) -> list[str]:
+    """Of sigmoids before linear layers, evenly; of steps before each."""
+    if row.network in STEPS:
+        return ["2", "4", "6"]
+    blocks = int(row.method.split()[1])
     return [str(1 + 2 * round(k * LAYERS / blocks)) for k in range(1, blocks)]
 
 
-def train_settings(seed: int) -> TrainSettings:
-    return TrainSettings(threads=1, evaluate_every=1000, seed=seed)
+def train(row: Row) -> Row:
+    if row.network in STEPS:
+        network = steps(row.network, row.seed, row.method == "back-propagation")
+    else:
+        network = sigmoids(row.network, row.seed)
+    name = {"adam": "adamw"}.get(row.optimizer, row.optimizer)  # without decay they are one
+    optimizer = OptimizerSettings(name=name, lr=row.lr, weight_decay=0.0)
+    schedule = ScheduleSettings(name=row.schedule, warmup_epochs=0.0)
+    settings = TrainSettings(threads=1, evaluate_every=1000, seed=row.seed)
+    common = {"train": settings, "optimizer": optimizer, "schedule": schedule, "quiet": True}
+    if row.method.startswith("block-ADMM"):
+        solver = BlockADMM(
+            rho=1.0, lam_step=0.5, kappa_step=0.3, theta_steps=2, order="jacobi", local_lr=1.0
+        )
+        blocks = split(network, cuts=cuts(row))
+        trainer = Trainer(blocks, solver, window="all", correct_every=0, **common)
+    else:
+        trainer = Trainer(split(network, 1), Backprop(), **common)
+    begin = perf_counter()
+    accuracy = trainer.fit(*digits(), epochs=row.epochs)["test_accuracy"]
+    return replace(row, accuracy=accuracy, seconds=round(perf_counter() - begin, 1))
 
 
-def admm(seed: int, epochs: int, blocks: int, order: str) -> dict[str, Any]:
-    solver = BlockADMM(
-        rho=1.0, lam_step=0.5, kappa_step=0.3, theta_steps=2, optimizer="adam", order=order,
-        local_lr=1.0,
-    )  # fmt: skip
-    trainer = Trainer(
-        split(network(seed), cuts=cuts(blocks)),
-        solver,
-        window="all",
-        correct_every=0,
-        train=train_settings(seed),
-        optimizer=OptimizerSettings(lr=0.01, weight_decay=0.0),
-        schedule=ScheduleSettings(warmup_epochs=0.0),
-        quiet=True,
-    )
-    return trainer.fit(*digits(), epochs=epochs)
+class Rows:
+    """The raw file: rows that are there are not run again."""
+
+    def __init__(self) -> None:
+        raw = json.loads(FILE.read_text()) if FILE.exists() else []
+        self.rows = [Row(**row) for row in raw]
+
+    def get(self, wanted: Row) -> Row:
+        wanted = replace(wanted, accuracy=0.0, seconds=0.0)
+        for row in self.rows:
+            if replace(row, accuracy=0.0, seconds=0.0) == wanted:
+                return row
+        self.rows.append(train(wanted))
+        print(self.rows[-1], flush=True)
+        lines = ",\n".join(f" {json.dumps(asdict(row))}" for row in self.rows)
+        FILE.write_text(f"[\n{lines}\n]\n")
+        return self.rows[-1]
 
 
-def sgd(seed: int, epochs: int, lr: float) -> dict[str, Any]:
-    trainer = Trainer(
-        split(network(seed), 1),
-        Backprop(),
-        train=train_settings(seed),
-        optimizer=OptimizerSettings(lr=lr, weight_decay=0.0),
-        quiet=True,
-    )
-    return trainer.fit(*digits(), epochs=epochs)
+def grid() -> Iterator[tuple[str, float]]:
+    for optimizer, rates in RATES.items():
+        for lr in rates:
+            yield optimizer, lr
+
+
+def backprop(rows: Rows, epochs: int, seeds: list[int]) -> None:
+    for network in (*WEIGHTS, *STEPS):
+        methods = ["back-propagation", *(["straight-through"] if network in STEPS else [])]
+        for method, (optimizer, lr), schedule in product(methods, grid(), SCHEDULES):
+            for seed in seeds:
+                rows.get(Row(network, method, optimizer, lr, schedule, seed, epochs))
+
+
+def admm(rows: Rows, epochs: int, seeds: list[int]) -> None:
+    for network in (*WEIGHTS, *STEPS):
+        method = f"block-ADMM {4 if network in STEPS else 10}"
+        tried = [
+            rows.get(Row(network, method, optimizer, lr, SCHEDULES[0], seeds[0], epochs // 4))
+            for optimizer, lr in grid()
+        ]
+        chosen = max(tried, key=lambda row: row.accuracy)
+        for seed in seeds:
+            rows.get(replace(chosen, seed=seed, epochs=epochs))
+
+
+def best(rows: list[Row], epochs: int, seeds: list[int]) -> Iterator[tuple[str, list[Row]]]:
+    """The rows of the best learning rate and schedule by network, method and optimizer."""
+
+    def place(row: Row) -> tuple[str, str, str]:
+        return row.network, row.method, row.optimizer
+
+    whole = sorted((row for row in rows if row.epochs == epochs), key=place)
+    for (network, method, optimizer), group in groupby(whole, place):
+        trials: dict[tuple[float, str], list[Row]] = {}
+        for row in group:
+            trials.setdefault((row.lr, row.schedule), []).append(row)
+        name = f"{network} | {method}, {optimizer}"
+        done = [trial for trial in trials.values() if len(trial) == len(seeds)]
+        yield name, max(done, key=lambda trial: mean(row.accuracy for row in trial))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["backprop", "admm", "table"])
     parser.add_argument("--epochs", type=int, default=120)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
-    rows: dict[str, list[float]] = {}
-    residuals: dict[str, list[float]] = {}
-    for seed in options.seeds:
-        for lr in LEARNING_RATES:
-            found = sgd(seed, options.epochs, lr)
-            rows.setdefault(f"SGD, lr {lr:g}", []).append(found["test_accuracy"])
-            # two weight steps a visit: as many epochs again, so as not to favor block-ADMM
-            found = sgd(seed, 3 * options.epochs, lr)
-            rows.setdefault(f"SGD, lr {lr:g}, 3 x the epochs", []).append(found["test_accuracy"])
-        for blocks, order in ((7, "jacobi"), (7, "gauss-seidel"), (10, "jacobi")):
-            name = f"block-ADMM, {blocks} blocks, {order}"
-            found = admm(seed, options.epochs, blocks, order)
-            rows.setdefault(name, []).append(found["test_accuracy"])
-            residuals.setdefault(name, []).append(max(found["residual"]))
-        print(seed, {name: values[-1] for name, values in rows.items()}, flush=True)
-    file = Path(__file__).with_name("deep_mlp.json")
-    file.write_text(json.dumps({"accuracy": rows, "residual": residuals}, indent=1) + "\n")
-    for name, values in rows.items():
-        spread = f" ± {100 * stdev(values):.2f}" if len(values) > 1 else ""
-        print(f"| {name} | {100 * mean(values):.2f}{spread} % | {len(values)} |")
+    rows = Rows()
+    if options.what != "table":
+        work = {"backprop": backprop, "admm": admm}[options.what]
+        work(rows, options.epochs, options.seeds)
+        return
+    for name, trial in best(rows.rows, options.epochs, options.seeds):
+        values, row = [100 * row.accuracy for row in trial], trial[0]
+        each = ", ".join(f"{value:.1f}" for value in values)
+        seconds = mean(row.seconds for row in trial)
+        print(
+            f"| {name}, {row.lr:g}, {row.schedule} | {mean(values):.1f} ± {stdev(values):.1f} "
+            f"| {each} | {seconds:.0f} s |"
+        )
 
 
 if __name__ == "__main__":

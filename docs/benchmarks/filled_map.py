@@ -300,6 +300,11 @@ def of_cell(found: dict[str, dict[str, float | None]]) -> dict[str, tuple[float,
     return best
 
 
+def impossible(cell: str, row: dict[str, float | None]) -> bool:
+    """Whether a rate is above the number of ranks: its parts were timed at different moments."""
+    return (row["speed_up"] or 0.0) > int(cell.split("K=")[1].split(",")[0])
+
+
 def table() -> None:
     known = json.loads(RAW.read_text())
     names = list(GROUPS)
@@ -318,10 +323,12 @@ def table() -> None:
         near += right and ratio >= 0.97
         first += right and ratio >= 1
         ahead += right and ratio >= 1.1
-        cells = " | ".join(f"{best[g][0]:.2f}" for g in names[1:])
+        high = {way for way, row in found.items() if impossible(cell, row)}
+        cells = " | ".join(f"{best[g][0]:.2f}{' !' * (best[g][1] in high)}" for g in names[1:])
         print(f"| {cell} | {cells} | {winner[1][1]} | {ratio:.2f} |")
+    print("\n!: the rate, before it is weighed, is above the number of ranks, which cannot be")
     print(
-        f"\n{len(known)} cells; blocks are right in {blocks}; there filled is first or within 3 % "
+        f"{len(known)} cells; blocks are right in {blocks}; there filled is first or within 3 % "
         f"in {near}, first in {first}, first by 10 % in {ahead}"
     )
 
@@ -347,14 +354,15 @@ def picture() -> None:
                 if best["filled"][0] <= 1.005 * best["ddg, fdg"][0]:
                     del best["filled"]  # nobody waits, and it is the same
                 order = sorted(best.items(), key=lambda item: -item[1][0])
-                winner, (value, _) = order[0]
+                winner, (value, way) = order[0]
                 margin = value / order[1][1][0]
+                high = impossible(f"K={K},", found.get(way, {"speed_up": 1.0}))
                 axes.add_patch(_tile(column, row, colors[winner]))
                 ink = "white" if winner == "replicas" else "black"  # on its dark blue
                 axes.text(
                     column,
                     row,
-                    f"{value:.2f}\n+{margin - 1:.0%}",
+                    f"{value:.2f}{'!' * high}\n+{margin - 1:.0%}",
                     ha="center",
                     va="center",
                     color=ink,
@@ -368,7 +376,14 @@ def picture() -> None:
     handles = [_tile(0, 0, color) for color in colors.values()]
     names = [*list(colors)[:-2], "filled = ddg, fdg: nobody waits", "filled"]
     figure.legend(
-        handles, names, ncols=6, loc="outside lower center", frameon=False, fontsize="small"
+        handles,
+        names,
+        title="!: a calculated rate above the number of ranks, which cannot be",
+        title_fontsize="small",
+        ncols=6,
+        loc="outside lower center",
+        frameon=False,
+        fontsize="small",
     )
     site = Path(__file__).parents[1] / "site"
     figure.savefig(site / "filled-map.png", dpi=110)

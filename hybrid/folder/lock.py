@@ -113,7 +113,10 @@ def check_owner(folder: Path, token: str) -> None:
         return
     if owner.get("token") == token:
         return
-    why = f"{path} was removed or replaced while this run owned the folder"
+    why = (
+        f"{path} was removed or replaced while this run owned the folder, or {socket.gethostname()}"
+        " does not share the folder's file system, which all hosts of a run must"
+    )
     if owner:
         why = f"{folder} was taken over by {_described(owner)}"
     raise TakenError(f"{why}: this run ends here, and writes nothing more to it")

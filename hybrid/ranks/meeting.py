@@ -174,7 +174,10 @@ def _meet(store: Any, where: str, rank: int, size: int, kept: bool = False) -> s
 def _tell_missing(said: str, rank: int, speaks: bool, told: bool) -> None:
     """Say who is missing, the first time; MeetingError the second time."""
     if told:
-        hint = "start as many, with the same words, or unset the launcher's variables"
+        hint = (
+            "start as many, with the same words in the same folder, or unset the launcher's "
+            "variables"
+        )
         raise MeetingError(f"{said} within {MEETING_SECONDS:g} s: {hint}", speaks)
     if speaks or not _has_launcher():
         tell(f"hybrid: {said} yet; rank {rank} waits until {MEETING_SECONDS:g} s are over")
