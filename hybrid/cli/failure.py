@@ -21,6 +21,7 @@ from hybrid.errors import (
     silence,
     tell,
 )
+from hybrid.errors import command as as_command
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import ctrl_c
 
@@ -40,7 +41,8 @@ def run_command(command: Callable[[], Any]) -> int:
     comm = None
     try:
         comm = launch.communicator()
-        result = command()
+        with as_command():
+            result = command()
         if result == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0

@@ -16,7 +16,7 @@ from torch import Tensor
 from hybrid.data.augment import Augmentation
 from hybrid.data.dataset import Dataset
 from hybrid.data.sampling import uniform
-from hybrid.errors import one_line
+from hybrid.errors import given_by, one_line
 from hybrid.files import read_whole
 from hybrid.registries import TEXT
 from hybrid.solvers.acting import unknown
@@ -90,7 +90,7 @@ def fetch(name: str, directory: str | Path | None = None) -> None:
         why = one_line(error) if error.strerror else type(error).__name__
         raise FileNotFoundError(
             f"{name} lacks {', '.join(missing)} in {folder} and cannot be downloaded ({why}): "
-            f"put the files there, or name their folder with --data-dir"
+            f"put the files there, or name their folder: {given_by('--data-dir', 'directory=')}"
         ) from error
 
 

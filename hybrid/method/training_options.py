@@ -233,7 +233,7 @@ class Options:
         if not 1 <= self.replicas <= self.train.batch_size:
             raise ValueError(
                 f"split.replicas is {self.replicas}, and a mini-batch has {self.train.batch_size} "
-                "samples, of which each needs one: take fewer replicas, or a larger --batch-size"
+                "samples, of which each needs one: take fewer replicas, or a larger batch"
             )
 
     def take_batch_size(self, data: Data) -> None:

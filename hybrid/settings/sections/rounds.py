@@ -91,7 +91,7 @@ TRAINS_BETWEEN = Needs(
 ENDS_BEFORE_LAST = Needs(
     "a round is left that is not serial, for the solver to train in",
     lambda run: run.setup.serial_steps <= _last_start(run),
-    "take fewer serial epochs, or more --epochs",
+    "take fewer serial epochs, or more train.epochs",
     here=lambda run: f"train.epochs is {run.train.epochs}, in rounds of {run.setup.window}",
 )
 FILLS = Acts(
