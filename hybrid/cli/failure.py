@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
 
+@as_command()
 def run_command(command: Callable[[], Any]) -> int:
     """Run `command`; give the exit status. Only rank 0 prints to the terminal.
 
@@ -41,8 +42,7 @@ def run_command(command: Callable[[], Any]) -> int:
     comm = None
     try:
         comm = launch.communicator()
-        with as_command():
-            result = command()
+        result = command()
         if result == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0

@@ -281,13 +281,13 @@ CATALOG: dict[str, tuple[str, Cifar | Callable[[], tuple[Dataset, Dataset]]]] = 
         ),
     ),
     "synthetic": (
-        "made-up images of 32 x 32 pixels, ten classes, for measuring speed",
+        "generated images of 32 x 32 pixels, ten classes, for measuring speed",
         synthetic,
     ),
 }
 """Name -> description, and its files or what makes it; missing files are downloaded."""
 
 NAMES = {name: description for name, (description, _) in CATALOG.items()} | {
-    TEXT: "the bytes of a text file, or of all of a folder (--data-dir), a 20th held out"
+    TEXT: "the bytes of a text file or folder (--data-dir); a twentieth is held out for testing"
 }
 """Name -> description."""

@@ -81,7 +81,7 @@ class Learning(Sampler):
     )
 
     lag: Count = 16
-    """Mini-batches until the sampler knows a loss: at least as many as a window has."""
+    """Mini-batches until a loss is learned; at least rounds.window."""
 
 
 def check_tensor(

@@ -201,6 +201,7 @@ def test_another_package_adds_a_data_set_by_an_entry_point(monkeypatch):
     assert (len(train), len(test)) == (2, 2)
     assert train.sample(1)[1].tolist() == [1]
     assert "did you mean 'noise'?" in refusal(load, "noize")
-    assert "data.limit is 1, which has an effect only where data.name is a data set of" in refusal(
-        build.load_data_sets, DataSettings(name="noise", limit=1)
+    assert (
+        "data.limit is 1, which has an effect only where data.name is a built-in data set"
+        in refusal(build.load_data_sets, DataSettings(name="noise", limit=1))
     )
