@@ -58,7 +58,7 @@ class AuxNet(Solver):
     reads: ClassVar[frozenset[str]] = frozenset({"images"})
 
     beta: Positive = 5e-4
-    """Penalty coefficient of the coupling, for the squared norm of one sample."""
+    """Coefficient of the coupling, for the squared norm of one sample."""
     lam_step: NotNegative = 1.0
     """Step size from x_{k-1} to the target lam*, in units of 1 / (2 beta)."""
     multiplier: Literal["none", "adjoint"] = "none"

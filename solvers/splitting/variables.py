@@ -31,7 +31,7 @@ class Splitting(Solver):
     """A method with auxiliary variables at its cuts: what it stores of them, and how they start."""
 
     beta: Positive = 5e-4
-    """Penalty coefficient of the coupling, for the squared norm of one sample."""
+    """Coefficient of the coupling, for the squared norm of one sample."""
     lam_beta: Annotated[Positive | None, LAM_STEPS_OR_STARTS] = None
     """Coefficient b of the steps of lam and kappa; unset: beta."""
     lam_step: Annotated[NotNegative, LAM_STEPS_OR_STARTS] = 1.0
