@@ -14,9 +14,10 @@ from hybrid.solvers import acting, registry
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
 
-The command line (`--set section.key=value`) overrides a TOML file, which overrides these defaults.
-A setting is rejected unless the last column's conditions hold; *train or plan*: only these commands
-read it. `hybrid explain SECTION.KEY` prints a setting, `hybrid train --print-config` a run's file.
+The command line (`--set section.key=value`) overrides a TOML file, which overrides these defaults
+(in parentheses: other values). A setting is rejected unless the last column's conditions hold;
+*train or plan*: only these commands read it. `hybrid explain SECTION.KEY` prints a setting, `hybrid
+train --print-config` a run's file.
 """
 CORRECTION = """
 ## correction
@@ -122,8 +123,8 @@ def _declared(settings: Any) -> Rows:
 
 
 def _table(section: str, rows: Rows) -> str:
-    titles = ["Name", "Default", "What it does"]
-    titles += ["When it acts"] * any(row.where for row in rows.values())
+    titles = ["Name", "Default", "Meaning"]
+    titles += ["Acts when"] * any(row.where for row in rows.values())
     lines = [titles, ["---"] * len(titles)]
     lines += [[f"`{section}.{key}`", *row][: len(titles)] for key, row in rows.items()]
     escaped = ("|".join(cell.replace("|", r"\|") for cell in line) for line in lines)

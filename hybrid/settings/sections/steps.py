@@ -24,11 +24,11 @@ STEPS_OUTSIDE = Acts(
     lambda run: steps_outside(run),
 )
 MOMENTUM_OUTSIDE = Needs(
-    "solver.momentum is unset, or there are serial rounds",
+    "it sets no momentum, or solver.momentum is unset, or there are serial rounds",
     lambda run: "momentum" not in run.optimizer.arguments or steps_outside(run),
 )
 NESTEROVS = Acts(
-    "optimizer.name is sgd or muon; optimizer.momentum above 0",
+    "optimizer.name is sgd or muon, and optimizer.momentum above 0",
     lambda run: run.optimizer.name in ("sgd", "muon") and run.optimizer.momentum,
 )
 MUON = Acts("optimizer.name is muon", lambda run: run.optimizer.name == "muon")
@@ -37,7 +37,7 @@ BY_SHAPE = Acts(
     lambda run: run.optimizer.name in torch_classes.BY_SHAPE,
 )
 SHARES_STEPS = Acts(
-    "replicas agree after every step",
+    "there are replicas, which agree after every step",
     lambda run: run.replicas > 1 and run.sync.exact,
 )
 DECAYS = Acts(

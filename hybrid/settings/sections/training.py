@@ -125,7 +125,7 @@ class TrainSettings(Section):
     ema: Annotated[float, TRAIN_OR_PLAN, ALIKE] = Field(default=0.0, ge=0, lt=1)
     """EMA decay of the weights, e.g. 0.999; the average is tested and exported. 0: no average."""
     report_every: Annotated[int, TRAIN_OR_PLAN] = Field(default=16, ge=1, le=MANY)
-    """Mini-batches between reports, where a run can also stop; times the blocks if it drains."""
+    """Mini-batches between reports, where a run can stop; unflushed pipelines: times the blocks."""
     evaluate_every: Annotated[int, TRAIN_OR_PLAN, TESTED] = Field(default=1, ge=1, le=MANY)
     """Epochs between tests; the last epoch is always tested."""
     early_stop: Annotated[int, TRAIN_OR_PLAN, TESTS_BEFORE_END] = Field(default=0, ge=0, le=10**6)
