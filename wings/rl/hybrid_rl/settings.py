@@ -129,7 +129,7 @@ class RlConfig(Section):
 def help_texts() -> dict[str, str]:
     """Every "section.key", and what it means."""
     return {
-        f"{section}.{key}": info.description or ""
+        f"{section}.{key}": " ".join((info.description or "").split())
         for section, settings in RlConfig()
         for key, info in type(settings).model_fields.items()
     }
