@@ -102,7 +102,7 @@ def _fields(made: type) -> dict[str, tuple[str, str | None]]:
 def _default(field: dataclasses.Field[Any], hint: Any) -> str | None:
     from hybrid.method.training_options import Converted
 
-    if get_origin(hint) is Converted and not field.default:
+    if get_origin(hint) is Converted and field.default == "":
         return f"{_type(hint).partition(' ')[0]}()"
     if field.default is not dataclasses.MISSING:
         return repr(field.default)
@@ -121,7 +121,7 @@ def _type(hint: Any) -> str:
         return f"[{', '.join(map(_type, hint))}]"
     shown = [_type(arg) for arg in args]
     if origin is Converted:
-        return f"{shown[0]} | Mapping[str, Any] | str"
+        return shown[1]  # what may be given
     if origin in (Union, UnionType):
         return " | ".join(shown)
     if hint in (NoneType, ...):

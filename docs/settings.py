@@ -5,7 +5,7 @@ from importlib.metadata import entry_points
 from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, declaring, known_settings, values
@@ -14,43 +14,46 @@ from hybrid.solvers import acting, registry
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
 
-The command line (`--set section.key=value`) overrides a TOML file, and the file overrides the
-default, which stands here. "unset" means that no value is given. Small numbers are of the
-[conditions](#conditions) under which a setting has an effect; elsewhere it is rejected.
-`hybrid explain SECTION.KEY` prints the same, and `hybrid train --print-config` the file of a run.
+The command line (`--set section.key=value`) overrides a TOML file, which overrides these defaults
+(in parentheses: other values). A setting is rejected unless the last column's conditions hold;
+*train or plan*: only these commands read it. `hybrid explain SECTION.KEY` prints a setting, `hybrid
+train --print-config` a run's file.
 """
 CORRECTION = """
 ## correction
 
-The serial passes of a hybrid have the settings of [`backprop`](#backprop), as `correction.messages`
-for instance. `correction.micro_batches` is the method's own number where serial rounds stand beside
-a delayed method.
+The serial passes of a hybrid have the settings of [`backprop`](#backprop), such as
+`correction.messages`. Beside a delayed method, `correction.micro_batches` defaults to the method's.
 """
 OTHERS = """
 ## {name}
 
-These are the settings of [`hybrid {name}`]({name}.md), which has `[links]` beside them.
+Settings of [`hybrid {name}`]({name}.md), which also reads `[links]`.
 
 """
-CONDITIONS: dict[str, int] = {}
-"""Condition -> its number, in the order in which the page comes to them."""
-REASON = re.compile(r", (?:since|as|with|which|whose)\b.*")
-"""What `hybrid explain` says beside a condition."""
-Rows = dict[str, tuple[str, str]]
-"""Setting -> its default and its meaning."""
+REASON = re.compile(r"^the command is |, (?:since|as|with|which|whose|because)\b.*")
+"""What the table leaves out of a condition; `hybrid explain` has it."""
+
+
+class Row(NamedTuple):
+    """A setting in a table."""
+
+    default: str
+    text: str
+    where: str = ""
+
+
+Rows = dict[str, Row]
 
 
 def written() -> str:
     """The page, as the declarations make it."""
     sections = (_section(section) for section in Config.model_fields)
     others = (
-        OTHERS.format(name=point.name) + _list(point.name, _declared(point.load()))
+        OTHERS.format(name=point.name) + _table(point.name, _declared(point.load()))
         for point in entry_points(group="hybrid.settings")
     )
-    lists = [*sections, *others]
-    numbered = (f"{number}. {where}" for where, number in CONDITIONS.items())
-    rows = (f"{fill(line, 119, subsequent_indent='    ')}\n" for line in numbered)
-    return "".join([HEAD, *lists, "\n## Conditions\n\n", *rows])
+    return "".join([HEAD, *sections, *others])
 
 
 def _section(section: str) -> str:
@@ -60,13 +63,13 @@ def _section(section: str) -> str:
     known = known_settings(registry.DEFAULT)
     made = dict(getattr(Config(), section))
     found = {"name": made["name"]} if kinds else made
-    rows = {
-        key: (_shown(value) + "`" + _where(section, key), known[f"{section}.{key}"])
-        for key, value in found.items()
-    }
-    return f"\n## {section}\n\n{_list(section, rows)}" + "".join(
-        f"\n### `{name}`\n\n{_own(section, name, kinds)}" for name in kinds
-    )
+    rows = {key: _row(section, key, value, known) for key, value in found.items()}
+    text = f"\n## {section}\n\n{_table(section, rows)}"
+    methods = [name for name in kinds if kinds[name] in _kinds("solver").values()]
+    if section != "solver" and methods:
+        links = " and ".join(f"[`{name}`](#{name})" for name in methods)
+        return f"{text}\nIt has the settings of {links}, such as `{section}.beta`.\n"
+    return text + "".join(f"\n### `{name}`\n\n{_own(section, name, kinds)}" for name in kinds)
 
 
 def _kinds(section: str) -> dict[str, type]:
@@ -77,20 +80,20 @@ def _kinds(section: str) -> dict[str, type]:
 
 
 def _own(section: str, name: str, kinds: dict[str, type]) -> str:
-    """The list of a method, a strategy or a sampler; of one like an earlier one, what differs."""
+    """The table of a method, a strategy or a sampler; of one like an earlier one, what differs."""
     rows = _rows(section, name, kinds[name])
     if not rows:
-        return "It has no settings.\n"
+        return "No settings.\n"
     others = {other: _rows(section, other, kinds[other]) for other in takewhile(name.__ne__, kinds)}
+    others = {other: found for other, found in others.items() if found}
     near = min(others, key=lambda other: len(_differing(rows, others[other])), default="")
     if not near or len(_differing(rows, others[near])) > len(rows):
-        return _list(section, rows)
+        return _table(section, rows)
     new = {key: row for key, row in rows.items() if others[near].get(key) != row}
     missing = ", ".join(f"`{key}`" for key in others[near] if key not in rows)
     but = f" without {missing}" if missing else ""
-    also = ", with these in addition or instead:" if new else "."
-    text = fill(f"It has the settings of [`{near}`](#{near}){but}{also}", 119)
-    return f"{text}\n\n{_list(section, new)}" if new else f"{text}\n"
+    text = fill(f"As [`{near}`](#{near}){but}{', except:' if new else '.'}", 119)
+    return f"{text}\n\n{_table(section, new)}" if new else f"{text}\n"
 
 
 def _differing(rows: Rows, others: Rows) -> set[str]:
@@ -99,42 +102,43 @@ def _differing(rows: Rows, others: Rows) -> set[str]:
 
 def _rows(section: str, name: str, made: Any) -> Rows:
     known = known_settings(name if section == "solver" else registry.DEFAULT, {section: name})
-    return {
-        key: (_shown(value) + "`" + _where(section, key, name), known[f"{section}.{key}"])
-        for key, value in values(made()).items()
-    }
+    return {key: _row(section, key, x, known, name) for key, x in values(made()).items()}
 
 
-def _where(section: str, key: str, owner: str = "") -> str:
-    """The numbers of a setting's conditions; none where it always has an effect."""
-    cls = declaring(section, owner)
+def _row(section: str, key: str, value: Any, known: dict[str, str], owner: str = "") -> Row:
+    text, cls = known[f"{section}.{key}"], declaring(section, owner)
     if key not in acting.declared(cls):
-        return ""
+        return Row(_shown(value), text)
     asked = acting.conditions(cls, section, key, whole_section=False)
-    texts = [REASON.sub("", condition.where) for condition in asked]
-    numbers = {CONDITIONS.setdefault(text, len(CONDITIONS) + 1) for text in texts}
-    return f"<sup>{','.join(map(str, sorted(numbers)))}</sup>" if numbers else ""
+    where = "; ".join(dict.fromkeys(REASON.sub("", condition.where) for condition in asked))
+    choices = [x for x in acting.declared(cls)[key].choices if x != value]
+    also = "" if all(x in text for x in choices) else f" ({', '.join(choices)})"
+    return Row(_shown(value) + also, text, where)
 
 
 def _declared(settings: Any) -> Rows:
     """Of a command of another package, which has settings of its own."""
     found = settings.model_fields.items()
-    return {key: (_shown(field.default) + "`", field.description or "") for key, field in found}
+    return {key: Row(_shown(field.default), field.description or "") for key, field in found}
 
 
-def _list(section: str, rows: Rows) -> str:
-    lines = (f"- `{section}.{key}={default}: {text}" for key, (default, text) in rows.items())
-    return "".join(f"{fill(line, 119, subsequent_indent='  ')}\n" for line in lines)
+def _table(section: str, rows: Rows) -> str:
+    titles = ["Name", "Default", "Meaning"]
+    titles += ["Acts when"] * any(row.where for row in rows.values())
+    lines = [titles, ["---"] * len(titles)]
+    lines += [[f"`{section}.{key}`", *row][: len(titles)] for key, row in rows.items()]
+    escaped = ("|".join(cell.replace("|", r"\|") for cell in line) for line in lines)
+    return "".join(f"|{line}|\n" for line in escaped)
 
 
 def _shown(value: Any) -> str:
     if value is None:
         return "unset"
-    if value in ("", [], {}):
-        return "none"
     if isinstance(value, float):
-        return f"{value:g}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return f"`{value:g}`"
+    if value == ():
+        return "`[]`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value or repr(value)}`"
 
 
 if __name__ == "__main__":

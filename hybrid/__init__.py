@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hybrid.networks.own_units import without_weights as without_weights
     from hybrid.networks.partition import split as split
     from hybrid.settings.config import CheckpointSettings as CheckpointSettings
+    from hybrid.settings.config import DelaySettings as DelaySettings
     from hybrid.settings.config import LinkSettings as LinkSettings
     from hybrid.settings.config import OptimizerSettings as OptimizerSettings
     from hybrid.settings.config import RoundSettings as RoundSettings
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_SECTIONS = ("Checkpoint", "Link", "Optimizer", "Round", "Schedule", "Train")
+_SECTIONS = ("Checkpoint", "Delay", "Link", "Optimizer", "Round", "Schedule", "Train")
 _HOMES = {
     "Blocks": "hybrid.networks.blocks",
     "Callback": "hybrid.training.callbacks",
@@ -52,3 +53,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'hybrid' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

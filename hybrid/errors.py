@@ -16,6 +16,7 @@ STOPPED = 75
 ON_META = "on the meta device, which holds no numbers: make it on the CPU"
 OWN = {"hybrid"}
 """Packages whose refusals are no errors of a user's code; a wing adds its own when imported."""
+_is_command = False
 _LIBRARIES = {"", "torch", "numpy", "mpi4py", "safetensors", *sys.stdlib_module_names}
 
 
@@ -53,6 +54,22 @@ def silence(descriptor: int) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
+
+
+@contextmanager
+def command() -> Iterator[None]:
+    """Within it the process is the command `hybrid`, and remedies name flags."""
+    global _is_command
+    before, _is_command = _is_command, True
+    try:
+        yield
+    finally:
+        _is_command = before
+
+
+def given_by(flag: str, argument: str) -> str:
+    """How the user gives something: by a flag of the command, or by an argument in a script."""
+    return flag if _is_command else argument
 
 
 class AgreedError(ValueError):

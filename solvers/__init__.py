@@ -63,5 +63,9 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES.get(name, "hybrid.solvers.base")), name)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 if __name__ == "solvers":  # in a clone; a second copy of each class would be no class of a run's
     raise ImportError("the folder solvers is the package hybrid.solvers: import hybrid.solvers")

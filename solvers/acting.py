@@ -79,7 +79,7 @@ CountOrZero = Annotated[int, Allowed("be 0 or positive", lambda value: value >= 
 
 
 REPLICAS = Acts(
-    "there are replicas", lambda run: run.replicas > 1, "leave it out, or ask for --replicas"
+    "there are replicas", lambda run: run.replicas > 1, "leave it out, or ask for replicas"
 )
 
 

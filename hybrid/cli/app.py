@@ -16,6 +16,11 @@ from hybrid.cli.failure import INTERRUPTED, run_command
 from hybrid.ranks import launch
 from hybrid.solvers.named import Named
 
+ORDER = (
+    *("train", "evaluate", "report", "export", "generate", "list", "explain", "show"),
+    *("plan", "bench", "doctor", "submit"),
+)
+"""The commands in the order of their list, which begins with what a newcomer needs."""
 GROUP = "hybrid.commands"
 """The entry points by which another package adds a command that trains: NAME = "module:app"."""
 
@@ -25,7 +30,7 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         others = self._others.added(options.say_once, lambda name: self.get_command(ctx, name))
-        return [*super().list_commands(ctx), *sorted(others)]
+        return [*sorted(super().list_commands(ctx), key=ORDER.index), *sorted(others)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self._others.points():
@@ -41,8 +46,8 @@ app = typer.Typer(
     cls=Commands,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train a network in blocks, one block for each MPI rank or thread.",
-    epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10 --epochs 30",
+    help="Train a network in blocks, one per MPI rank or thread.",
+    epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10",
 )
 
 for group in (train, compare, cluster, folders, discover):

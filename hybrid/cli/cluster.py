@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from hybrid.cli.groups import Grouped
 from hybrid.cli.options import AnyOther, Model, flag, now, overrides
 from hybrid.ranks import launch
 
@@ -17,17 +18,18 @@ commands = typer.Typer()
 
 @commands.command(epilog="Example: mpirun -n 2 hybrid doctor --out /scratch/me/runs")
 def doctor(
-    out: Annotated[Path, typer.Option(help="Folder for runs, which is checked, too.")] = Path("."),
+    out: Annotated[Path, typer.Option(help="Folder of runs to check.")] = Path("."),
 ) -> None:
-    """Check the ranks, MPI, GPUs and the folder for runs, and report what to repair."""
+    """Check ranks, MPI, GPUs and a folder of runs for problems."""
     from hybrid import doctor as checks
 
     checks.report(typer.echo, out)
 
 
 @commands.command(
+    cls=Grouped,
     epilog="Example: hybrid submit runs/first/config.toml --nodes 2 --ranks-per-node 4 "
-    "--setup 'module load openmpi; source .venv/bin/activate' --out runs/second"
+    "--setup 'module load openmpi; source .venv/bin/activate' --out runs/second",
 )
 def submit(
     context: typer.Context,
@@ -36,7 +38,7 @@ def submit(
     ],
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")],
     ranks_per_node: Annotated[
-        int, typer.Option(min=1, help="MPI ranks on each node; a rank has one block.")
+        int, typer.Option(min=1, help="MPI ranks per node; a rank has one block.")
     ],
     model: Model = None,
     data: Annotated[str | None, flag("data")] = None,
@@ -44,38 +46,39 @@ def submit(
     replicas: Annotated[int | None, flag("replicas")] = None,
     gpus_per_rank: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="GPUs for each rank; 0: none.  [default: 1; 0 if train.device is cpu]"
-        ),
+        typer.Option(min=0, help="GPUs per rank; 0: none.  [default: 1; 0 if train.device is cpu]"),
     ] = None,
-    cpus_per_rank: Annotated[int, typer.Option(min=1, help="Cores and threads for each rank.")] = 8,
+    cpus_per_rank: Annotated[int, typer.Option(min=1, help="Cores and threads per rank.")] = 8,
     time: Annotated[
         str, typer.Option(help="Time limit of a job: minutes, HH:MM:SS or D-HH:MM:SS.")
     ] = "04:00:00",
     max_requeues: Annotated[
-        int, typer.Option(min=0, help="How often a job may continue after its time limit.")
+        int, typer.Option(min=0, help="Most continuations after a time limit.")
     ] = 20,
-    partition: Annotated[str, typer.Option(help="Partition of the cluster.")] = "",
-    account: Annotated[str, typer.Option(help="Account that is charged.")] = "",
+    partition: Annotated[str, typer.Option(help="Partition.")] = "",
+    account: Annotated[str, typer.Option(help="Account to charge.")] = "",
     launcher: Annotated[
-        str, typer.Option(help="Command that starts the ranks: mpirun, or srun (with PMIx).")
+        str, typer.Option(help="Launcher of the ranks: mpirun, or srun (with PMIx).")
     ] = "mpirun",
     setup: Annotated[
-        str, typer.Option(help="Shell commands that make hybrid and MPI available in the job.")
+        str, typer.Option(help="Shell commands that set up hybrid and MPI in the job.")
     ] = "",
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder, on a file system of all nodes; script and log lie beside it.  "
+            help="Run folder, on a shared file system; script and log lie beside it.  "
             "[default: runs/TIME-MODEL-DATA-SOLVER]"
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the script, but do not submit it.")
+        bool, typer.Option("--dry-run", help="Print the script instead of submitting it.")
     ] = False,
     set_: AnyOther = None,
 ) -> None:
-    """Submit a training to Slurm; at its time limit it saves a checkpoint and is requeued."""
+    """Submit a training to Slurm, requeued at its time limit.
+
+    Before the limit it writes a checkpoint, from which the requeued job resumes.
+    """
     from hybrid.ranks import slurm
     from hybrid.settings.resolve import load
     from hybrid.training import build, references

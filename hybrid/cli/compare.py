@@ -9,36 +9,43 @@ from typing import Annotated, Any
 import typer
 
 from hybrid.cli import options
+from hybrid.cli.groups import MACHINE, METHOD, RANKS, TASK, Grouped
 from hybrid.ranks import launch
 
 commands = typer.Typer()
 
 
 @commands.command(
-    epilog="Example: mpirun -n 2 --bind-to none hybrid bench --model resnet20 --micro-batches 4,8"
+    cls=Grouped,
+    epilog="Example: mpirun -n 2 --bind-to none hybrid bench --model resnet20",
 )
 def bench(
     context: typer.Context,
     config: options.TomlFile = None,
     model: options.Model = None,
-    data: Annotated[str | None, typer.Option(help="Data set.  [default: synthetic]")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Data set.  [default: synthetic]", rich_help_panel=TASK)
+    ] = None,
     data_dir: options.DataDir = None,
     batch_size: options.BatchSize = None,
     micro_batches: Annotated[
-        str, typer.Option(help="Numbers of micro-batches of pipelined methods.")
+        str, typer.Option(help="Numbers of micro-batches to measure.")
     ] = "4,8",
-    turns: Annotated[int, typer.Option(min=1, help="How often each row is measured.")] = 7,
-    steps: Annotated[int, typer.Option(min=1, help="Mini-batches in each measurement.")] = 4,
+    turns: Annotated[int, typer.Option(min=1, help="Measurements of each row.")] = 7,
+    steps: Annotated[int, typer.Option(min=1, help="Mini-batches per measurement.")] = 4,
     rows: Annotated[
         str,
-        typer.Option(help="Only rows whose names contain one of these words, with commas between."),
+        typer.Option(help="Only rows whose names contain one of these words (comma-separated)."),
     ] = "",
-    out: Annotated[Path, typer.Option(help="Folder for the figures as JSON and Markdown.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder of the results, as JSON and Markdown.")] = Path(
         "bench"
     ),
     set_: options.AnyOther = None,
 ) -> None:
-    """Measure the speed of all methods for one network on these ranks, in interleaved turns."""
+    """Measure the speed of all methods on these ranks.
+
+    The rows take turns, so that a change of the machine's speed affects all alike.
+    """
     comm = launch.communicator()
     if comm is None:
         raise ValueError(
@@ -58,7 +65,9 @@ def bench(
         typer.echo(table + f"written to {out}")
 
 
-@commands.command(epilog="Example: hybrid plan --model resnet56 --blocks 2,4,8,16 --gigabits 10")
+@commands.command(
+    cls=Grouped, epilog="Example: hybrid plan --model resnet56 --ranks 2,4,8 --gigabits 10"
+)
 def plan(
     context: typer.Context,
     config: options.TomlFile = None,
@@ -67,8 +76,9 @@ def plan(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Data set, for the shapes of its samples; your own: module:function.  "
-            "[default: synthetic]"
+            help="Data set, for the shape of its samples; your own: module:function.  "
+            "[default: synthetic]",
+            rich_help_panel=TASK,
         ),
     ] = None,
     loss: Annotated[str | None, options.flag("loss")] = None,
@@ -76,28 +86,39 @@ def plan(
     counts: Annotated[
         str | None,
         typer.Option(
-            "--blocks", help="Numbers of blocks to predict.  [default: 2,4, or of split.cuts]"
+            "--blocks",
+            help="Numbers of blocks to predict.  [default: 2,4, or as split.cuts]",
+            rich_help_panel=RANKS,
         ),
     ] = None,
     replicas: Annotated[int | None, options.flag("replicas")] = None,
     ranks: Annotated[
         str | None,
-        typer.Option(help="Numbers of ranks; predict every grid of blocks x replicas of each."),
+        typer.Option(
+            help="Numbers of ranks; predict every grid of blocks and replicas.",
+            rich_help_panel=RANKS,
+        ),
     ] = None,
     micro_batches: Annotated[
         str,
-        typer.Option(help="Numbers of micro-batches to predict; and one of K - 1 at least."),
+        typer.Option(
+            help="Numbers of micro-batches to predict; one of at least K - 1 is added.",
+            rich_help_panel=METHOD,
+        ),
     ] = "2,4,8",
     batch_size: options.BatchSize = None,
     gigabits: Annotated[float | None, options.flag("gigabits")] = None,
     latency: Annotated[float | None, options.flag("latency")] = None,
     device: Annotated[
         Path | None,
-        typer.Option(help="TOML profile of a device to plan for."),
+        typer.Option(help="TOML profile of a device to plan for.", rich_help_panel=MACHINE),
     ] = None,
     set_: options.AnyOther = None,
 ) -> None:
-    """Predict the speed of methods and grids by measuring on this machine, and recommend one."""
+    """Predict the fastest method for given ranks and links.
+
+    It times the network's passes on this machine, and predicts all methods and grids.
+    """
     if ranks is not None and (counts is not None or replicas is not None):
         raise ValueError(
             f"--ranks {ranks} stands for every grid of that size: leave out --blocks and --replicas"

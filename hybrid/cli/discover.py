@@ -11,6 +11,7 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from hybrid.cli import options
+from hybrid.cli.groups import Grouped
 from hybrid.cli.options import FLAGS, first_says, say_once
 
 commands = typer.Typer()
@@ -22,18 +23,17 @@ def list_(
     kind: Annotated[Kind | None, typer.Argument(help="What to list.  [default: all]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """List solvers, strategies of replicas, samplers, models and data sets, one on each line."""
+    """List solvers, strategies, samplers, models and data sets."""
 
     def said() -> str:
         chosen = {each: _lines(each) for each in ([kind] if kind else get_args(Kind))}
         if as_json:
             return json.dumps(chosen, indent=2)
-        width = max(len(name) for names in chosen.values() for name in names)
-        parts = [
-            "\n".join([title, *(f"  {name:{width}}  {line}" for name, line in names.items())])
-            for title, names in chosen.items()
-        ]
-        return "\n\n".join(parts)
+        parts = []
+        for title, names in chosen.items():
+            width = max(map(len, names))
+            parts.append([title, *(f"  {name:{width}}  {line}" for name, line in names.items())])
+        return "\n\n".join("\n".join(lines) for lines in parts)
 
     first_says(said)
 
@@ -60,57 +60,62 @@ def _lines(kind: Kind) -> dict[str, str]:
 @commands.command(epilog="Example: hybrid explain rounds.window")
 def explain(
     setting: Annotated[
-        str, typer.Argument(metavar="SECTION.KEY", help="A setting, or only its key.")
+        str, typer.Argument(metavar="SECTION.KEY", help="A setting, or its key alone.")
     ],
 ) -> None:
-    """Print what a setting means, which values it takes, its default, and which methods have it."""
+    """Explain a setting: its meaning, values, default and conditions."""
     from hybrid.settings.methods import explained
 
     flags = {dotted: f"--{name.replace('_', '-')}" for name, dotted in FLAGS.items()}
     first_says(lambda: "\n\n".join(explained(setting, flags)))
 
 
-@commands.command(epilog="Example: hybrid show resnet56 --blocks 8 --picture blocks.svg")
+@commands.command(
+    cls=Grouped, epilog="Example: hybrid show resnet56 --blocks 8 --picture blocks.svg"
+)
 def show(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Name of a network; your own: module:function.")],
+    model: Annotated[str, typer.Argument(help="Network; your own: module:function.")],
     blocks: Annotated[
         int | None, typer.Option(min=1, help="Number of blocks.  [default: 2]")
     ] = None,
     cuts: Annotated[
         str | None,
-        typer.Option(help="The first unit of every block but the first, with commas between."),
+        typer.Option(help="First unit of each block after the first (comma-separated)."),
     ] = None,
     balance: Annotated[
         Literal["operations", "measured", "even"] | None,
-        typer.Option(help="What is balanced and shown; even: units, with counted operations."),
+        typer.Option(help="What blocks share evenly; even: the number of units."),
     ] = None,
     inputs: Annotated[
         str | None,
         typer.Option(
-            help="Form of a sample: float32[3,224,224], or by name ids=int64[9],mask=int64[9].  "
-            "[default: float32[3,32,32] of a network of this package, int64[256] if it reads texts]"
+            help="Type and shape of a sample: float32[3,224,224], or by name "
+            "ids=int64[9],mask=int64[9].  [default for built-in networks: float32[3,32,32], or "
+            "int64[256] for text]"
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Data set with such samples, instead; your own: module:function."),
+        typer.Option(help="Data set that has such samples, instead of --inputs."),
     ] = None,
     data_dir: options.DataDir = None,
     batch_size: options.BatchSize = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="Optimizer whose memory is counted.  [default: sgd]")
+        str | None, typer.Option(help="Optimizer, for its memory.  [default: sgd]")
     ] = None,
     depth: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Fold units whose names agree in so many parts; 0: a row for each block."
+            min=0, help="Fold units whose names agree in the first N parts; 0: a row per block."
         ),
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw it, too: a file .svg or .png.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw it to this file (.svg or .png).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """Print how a network is cut: units, blocks, what crosses the cuts, memory of each block."""
+    """Show how a network is cut: units, blocks, messages, memory."""
 
     def said() -> str:
         from hybrid.bench.show import picture as pictures

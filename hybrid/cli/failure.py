@@ -21,6 +21,7 @@ from hybrid.errors import (
     silence,
     tell,
 )
+from hybrid.errors import command as as_command
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import ctrl_c
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
 
+@as_command()
 def run_command(command: Callable[[], Any]) -> int:
     """Run `command`; give the exit status. Only rank 0 prints to the terminal.
 

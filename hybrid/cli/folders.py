@@ -23,17 +23,15 @@ def evaluate(
     run: RunFolder,
     data_dir: DataDir = None,
     model: Annotated[
-        str | None, typer.Option(help="MODULE:FUNCTION that makes your network; it is executed.")
+        str | None, typer.Option(help="module:function that makes your network (it is executed).")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="MODULE:FUNCTION that makes your (training, test) data.")
+        str | None, typer.Option(help="module:function that makes your (training, test) data.")
     ] = None,
-    loss: Annotated[
-        str | None, typer.Option(help="Name of a loss, or MODULE:FUNCTION of your own.")
-    ] = None,
+    loss: Annotated[str | None, typer.Option(help="Loss; your own: module:function.")] = None,
     best: Best = False,
 ) -> None:
-    """Print the test accuracy, other metrics and the loss of the newest checkpoint of a run."""
+    """Test the newest checkpoint of a run."""
     from hybrid.training import restore
 
     def said() -> str:
@@ -50,22 +48,22 @@ def evaluate(
 @commands.command(epilog="Example: hybrid export runs/first model.safetensors")
 def export(
     run: RunFolder,
-    target: Annotated[Path, typer.Argument(help="File *.safetensors, or folder, to write.")],
+    target: Annotated[Path, typer.Argument(help="File (*.safetensors) or folder to write.")],
     model: Annotated[
         str | None,
         typer.Option(
-            help="MODULE:FUNCTION that makes your network; it is executed, and the folder is what "
-            "its save_pretrained writes (Hugging Face)."
+            help="module:function that makes your network (it is executed); its save_pretrained, "
+            "as in Hugging Face, writes the folder."
         ),
     ] = None,
     shard_gb: Annotated[
-        float | None, typer.Option(help="Gigabytes of a file in a folder.  [default: 5]")
+        float | None, typer.Option(help="Most gigabytes per file of a folder.  [default: 5]")
     ] = None,
     best: Best = False,
 ) -> None:
-    """Write the whole network of the newest checkpoint of a run as safetensors: a file, a folder.
+    """Export the newest checkpoint of a run as safetensors.
 
-    Of a Hugging Face model name the function that made it, and from_pretrained reads the folder.
+    With --model, a Hugging Face network is exported as a folder that from_pretrained reads.
     """
     from hybrid.training import restore
 
@@ -81,20 +79,20 @@ def export(
 @commands.command(epilog="Example: hybrid generate runs/text --prompt 'def '")
 def generate(
     run: RunFolder,
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    prompt: Annotated[str, typer.Option(help="Beginning of the text.")] = "",
     count: Annotated[
-        int, typer.Option("--bytes", min=1, max=MANY, help="Bytes to write after it.")
+        int, typer.Option("--bytes", min=1, max=MANY, help="Bytes to write after the prompt.")
     ] = 256,
     temperature: Annotated[
-        float, typer.Option(help="Divides the logits; 0: always the likeliest byte.")
+        float, typer.Option(help="Sampling temperature; 0: always the likeliest byte.")
     ] = 0.8,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Random seed of sampling.")] = 0,
     model: Annotated[
-        str | None, typer.Option(help="MODULE:FUNCTION that makes your network; it is executed.")
+        str | None, typer.Option(help="module:function that makes your network (it is executed).")
     ] = None,
     best: Best = False,
 ) -> None:
-    """Write what a run on text (train --data text) has learned to write after a prompt."""
+    """Generate text with a run that was trained on --data text."""
     from hybrid.training import restore
 
     def written() -> Iterator[str]:
@@ -119,10 +117,13 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the page about several runs.  [default: comparison]"),
+        typer.Option(help="Folder of the comparison of several runs.  [default: comparison]"),
     ] = None,
 ) -> None:
-    """Write RUN/report/index.html, a page of tables and curves; several runs are compared."""
+    """Write a page of tables and curves of a run, or compare runs.
+
+    The page of a single run is RUN/report/index.html.
+    """
     from hybrid import report as reports
 
     def written() -> str:

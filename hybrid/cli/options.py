@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
+from hybrid.cli.groups import MACHINE, METHOD, RANKS, TASK, TRAINING
 from hybrid.errors import tell
 from hybrid.ranks import launch
 from hybrid.settings.config import Config, declared_settings
 
 _HELP = declared_settings()
 _DEFAULTS = Config().model_dump()
-FLAGS = {
+FLAGS: dict[str, str] = {
     "model": "model.name",
     "weights": "model.weights",
     "data": "data.name",
@@ -37,6 +38,14 @@ FLAGS = {
     "latency": "links.latency_microseconds",
 }
 """Parameter of a command -> the setting that it gives."""
+PANELS = {
+    **dict.fromkeys(("model", "data", "train.loss"), TASK),
+    **dict.fromkeys(("train", "optimizer"), TRAINING),
+    **dict.fromkeys(("solver", "rounds"), METHOD),
+    **dict.fromkeys(("split",), RANKS),
+    **dict.fromkeys(("links",), MACHINE),
+}
+"""Section, or setting -> the group of its flags in the help."""
 
 
 def flag(name: str) -> Any:
@@ -44,13 +53,17 @@ def flag(name: str) -> Any:
     section, _, field = FLAGS[name].partition(".")
     default = _DEFAULTS[section].get(field)
     shown = f"  [default: {default}]" if default else ""
-    help_text = _HELP[FLAGS[name]] + shown
-    return typer.Option(f"--{name.replace('_', '-')}", help=help_text, show_default=False)
+    return typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=_HELP[FLAGS[name]] + shown,
+        show_default=False,
+        rich_help_panel=PANELS.get(FLAGS[name]) or PANELS[section],
+    )
 
 
 TomlFile = Annotated[
     Path | None,
-    typer.Argument(help="TOML file of settings; the config.toml of a run folder repeats that run."),
+    typer.Argument(help="TOML file of settings; the config.toml of a run repeats that run."),
 ]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder.")]
 Model = Annotated[str | None, flag("model")]
@@ -59,7 +72,7 @@ Method = Annotated[str | None, flag("solver")]
 BatchSize = Annotated[int | None, flag("batch_size")]
 AnyOther = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting; may be repeated."),
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting; may be repeated."),
 ]
 
 

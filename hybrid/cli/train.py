@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from hybrid.cli import options
+from hybrid.cli.groups import FOLDER, Grouped
 from hybrid.errors import tell
 from hybrid.ranks import launch
 
@@ -16,8 +17,8 @@ commands = typer.Typer()
 
 
 @commands.command(
-    epilog="Example: mpirun -n 4 hybrid train --model resnet20 --data cifar10 --data-dir ~/data "
-    "--epochs 30 --window 16 --set solver.beta=1e-3 --out runs/first"
+    cls=Grouped,
+    epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10 --out run",
 )
 def train(
     context: typer.Context,
@@ -38,24 +39,36 @@ def train(
     loss: Annotated[str | None, options.flag("loss")] = None,
     precision: Annotated[str | None, options.flag("precision")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder.  [default: runs/TIME-MODEL-DATA-SOLVER]")
+        Path | None,
+        typer.Option(
+            help="Run folder.  [default: runs/TIME-MODEL-DATA-SOLVER]", rich_help_panel=FOLDER
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue from the newest checkpoint in --out.",
+            rich_help_panel=FOLDER,
+        ),
     ] = False,
     auto_resume: Annotated[
         bool,
         typer.Option(
             "--auto-resume",
-            help="Continue if --out has a checkpoint, and start if it has no metrics either.",
+            help="Continue if --out has a checkpoint; start if it has no metrics either.",
+            rich_help_panel=FOLDER,
         ),
     ] = False,
     set_: options.AnyOther = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings as TOML, and do not train.")
+        bool, typer.Option("--print-config", help="Print the settings as TOML instead of training.")
     ] = False,
 ) -> None:
-    """Train a network in K blocks x R replicas, one for each MPI rank, or thread without mpirun."""
+    """Train a network in blocks, one per MPI rank or thread.
+
+    Under mpirun or torchrun, blocks times replicas are the ranks; otherwise each is a thread.
+    """
     from hybrid.settings.resolve import to_toml
     from hybrid.training import build
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from hybrid.data.augment import Augmentation
 from hybrid.data.dataset import Dataset
 from hybrid.data.sampling import uniform
-from hybrid.errors import one_line
+from hybrid.errors import given_by, one_line
 from hybrid.files import read_whole
 from hybrid.registries import TEXT
 from hybrid.solvers.acting import unknown
@@ -90,7 +90,7 @@ def fetch(name: str, directory: str | Path | None = None) -> None:
         why = one_line(error) if error.strerror else type(error).__name__
         raise FileNotFoundError(
             f"{name} lacks {', '.join(missing)} in {folder} and cannot be downloaded ({why}): "
-            f"put the files there, or name their folder with --data-dir"
+            f"put the files there, or name their folder: {given_by('--data-dir', 'directory=')}"
         ) from error
 
 
@@ -281,13 +281,13 @@ CATALOG: dict[str, tuple[str, Cifar | Callable[[], tuple[Dataset, Dataset]]]] = 
         ),
     ),
     "synthetic": (
-        "made-up images of 32 x 32 pixels, ten classes, for measuring speed",
+        "generated images of 32 x 32 pixels, ten classes, for measuring speed",
         synthetic,
     ),
 }
 """Name -> description, and its files or what makes it; missing files are downloaded."""
 
 NAMES = {name: description for name, (description, _) in CATALOG.items()} | {
-    TEXT: "the bytes of a text file, or of all of a folder (--data-dir), a 20th held out"
+    TEXT: "the bytes of a text file or folder (--data-dir); a twentieth is held out for testing"
 }
 """Name -> description."""

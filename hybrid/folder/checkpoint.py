@@ -245,7 +245,7 @@ def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -
     if before:
         way = f"remove {path.parent} to resume from {before[-1].name}"
     else:
-        way = "no checkpoint is left before it; start again with a new --out"
+        way = "no checkpoint is left before it; start again in a new folder"
     return f"{path} {how}: {way}"
 
 

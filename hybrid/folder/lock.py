@@ -68,7 +68,7 @@ class Lock:
             if monotonic() - begin > patience:
                 raise TakenError(
                     f"{self.path.parent} is in use by {_described(owner)}: wait for its end or "
-                    "choose another --out"
+                    "choose another folder"
                 )
             sleep(0.1)
         return descriptor

@@ -14,6 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from hybrid.errors import given_by
 from hybrid.files import (
     MOST_OF_LINES,
     check_file,
@@ -64,7 +65,9 @@ class RunFolder:
         try:
             str(self.path).encode()
         except UnicodeEncodeError:
-            raise ValueError(f"--out is {str(self.path)!r}; its name must be UTF-8") from None
+            raise ValueError(
+                f"the run folder is {str(self.path)!r}; its name must be UTF-8"
+            ) from None
         check_folder(self.path.resolve())  # it may be a link itself
         self._lock = Lock(self.path)
         self.token = self._lock.token
@@ -113,15 +116,15 @@ class RunFolder:
         """
         self._check_places()
         if resume and self.newest() is None:
-            raise ValueError(f"{self.path} has no checkpoint to resume from: start a new --out")
+            raise ValueError(f"{self.path} has no checkpoint to resume from: start a new run")
         metrics = self.path / "metrics.jsonl"
         if not resume and metrics.exists() and (metrics.stat().st_size or self.newest()):
             way = (
-                "add --resume (in a script resume=True) to go on with it"
+                f"give {given_by('--resume', 'resume=True')} to go on with it"
                 if self.newest()
                 else "remove it (no checkpoint)"
             )
-            raise ValueError(f"{self.path} already holds a run: {way}; or choose another --out")
+            raise ValueError(f"{self.path} already holds a run: {way}; or choose another folder")
 
     def _check_places(self) -> None:
         for name in _FILES:

@@ -13,7 +13,7 @@ from threading import Event, Thread, Timer
 from time import sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hybrid.errors import PeerError, reason
+from hybrid.errors import PeerError, given_by, reason
 
 if TYPE_CHECKING:
     from hybrid.links.base import RankLinks
@@ -28,7 +28,6 @@ LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
 WAIT_SECONDS = 1800.0
 """A rank that has waited so long ends its job, unless links.timeout is set."""
 LOOPBACK = "127.0.0.1"
-LOST = "another rank has ended; go on with --resume"
 _ABORTED = "hybrid/aborted"
 
 
@@ -179,7 +178,8 @@ def lost_ranks() -> Iterator[None]:
     except PeerError:
         raise
     except RuntimeError as error:
-        raise PeerError(LOST) from error
+        again = given_by("--resume", "resume=True")
+        raise PeerError(f"another rank has ended; go on with {again}") from error
 
 
 def local_store(port: int = 0) -> Any:
@@ -258,7 +258,8 @@ def _watch(links: RankLinks, comm: Communicator, timeout: float, ended: Event) -
         # a second more for each rank: the first to speak ends the others
         if since is not None and seen - max(since, goes_on) > timeout + min(links.place.number, 10):
             waited = f"it has waited for {links.awaited} for {timeout:g} s (links.timeout)"
-            remedy = "find out why that rank is stuck, then continue with --resume"
+            again = given_by("--resume", "resume=True")
+            remedy = f"find out why that rank is stuck, then go on with {again}"
             abort(comm, TimeoutError(f"{waited}: {remedy}"))
 
 

@@ -105,7 +105,7 @@ class Grid(NamedTuple):
             return Grid(ranks // self.replicas, self.replicas)
         raise ValueError(
             f"the run has {self}, and {ranks} ranks are a multiple of neither: start "
-            f"mpirun -n {self.blocks} or a multiple of it, or give --blocks and --replicas"
+            f"mpirun -n {self.blocks} or a multiple of it, or give blocks and replicas"
         )
 
 
@@ -133,7 +133,7 @@ def grids(ranks: int, units: int, samples: int) -> list[Grid]:
     near = next(count for count in range(min(ranks, units * samples), 0, -1) if fitting(count))
     raise ValueError(
         f"{ranks} ranks are no K blocks x R replicas of a model of {units} units and a mini-batch "
-        f"of {samples} samples: take {near} ranks, or a larger --batch-size"
+        f"of {samples} samples: take {near} ranks, or a larger batch"
     )
 
 

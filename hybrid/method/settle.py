@@ -173,7 +173,7 @@ def check_waits(solver: Solver, fill: Settings) -> None:
         others = [name for name in registry.OWN if registry.solver_class(name).waits]
         raise ValueError(
             f"fill.name is {fill.name!r}, but {solver.name} has no pipeline whose ranks could step "
-            f"where they would wait: choose --solver {' or '.join(others)}, or fill.name=none"
+            f"where they would wait: choose the solver {' or '.join(others)}, or fill.name=none"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from hybrid.data import Data
 from hybrid.data.mixing import Transform
@@ -36,29 +37,32 @@ from hybrid.solvers.registry import FILLS, STRATEGIES
 from hybrid.solvers.sync.base import Strategy
 
 T = TypeVar("T")
+Given = TypeVar("Given", contravariant=True)
+Makes = Callable[..., LRScheduler]
+"""A function of `optimizer` that makes a scheduler on it."""
 
 
-class Converted(Generic[T]):
-    """A field that holds what `convert(name, value)` makes of whatever it is assigned."""
+class Converted(Generic[T, Given]):
+    """A field that takes what is `Given`, and holds what `convert(name, value)` makes of it."""
 
-    def __init__(self, convert: Callable[[str, Any], T], default: str = "") -> None:
+    def __init__(self, convert: Callable[[str, Any], T], default: str | None = "") -> None:
         self.convert, self.default = convert, default
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     @overload
-    def __get__(self, options: None, owner: type) -> str: ...
+    def __get__(self, options: None, owner: type) -> str | None: ...
     @overload
     def __get__(self, options: object, owner: type) -> T: ...
-    def __get__(self, options: object | None, owner: type) -> T | str:
+    def __get__(self, options: object | None, owner: type) -> T | str | None:
         """On the class, the default: dataclasses ask for it."""
         if options is None:
             return self.default
         value: T = vars(options)[self.name]
         return value
 
-    def __set__(self, options: object, value: T | Mapping[str, Any] | str) -> None:
+    def __set__(self, options: object, value: Given) -> None:
         vars(options)[self.name] = self.convert(self.name, value)
 
 
@@ -132,17 +136,21 @@ class Options:
     The same for a run, a row of a bench and a row of a plan.
     """
 
-    solver: Converted[Solver] = Converted(object_of(Solver, registry.solver_class, optional=True))
+    solver: Converted[Solver, Solver | str | None] = Converted(
+        object_of(Solver, registry.solver_class, optional=True)
+    )
     """A method, or its name, which stands for it with its defaults; None: the default method, or
     the one that sweeps if windows are asked for."""
     correction: PassSettings = field(default_factory=PassSettings)
     """Settings of the serial passes."""
     _: KW_ONLY
-    fill: Converted[Settings] = Converted(object_of(Settings, FILLS.__getitem__), FILLS.default)
+    fill: Converted[Settings, Settings | str] = Converted(
+        object_of(Settings, FILLS.__getitem__), FILLS.default
+    )
     """Local method that fills idle time, or its name; "none"."""
     rounds: RoundSettings = field(default_factory=RoundSettings)
     """How serial corrections and parallel phases alternate."""
-    sampler: Converted[Sampler] = Converted(
+    sampler: Converted[Sampler, Sampler | str] = Converted(
         object_of(Sampler, SAMPLERS.__getitem__),  # type: ignore[type-abstract]
         SAMPLERS.default,
     )
@@ -151,28 +159,43 @@ class Options:
     """R, chains of the blocks; each trains on a share of every mini-batch."""
     side_by_side: Literal["auto", "chain", "peers"] = "auto"
     """MPI ranks that follow each other: a chain, peers, or those that send each other more."""
-    sync: Converted[Strategy] = Converted(
+    sync: Converted[Strategy, Strategy | str] = Converted(
         object_of(Strategy, STRATEGIES.__getitem__), STRATEGIES.default
     )
     """How replicas keep their weights together; by name: with its defaults."""
-    train: Converted[TrainSettings] = Converted(settings_of(TrainSettings))
-    """Length, mini-batches and numerics of the training, as settings or a dict."""
-    optimizer: Converted[OptimizerSettings | Factory | torch.optim.Optimizer] = Converted(
-        settings_of(OptimizerSettings, _optimizer_object)
+    train: Converted[TrainSettings, TrainSettings | Mapping[str, Any]] = Converted(
+        settings_of(TrainSettings)
     )
+    """Length, mini-batches and numerics of the training, as settings or a dict."""
+    optimizer: Converted[
+        OptimizerSettings | Factory | torch.optim.Optimizer,
+        OptimizerSettings | Factory | torch.optim.Optimizer | Mapping[str, Any] | str,
+    ] = Converted(settings_of(OptimizerSettings, _optimizer_object))
     """Settings or a name; an optimizer over all parameters of the network that are trained; or what
     makes one from a block's groups or `named_parameters`, see `hybrid.method.optimizers.Factory`.
     An optimizer that is given is not changed: blocks step by others of its class and groups."""
-    schedule: Converted[ScheduleSettings | Rate | GivenScheduler] = Converted(
-        settings_of(ScheduleSettings, _schedule_object)
-    )
+    schedule: Converted[
+        ScheduleSettings | Rate | GivenScheduler,
+        ScheduleSettings
+        | Rate
+        | GivenScheduler
+        | LRScheduler
+        | Makes
+        | tuple[LRScheduler | Makes, str]
+        | Mapping[str, Any]
+        | str,
+    ] = Converted(settings_of(ScheduleSettings, _schedule_object))
     """Settings or a name, constant for an optimizer of your own unless it is set; the learning rate
     as a function of the step; a scheduler of torch's on that optimizer, or a function of
     `optimizer` that makes one, either with when it steps: (scheduler, "step") or (scheduler,
     "epoch"), and ReduceLROnPlateau with the tested metric."""
-    delay: Converted[DelaySettings] = Converted(settings_of(DelaySettings))
+    delay: Converted[DelaySettings, DelaySettings | Mapping[str, Any] | str] = Converted(
+        settings_of(DelaySettings)
+    )
     """Settings, or the mend alone: what a step does about the delay of its gradient."""
-    links: Converted[LinkSettings] = Converted(settings_of(LinkSettings))
+    links: Converted[LinkSettings, LinkSettings | Mapping[str, Any] | str] = Converted(
+        settings_of(LinkSettings)
+    )
     """How ranks reach each other: settings, a dict, or the kind of links alone."""
     loss: Loss | None = None
     """(output, targets) -> mean loss or a loss of each sample; None: cross-entropy of classes."""
@@ -210,7 +233,7 @@ class Options:
         if not 1 <= self.replicas <= self.train.batch_size:
             raise ValueError(
                 f"split.replicas is {self.replicas}, and a mini-batch has {self.train.batch_size} "
-                "samples, of which each needs one: take fewer replicas, or a larger --batch-size"
+                "samples, of which each needs one: take fewer replicas, or a larger batch"
             )
 
     def take_batch_size(self, data: Data) -> None:

@@ -10,6 +10,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from hybrid.errors import given_by
+
 _OF_A_RANK = (
     *("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"),
     *("PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID", "RANK"),
@@ -28,7 +30,8 @@ def end_with_launcher(speaks: bool) -> None:
     with suppress(OSError):  # where the launcher passes nothing on any more
         stderr = os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
     reason = f"the launcher ({_read(pid, 'comm').decode().strip()} process {pid}) is gone"
-    line = f"hybrid: error: {reason}; go on with --resume\n" if speaks else ""
+    again = given_by("--resume", "resume=True")
+    line = f"hybrid: error: {reason}; go on with {again}\n" if speaks else ""
     arguments = (descriptor, stderr, line.encode())
     threading.Thread(target=_end_after, args=arguments, name="launcher", daemon=True).start()
 

@@ -34,6 +34,10 @@ class SpoiltSamples:
             sample, certain = self._first[what, kind], (what, kind) == certainly
             if certain or self._counts[what, kind] <= MEANT * self._samples[what]:
                 remedy = "correct it, or leave it out"
-                other = "" if certain else "; if the network or its loss takes that, lower --lr"
+                other = (
+                    ""
+                    if certain
+                    else "; if the network or its loss takes that, lower the learning rate"
+                )
                 return f"the {what} of sample {sample} has {kind} in it: {remedy}{other}"
         return None

@@ -54,12 +54,12 @@ class Config(Section):
 def declared_settings() -> dict[str, str]:
     """Every "section.key" declared here, and its help."""
     known = {
-        "solver.name": f"The method: {', '.join(registry.OWN)}.",
+        "solver.name": f"Training method: {', '.join(registry.OWN)}.",
         "fill.name": (
             f"Local method that fills idle time in a delayed pipeline: {', '.join(FILLS.places)}."
         ),
-        "sync.name": f"How replicas keep together: {', '.join(STRATEGIES)}.",
-        "sampler.name": f"Who chooses the samples of a mini-batch: {', '.join(SAMPLERS)}.",
+        "sync.name": f"How replicas synchronize: {', '.join(STRATEGIES)}.",
+        "sampler.name": f"How samples are chosen: {', '.join(SAMPLERS)}.",
     }
     for section, info in Config.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):

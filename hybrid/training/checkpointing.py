@@ -169,7 +169,7 @@ class StateFiles:
         if manifest["replicas"] > 1 and alone:
             notices.append(
                 f"{folder}: {manifest['replicas']} replicas, kept together by {manifest['sync']}, "
-                "go on as 1; --replicas and sync.name ask for more again"
+                "go on as 1: ask for replicas again to have more"
             )
         restored = "program" in parts and (alone or "sync" in parts) and self.same_grid(manifest)
         if not restored and any(name.startswith(FLIGHTS) for name in manifest["states"]):
@@ -278,7 +278,7 @@ def check_same_run(
         if stored[key] != value:
             raise ValueError(
                 f"{folder.parent.parent} is a run with {key} {stored[key]}, not {value}: resume "
-                "with its model, data, batch size, seed and window, choose another --out, or, if "
+                "with its model, data, batch size, seed and window, choose another folder, or, if "
                 f"{folder} is another run's, remove it"
             )
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hybrid import weights
 from hybrid.data import NAMES, Data, Texts, reference
-from hybrid.errors import one_line
+from hybrid.errors import given_by, one_line
 from hybrid.files import whole_folder, write_atomically
 from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import best as best_of
@@ -37,6 +37,7 @@ EXPORTED = r"(.*config\.json|.*\.safetensors(\.index\.json)?|README\.md)"
 """The names of the files in a folder that may be an older export."""
 CHANCES = 20
 """Checkpoints that may be removed while they are read."""
+_MODEL = "model=, the network or a function that makes it"
 _OTHER_FORMATS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".onnx", ".gguf", ".npz")
 
 
@@ -215,11 +216,13 @@ def export(
     if file and not (model is None and shard_gb is None):
         raise ValueError(
             f"{target} is one file of weights, without shards or a configuration: name a folder, "
-            "or leave --model and --shard-gb out"
+            f"or leave {given_by('--model and --shard-gb', 'model= and shard_gb=')} out"
         )
     size = 5.0 if shard_gb is None else shard_gb
     if not 1e-9 <= size <= LARGE:
-        raise ValueError(f"--shard-gb is {size:g}: it must be above 0, such as 5")
+        raise ValueError(
+            f"{given_by('--shard-gb', 'shard_gb')} is {size:g}: it must be above 0, such as 5"
+        )
     most = int(1e9 * size)
     stored = _read(run, best)
     if file:
@@ -275,14 +278,11 @@ def _name(run: Path, flag: str, stored: str, given: str | None, known: bool) -> 
     line does not name it.
     """
     if given is None and not known:
-        raise ValueError(
-            f"{run} was made with {flag} of your own ({stored}): give {flag} "
-            "package.module:function, one like it"
-        )
+        way = given_by(f"{flag} package.module:function, one like it", _MODEL)
+        raise ValueError(f"{run} was made with your own {flag[2:]} ({stored}): give {way}")
     if given is None and is_reference(stored):
-        raise ValueError(
-            f"{run} was made with {flag} {stored}, code that would run: give {flag} {stored} again"
-        )
+        way = given_by(f"{flag} {stored} again", _MODEL)
+        raise ValueError(f"{run} was made with {stored}, code that would run: give {way}")
     return given or stored
 
 
@@ -366,12 +366,13 @@ def _best(run: Path, settings: Config) -> Path:
     if not kept.best and kept.keep_last:
         raise ValueError(
             f"{run} kept its newest {kept.keep_last} checkpoints, not the best one: leave out "
-            "--best, or train with --set checkpoint.best=true"
+            f"{given_by('--best', 'best=True')}, or train with checkpoint.best=true"
         )
     folder = best_of(checkpoint.complete(RunFolder(run).checkpoints))
     if folder is None:
         raise ValueError(
-            f"{run} has no checkpoint of weights that were tested: leave out --best, or train to "
-            "the end of an epoch that train.evaluate_every and checkpoint.every share"
+            f"{run} has no checkpoint of weights that were tested: leave out "
+            f"{given_by('--best', 'best=True')}, or train to the end of an epoch that "
+            "train.evaluate_every and checkpoint.every share"
         )
     return folder

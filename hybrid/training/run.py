@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from hybrid.data import Data, Dataset
-from hybrid.errors import AgreedError, StoppedError, counted
+from hybrid.errors import AgreedError, StoppedError, counted, given_by
 from hybrid.folder.manifest import RunPosition
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
@@ -101,7 +101,7 @@ class Run:
                     f"{self.folder.path} has ended after "
                     f"{counted(self.training.position.epoch, 'epoch')}"
                     f"{self.callbacks.stopped and f' ({self.callbacks.stopped})'}, and stays as it "
-                    "is: to train on, give it more --epochs, or let it wait for more epochs"
+                    "is: to train on, give it more epochs, or let it wait for more epochs"
                 )
             self.training.block.keep_tested_weights()
             here = None if launch.communicator() is None else self.links.rank
@@ -246,7 +246,7 @@ class Run:
             checkpoints = self.folder.checkpoints()
             text += f"; {rollbacks} roll-backs did not help" if rollbacks else ""
             text += f"; the last good checkpoint is {checkpoints[-1]}" if checkpoints else ""
-        return f"{text}; lower --lr (now {self.training.peak:g}), or set a clip_norm"
+        return f"{text}; lower the learning rate (now {self.training.peak:g}), or set a clip_norm"
 
     def _train_epoch(self) -> None:
         at = self.training.position
@@ -350,7 +350,9 @@ class Run:
             self.training.rounds.drain()
             leave(self.links, f"{when}; nothing is kept, because there is no run folder")
         self._write_checkpoint()
-        leave(self.links, f"{when}; go on with --resume --out {self.folder.path}")
+        path = self.folder.path
+        again = given_by(f"--resume --out {path}", f"resume=True, out={str(path)!r}")
+        leave(self.links, f"{when}; go on with {again}")
 
     def _epoch_is_due(self, every: int) -> bool:
         return self.training.position.epoch % every == 0 or self._is_done

@@ -26,13 +26,22 @@ OWN_DATA = "custom"
 """The name of data that were given to `fit`."""
 
 
+def _folder(name: str, value: Any) -> Path | None:
+    try:
+        return None if value is None else Path(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}; it must be the path of a folder") from None
+
+
 @dataclass(kw_only=True)
 class RunOptions(Options):
     """The options of a method, and what only a run has: its folder, its callbacks, its names."""
 
-    checkpoint: Converted[CheckpointSettings] = Converted(settings_of(CheckpointSettings))
+    checkpoint: Converted[CheckpointSettings, CheckpointSettings | Mapping[str, Any]] = Converted(
+        settings_of(CheckpointSettings)
+    )
     """When checkpoints are written, and which are kept, as settings or a dict."""
-    out: Path | None = None
+    out: Converted[Path | None, Path | str | None] = Converted(_folder, default=None)
     """Run folder; None keeps nothing."""
     resume: bool = False
     """Go on from the newest checkpoint of the run folder `out`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -66,7 +65,6 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
     def __post_init__(self) -> None:
         if not isinstance(self.blocks, Blocks):
             raise ValueError(f"blocks is a {type(self.blocks).__name__}: split(network, K) first")
-        self.out = None if self.out is None else Path(self.out)  # a str will do
         self.rounds = RoundSettings(**{f.name: getattr(self, f.name) for f in fields(RoundOptions)})
         super().__post_init__()
         self.names = {

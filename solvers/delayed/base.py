@@ -79,9 +79,9 @@ class Delayed(Solver):
     """m, micro-batches per mini-batch: more make delays shorter. 0: a power of two, the smallest
     with which no gradient is more than half a step late, of at least 16 samples each."""
     messages: WireFormat = "float32"
-    """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
+    """Number format of messages between blocks."""
     clip_norm: NotNegative = 0.0
-    """Largest norm of one block's gradient, 0: any; serial rounds have correction.clip_norm."""
+    """Clip the norm of each block's gradient (not in serial rounds); 0: no clipping."""
 
     def delay(self, index: int, count: int) -> int:
         """d_k in ticks of block k = `index` of K = `count`."""

@@ -1,4 +1,4 @@
-"""DDG: gradients at the weights that the forward pass used (Huo et al., arXiv 1804.10574)."""
+"""DDG: delayed gradients at stashed weights (Huo et al., arXiv 1804.10574)."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class DDG(Delayed):
     waits: ClassVar[bool] = True
 
     stash: Annotated[bool, SEVERAL_BLOCKS, FLOAT32] = True
-    """Keep the weights of forward passes for their backward passes; false: take the newest."""
+    """Weight stashing: backward passes use their forward pass's weights; false: the newest."""
     recompute: Annotated[bool, SEVERAL_BLOCKS, STASHES] = False
-    """Keep only block inputs, and run forward again before backward: less memory, same bits."""
+    """Gradient checkpointing: keep block inputs only and repeat the forward pass; same bits."""
 
     @property
     def replays(self) -> bool:

@@ -1,4 +1,4 @@
-"""FDG: `DDG` with forward passes unlocked, too (Zhuang et al., github ZHUANGHP/FDG)."""
+"""FDG: DDG with a tick of slack for every message (Zhuang et al., github ZHUANGHP/FDG)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FDG(DDG):
     name: ClassVar[str] = "fdg"
 
     gradient_shrinking: ShareOrWhole = 1.0
-    """b in (0, 1], by which an adjoint is multiplied at every hop."""
+    """Factor b of a gradient at every cut it crosses, in (0, 1]."""
 
     def delay(self, index: int, count: int) -> int:
         return 2 * super().delay(index, count)

@@ -1,4 +1,4 @@
-"""Features Replay: the forward pass again, at the newest weights (Huo et al., 1807.04511)."""
+"""Features Replay: delayed gradients at the newest weights, by replay (Huo et al., 1807.04511)."""
 
 from __future__ import annotations
 

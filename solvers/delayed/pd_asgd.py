@@ -1,4 +1,4 @@
-"""PD-ASGD: forward and backward passes decoupled, layers step by themselves (arXiv 2410.05985)."""
+"""PD-ASGD: decoupled forward and backward passes, stepping layer by layer (arXiv 2410.05985)."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window
 
 ONE_BLOCK = Acts(
-    "there is one block, since each of several takes both passes by turns",
+    "there is one block, since several alternate between their passes",
     lambda run: run.setup.blocks == 1,
 )
 ACCUMULATES = Acts(
-    "gradients are added up, since with solver.any_order a step follows every backward pass",
+    "gradients accumulate, since with solver.any_order a step follows every backward pass",
     lambda run: run.setup.blocks > 1 or not run.solver.any_order,
 )
 WAITS = Acts(
-    "a graph may wait for a backward slot (solver.backward_slots is 0 or 1, or solver.any_order)",
+    "solver.backward_slots is 0 or 1, or solver.any_order is true",
     lambda run: run.solver.any_order or run.solver.backward_slots != MOST_SLOTS,
 )
 THREAD_FOR_EVERY_SLOT = Needs(
-    "solver.backward_slots is 1 or 2, since with 0 one slot and its thread take both passes",
+    "solver.backward_slots is 1 or 2, since with 0 one thread does both passes",
     lambda run: run.solver.backward_slots or run.setup.blocks > 1,
 )
 
@@ -83,13 +83,13 @@ class PDASGD(Delayed):
     micro_batches: Annotated[CountOrZero, ACCUMULATES] = 1
     """m, micro-batches per mini-batch: more make delays shorter; 0: as `ddg` chooses it."""
     clip_norm: NotNegative = 0.0
-    """Largest norm of one unit's gradient, 0: any; serial rounds have correction.clip_norm."""
+    """Clip the norm of each unit's gradient (not in serial rounds); 0: no clipping."""
     backward_slots: Annotated[CountOrZero, ONE_BLOCK] = 2
-    """Beside the forward slot of the only block: 1, 2, or 0: one slot takes both by turns."""
+    """Backward slots beside the forward slot: 1 or 2; 0: one slot alternates."""
     queue: Annotated[CountOrZero, ONE_BLOCK, WAITS] = 0
-    """Graphs that may wait for a backward slot before the forward slot waits."""
+    """Graphs that may wait for a backward slot before the forward slot stalls."""
     any_order: Annotated[bool, ONE_BLOCK, THREAD_FOR_EVERY_SLOT] = False
-    """As in the paper: threads without a table on shared weights. No run can be repeated."""
+    """Unordered threads on shared weights, as in the paper; not reproducible."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

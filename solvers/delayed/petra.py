@@ -1,4 +1,4 @@
-"""PETRA: reversible blocks, delayed gradients, nothing stashed (Rivaud et al., 2406.02052)."""
+"""PETRA: delayed gradients in reversible blocks, without a stash (Rivaud et al., 2406.02052)."""
 
 from __future__ import annotations
 

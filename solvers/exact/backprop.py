@@ -1,4 +1,4 @@
-"""Serial training: back-propagation through the links, exact at every step."""
+"""Exact back-propagation through the blocks, pipelined in micro-batches."""
 
 from __future__ import annotations
 

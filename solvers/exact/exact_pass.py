@@ -57,13 +57,13 @@ class PassSettings(Settings):
     """m, micro-batches per mini-batch; with 1 a step is exact, bit for bit. 0: 1, or in a
     correction as many as the solver's steps have."""
     clip_norm: NotNegative = 0.0
-    """Largest norm of the whole network's gradient; 0: no clipping."""
+    """Clip the norm of the whole network's gradient; 0: no clipping."""
     recompute: bool = False
-    """Keep only block inputs, and run forward again before backward: less memory, same bits."""
+    """Gradient checkpointing: keep block inputs only and repeat the forward pass; same bits."""
     messages: WireFormat = "float32"
-    """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
+    """Number format of messages between blocks."""
     filter: Count = 1
-    """Side of the squares whose mean crosses a cut in place of their pixels; 1: every pixel."""
+    """Send means over N x N squares of pixels; 1: every pixel."""
 
     def num_micro_batches(self, size: int, count: int) -> int:
         """Micro-batches per mini-batch of `size` samples on `count` blocks."""

@@ -1,4 +1,4 @@
-"""Local updates: gradients stop at cuts, every block has a loss (Laskin et al., 2012.03837)."""
+"""Local updates: every block trains on a loss of its own (Laskin et al., 2012.03837)."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class LocalUpdates(Solver):
     )
 
     style: Style = "greedy"
-    """Which gradients cross a cut: none, one cut's, or those inside a chunk."""
+    """Gradients cross no cut (greedy), one cut (overlapping) or those within a chunk (chunked)."""
     chunks: Annotated[Count, CHUNKED] = 2
-    """Runs of blocks that are trained as one (chunked); 1: back-propagation, K: greedy."""
+    """Number of chunks; 1: back-propagation, the number of blocks: greedy."""
     head: Annotated[HeadKind, HEADED] = "linear"
-    """Auxiliary head, behind a mean over pixels: linear, or mlp:WIDTH with a hidden layer."""
+    """Auxiliary head after pooling: linear, or mlp:WIDTH with one hidden layer."""
 
     def check(self, setup: Setup) -> None:
         heads.check_cuts(setup, [k + 1 for k in self.headed(setup.blocks)], "choose another solver")

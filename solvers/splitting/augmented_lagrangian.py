@@ -43,13 +43,13 @@ class AugmentedLagrangian(Penalty):
     name: ClassVar[str] = "augmented-lagrangian"
 
     multiplier_start: Annotated[Literal["zero", "adjoint"], CORRECTED] = "adjoint"
-    """Where the multipliers start: zero (classical), or minus the last exact pass's adjoint."""
+    """Initial multipliers: zero (classical), or minus the last exact pass's adjoint."""
     kappa_step: Annotated[NotNegative, MOVES] = 1.0
-    """Step of the multipliers between sweeps, in units of lam_step 2 lam_beta."""
+    """Step size of the multipliers, in units of lam_step 2 lam_beta."""
     lam_move: Annotated[Literal["step", "limit"], MOVES] = "limit"
-    """What an exchange does to lam and kappa: a step, or its limit for a large lam_beta."""
+    """Move lam and kappa by a step, or to its limit for large lam_beta."""
     lam_start: Annotated[Literal["feasible", "stepped"], CORRECTED] = "feasible"
-    """Where lam starts: the recorded activations, or one lam step from them."""
+    """Initial lam: the recorded activations, or one step from them."""
 
     def steps_lam(self, setup: Setup) -> bool:
         return self.moves(setup) and self.lam_move == "step"

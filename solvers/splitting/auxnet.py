@@ -1,4 +1,4 @@
-"""Auxiliary-variable networks: lam generated from the image, not stored (arXiv 2112.05387)."""
+"""Auxiliary networks: a small network per cut generates lam from the image (arXiv 2112.05387)."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ class AuxNet(Solver):
     reads: ClassVar[frozenset[str]] = frozenset({"images"})
 
     beta: Positive = 5e-4
-    """Penalty coefficient, of the squared norm over one sample's C, H, W."""
+    """Coefficient of the coupling, for the squared norm of one sample."""
     lam_step: NotNegative = 1.0
-    """Step from x_{k-1} to the wanted lam*, in units of 1 / (2 beta)."""
+    """Step size from x_{k-1} to the target lam*, in units of 1 / (2 beta)."""
     multiplier: Literal["none", "adjoint"] = "none"
-    """What a block trains towards: lam, or lam with kappa = -p_in, for which it waits."""
+    """adjoint: couple with kappa = -p_in, too, for which blocks wait."""
     local_lr: Positive | None = None
-    """Learning rate of the parallel phase over the schedule's; unset: 0.1, without correction 1."""
+    """Learning rate of local steps, relative to the schedule; unset: 0.1, or 1 uncorrected."""
     momentum: Share | None = 0.9
-    """Momentum of the blocks' own SGD in the parallel phase; unset: the exact pass's optimizer."""
+    """Momentum of a separate SGD for local steps; unset: the exact pass's optimizer."""
     width: Count = 16
-    """Channels, or features, of the networks a_k."""
+    """Channels or features of the networks a_k."""
     depth: Count = 1
-    """Layers of a_k; for images 3 x 3 convolutions, at least one for every halving of the size."""
+    """Layers of a_k; for images at least one 3 x 3 convolution per halving of the size."""
     aux_lr: Positive = 1e-3
     """Learning rate of v_k (Adam)."""
 

@@ -83,17 +83,17 @@ class BlockADMM(AugmentedLagrangian):
     rho: Positive = 1e-3
     """Penalty coefficient; 2 beta of the augmented Lagrangian."""
     order: Literal["jacobi", "gauss-seidel"] = "gauss-seidel"
-    """All blocks from the same old values, or one after the other with the newest."""
+    """Update blocks from the same old values, or in turn from the newest."""
     lam_step: Annotated[NotNegative, PLAIN_CUT] = 2e-3
-    """Gradient step of Z, in units of 1 / rho."""
+    """Step size of Z, in units of 1 / rho."""
     kappa_step: Annotated[NotNegative, EXCHANGES] = 1.0
-    """Step of the scaled dual U."""
+    """Step size of the scaled dual U."""
     theta_steps: Count = 1
-    """Optimizer steps of the weights in each visit of a mini-batch."""
+    """Weight steps per visit of a mini-batch."""
     z_steps: Annotated[Count, STEPS_OF_Z] = 1
-    """Gradient steps of Z in each visit."""
+    """Gradient steps of Z per visit."""
     optimizer: Literal["shared", "sgd", "adam"] = "shared"
-    """The optimizer of the weights' steps: the exact pass's, or one of the solver's own."""
+    """Optimizer of weight steps: the exact pass's, or a separate one."""
     constraint: Annotated[str, PLAIN_CUT] = "none"
     """Constraint on Z: none, non-negative, box:LOW:HIGH, quantized:BITS:LOW:HIGH or sign."""
     factor_rho: Annotated[Positive, FACTORIZED] = 1e-3

@@ -7,16 +7,15 @@ from typing import Any
 from hybrid.solvers.acting import Acts
 
 CORRECTED = Acts(
-    "exact or late passes give the adjoint to start from (rounds.correct_every is above 0, or it "
-    "fills waits)",
+    "rounds.correct_every is above 0, or it fills waits",
     lambda run: run.setup.correct_every,
 )
 LAM_STEPS = Acts(
-    "lam takes steps, between several sweeps or from carried records",
+    "lam takes steps (several sweeps, or window 'all')",
     lambda run: run.solver.steps_lam(run.setup),
 )
 LAM_STEPS_OR_STARTS = Acts(
-    "lam takes steps, between several sweeps or as it starts (its lam_start is 'stepped')",
+    "lam takes steps (several sweeps, or lam_start 'stepped')",
     lambda run: (
         run.solver.steps_lam(run.setup)
         or (run.solver.lam_start == "stepped" and run.setup.correct_every)
@@ -24,20 +23,19 @@ LAM_STEPS_OR_STARTS = Acts(
 )
 FILTERED = Acts("its filter is above 1", lambda run: run.solver.filter > 1)
 COMPARED = Acts(
-    "it sweeps over windows, and whole rounds, or the residuals of a third sweep and the second, "
-    "can be compared (rounds.correct_every is 1, or rounds.sweeps at least 4)",
+    "it fills no waits, and rounds.correct_every is 1 or rounds.sweeps at least 4",
     lambda run: not run.setup.fills and (run.setup.correct_every == 1 or run.setup.sweeps >= 4),
 )
 OWN_STEPS = Acts(
-    "local steps are steps of their own, in a window",
+    "it fills no waits, which have no steps of their own",
     lambda run: not run.setup.fills,
 )
 MOVES = Acts(
-    "multipliers move, between several sweeps or from carried records",
+    "multipliers move (several sweeps, or window 'all')",
     lambda run: run.solver.moves(run.setup),
 )
 EXCHANGES = Acts(
-    "another sweep uses the dual of the first (rounds.sweeps is above 1, or Z are carried)",
+    "a later sweep uses the dual (several sweeps, or window 'all')",
     lambda run: run.setup.exchanges,
 )
 FACTORIZED = Acts("a cut has a factorization", lambda run: run.setup.factorized)
@@ -46,7 +44,7 @@ PLAIN_CUT = Acts(
     lambda run: _has_plain_cut(run),
 )
 STEPS_OF_Z = Acts(
-    "a cut has no factorization, or solver.order is 'jacobi' in a window whose Z are not kept",
+    "a cut has no factorization, or solver.order is 'jacobi' and window not 'all'",
     lambda run: _has_plain_cut(run) or (run.solver.order == "jacobi" and not run.setup.carried),
 )
 

@@ -1,4 +1,4 @@
-"""Quadratic penalty: blocks coupled by beta ||lam - x||^2 at every cut (Sun et al., 2009.01462)."""
+"""Quadratic penalty beta ||lam - x||^2 at every cut (Sun et al., 2009.01462)."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Penalty(Splitting):
     alternates: ClassVar[bool] = True
 
     local_lr: Positive | None = None
-    """Learning rate of local steps, relative to the schedule's; unset: 0.6, and 0.3 in waits."""
+    """Learning rate of local steps, relative to the schedule; unset: 0.6, or 0.3 in waits."""
     momentum: Annotated[Share | None, OWN_STEPS] = None
-    """Momentum of the parallel phase's own SGD; unset: it shares the exact pass's optimizer."""
+    """Momentum of a separate SGD for local steps; unset: the exact pass's optimizer."""
     clip_norm: NotNegative = 0.0
-    """Largest norm of one block's gradient in the parallel phase; 0: no clipping."""
+    """Clip the norm of each block's local gradient; 0: no clipping."""
     return_ratio: Annotated[Positive, COMPARED] = 3.0
-    """Growth of a cut's relative residual between probes at which training returns to serial."""
+    """Growth of a cut's residual at which training returns to serial."""
 
     @property
     def kappa_rate(self) -> float:

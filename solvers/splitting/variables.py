@@ -31,21 +31,21 @@ class Splitting(Solver):
     """A method with auxiliary variables at its cuts: what it stores of them, and how they start."""
 
     beta: Positive = 5e-4
-    """Coefficient of the coupling, of the squared norm over one sample's C, H, W."""
+    """Coefficient of the coupling, for the squared norm of one sample."""
     lam_beta: Annotated[Positive | None, LAM_STEPS_OR_STARTS] = None
-    """Coefficient of the steps of lam (and of kappa); unset: beta."""
+    """Coefficient b of the steps of lam and kappa; unset: beta."""
     lam_step: Annotated[NotNegative, LAM_STEPS_OR_STARTS] = 1.0
-    """Step of lam between sweeps, in units of 1 / (2 lam_beta)."""
+    """Step size of lam, in units of 1 / (2 lam_beta)."""
     lam_start: Annotated[Literal["feasible", "stepped"], CORRECTED] = "stepped"
-    """Where lam starts: the recorded activations, or one lam step from them."""
+    """Initial lam: the recorded activations, or one step from them."""
     filter: Count = 1
-    """Side of the squares that the coupling averages over (the downsampling filter S)."""
+    """Filter S of the coupling: means over N x N squares of pixels."""
     filter_mode: Annotated[Literal["coupling", "input"], FILTERED] = "coupling"
-    """Keep lam_k exact and filter the coupling only, or store S lam_k and feed its upsampling."""
+    """Filter the coupling only, or store S lam_k and feed its upsampling."""
     storage: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of what is stored and exchanged."""
+    """Number format of stored and exchanged variables."""
     balance_ratio: Annotated[OverOne, LAM_STEPS] = 0.0
-    """Ratio of primal to dual residual, either way, at which beta changes, usually 10; 0: never."""
+    """Adapt beta when residuals differ by this factor, e.g. 10; 0: never."""
 
     def moves(self, setup: Setup) -> bool:
         """Whether auxiliary variables move, not only weights."""

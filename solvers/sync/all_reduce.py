@@ -1,4 +1,4 @@
-"""All-reduce: every step is on the gradient of the whole mini-batch, on all replicas alike."""
+"""All-reduce: every step uses the gradient of the whole mini-batch, summed over replicas."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ BUCKETS = 16
 larger than `BUCKET_BYTES`: the first leave early, and the last have few to wait for."""
 
 NOT_FLOAT16 = Needs(
-    "train.precision is not 'float16', whose overflows would stay in what rounding leaves for the "
-    "next step",
+    "train.precision is not 'float16', whose overflows would stay in the error feedback",
     lambda run: run.train.precision != "float16",
     "choose bfloat16",
 )
@@ -62,7 +61,7 @@ class AllReduce(Strategy):
     exact: ClassVar[bool] = True
 
     messages: Annotated[MessageFormat, NOT_FLOAT16] = "float32"
-    """Number format of gradients between replicas: float32, or bfloat16, int8 with feedback."""
+    """Number format of gradients between replicas; bfloat16 and int8 use error feedback."""
 
     def copies(self, replicas: int) -> float:
         return left_over(self.messages, replicas)

@@ -12,7 +12,7 @@ from hybrid.solvers.peers import Peers, Replica, Sync
 from hybrid.solvers.registry import STRATEGIES
 
 EXACT_MESSAGES = Acts(
-    "sync.messages is float32, because sums of rounded numbers are in the order of the replicas",
+    "sync.messages is float32, because rounded numbers are summed in the order of replicas",
     lambda run: getattr(run.sync, "messages", "float32") == "float32",
 )
 ANOTHER = "choose another solver or sync.name=all-reduce"
@@ -23,7 +23,8 @@ class Strategy(Settings, ABC):
     """A way to keep replicas together: a frozen dataclass of its settings."""
 
     order: Annotated[Literal["auto", "replicas", "engine"], EXACT_MESSAGES] = "auto"
-    """Order of sums: that of the replicas, or the engine's own; auto: the engine's beyond 8."""
+    """Order of sums: the replicas', or the communication library's own; auto: the latter beyond 8
+    replicas."""
 
     name: ClassVar[str]
     program: ClassVar[type[Sync]]

@@ -1,4 +1,4 @@
-"""DiLoCo: an outer step with Nesterov momentum on what the replicas have done in h steps."""
+"""DiLoCo: every h local steps, an outer Nesterov step on what the replicas have changed."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class DiLoCo(Strategy):
     anchored: ClassVar[bool] = True
 
     steps: Count = 16
-    """h, steps from one outer step to the next."""
+    """h, local steps between outer steps."""
     outer_lr: Positive = 0.7
-    """eta, size of the outer step."""
+    """eta, learning rate of the outer step."""
     outer_momentum: Share = 0.9
     """mu, Nesterov momentum of the outer step."""
     lag: CountOrZero = 0
-    """Steps that a sum over replicas may take."""
+    """L, steps until a sum over replicas is applied."""
     messages: MessageFormat = "float32"
-    """Number format of D between replicas: float32, or bfloat16, int8 with feedback."""
+    """Number format of weight changes between replicas; bfloat16 and int8 use error feedback."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""HPSGD: gradients travel while replicas go on; what lands replaces what they did meanwhile."""
+"""HPSGD: replicas keep training while the gradients of h steps are summed."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class HPSGD(Strategy):
     plain: ClassVar[bool] = True
 
     steps: Count = 4
-    """h, steps whose gradients travel together."""
+    """h, steps whose gradients are sent together."""
     lag: CountOrZero = 4
-    """L, steps that they take."""
+    """L, steps until their sum is applied."""
     drift: Annotated[Literal["discard", "keep"], DRIFTS] = "keep"
-    """What becomes of local steps when a round lands."""
+    """What becomes of the local steps taken meanwhile."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Local SGD: replicas step by themselves and average their weights every h steps."""
+"""Local SGD: replicas train alone and average their weights every h steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LocalSGD(Strategy):
     name: ClassVar[str] = "local-sgd"
 
     steps: Count = 8
-    """h, steps from one average of the weights to the next."""
+    """h, local steps between averages of the weights."""
 
 
 class LocalSGDSync(Rounds):

@@ -27,7 +27,7 @@ _LAUNCHER_SAYS = re.compile(
     r"|Root Cause \(first observed failure\)|Received \d+ death signal"
 )
 _REMEDY = re.compile(r"remove (\S+) to resume from|if (\S+) is another run's, remove it")
-_ANEW = ("no checkpoint to resume from", "start again with a new --out")
+_ANEW = ("no checkpoint to resume from", "start again in a new folder")
 
 
 @dataclass

@@ -35,7 +35,7 @@ class AutoAssist(Learning):
     name: ClassVar[str] = "auto-assist"
 
     gamma: ShareOrWhole = 0.3
-    """Share of the samples that are accepted whatever the assistant says."""
+    """Fraction of samples accepted regardless of the assistant."""
     lr: Positive = 0.01
     """Learning rate of the assistant."""
     decay: NotNegative = 1e-3

@@ -57,13 +57,12 @@ class Learning(Sampler):
             "a window is a number of mini-batches, because losses come after an epoch of window "
             "'all' has been chosen",
             lambda run: run.rounds.window != "all",
-            "give --window a number, or set sampler.name=uniform",
+            "give rounds.window a number, or set sampler.name=uniform",
         ),
         Needs(
-            "sampler.lag is at least the mini-batches of a window (--window), which are chosen "
-            "together",
+            "sampler.lag is at least rounds.window, since its mini-batches are chosen together",
             lambda run: run.sampler.lag >= run.setup.window,
-            "set a larger sampler.lag, or a smaller --window",
+            "set a larger sampler.lag, or a smaller rounds.window",
             here=lambda run: f"it is {run.sampler.lag} of {run.setup.window}",
         ),
         Needs(
@@ -82,7 +81,7 @@ class Learning(Sampler):
     )
 
     lag: Count = 16
-    """Mini-batches until the sampler knows a loss: at least as many as a window has."""
+    """Mini-batches until a loss is learned; at least rounds.window."""
 
 
 def check_tensor(

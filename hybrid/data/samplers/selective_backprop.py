@@ -1,4 +1,4 @@
-"""Selective-Backprop: samples of large loss are trained more often (arXiv 1910.00762)."""
+"""Selective-Backprop: samples of large loss are chosen more often (arXiv 1910.00762)."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class SelectiveBackprop(Learning):
     name: ClassVar[str] = "selective-backprop"
 
     beta: Selectivity = 1.0
-    """Selectivity: how much rarer samples of small loss are; 0: not at all."""
+    """Selectivity: larger values skip more samples of small loss; 0: none."""
     history: Count = 1024
-    """|H|, losses of candidates that a loss is compared with."""
+    """Number of recent losses that a loss is ranked against."""
 
     def start(self, data: Data, seed: int) -> Choice:
         return _ByLoss(data, seed, self)

@@ -1,4 +1,4 @@
-"""Every sample once in each epoch, in random order or in that of the data."""
+"""Every sample once per epoch, in random order or in that of the data."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ def build(
         raise ValueError(f"unknown model {name!r}: try {near!r} (families: {', '.join(FAMILIES)})")
     if reads_texts(name) != bool(length):
         reads, given = ("images", "texts") if length else ("texts", "images")
-        other = "--model gpt-4-128, or images with --data" if length else "--data text"
-        raise ValueError(f"{name} reads {reads}, and the data are {given}: give {other}")
+        other = "gpt-4-128 or data of images" if length else "a network of images or data.name=text"
+        raise ValueError(f"{name} reads {reads}, and the data are {given}: choose {other}")
     family, depth = match["family"], int(match["depth"] or match["wide_depth"] or match["layers"])
     if depth > DEEPEST:
         raise ValueError(f"{name} has depth {depth}; it must be at most {DEEPEST}")

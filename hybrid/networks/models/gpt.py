@@ -62,7 +62,7 @@ class ByClass(nn.Module):
 
 
 def gpt(layers: int, width: int, vocabulary: int = 256, length: int = 256) -> Chain:
-    """GPT-2's decoder: tokens (N, T), T <= length, to logits (N, vocabulary, T) of the next ones.
+    """GPT-2's decoder: tokens (N, T), T <= length, to next-token logits (N, vocabulary, T).
 
     Learned positions, pre-normalization, weights from N(0, 0.02^2) and those that end a branch from
     N(0, 0.02^2 / (2 layers)) (Radford et al. 2019, section 2.3); no dropout, an output layer of its

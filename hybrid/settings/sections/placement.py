@@ -19,11 +19,11 @@ from hybrid.settings.sections.base import (
 from hybrid.solvers.acting import REPLICAS, Acts, Needs
 
 BALANCED = Acts(
-    "the command is train or bench, or a plan cuts a model of your own",
+    "the command is train or bench, or the model is your own",
     lambda run: run.command != "plan" or is_reference(run.model.name),
 )
 KEEPS_UNITS = Needs(
-    "every pass takes all units (model.survival is 1), or replicas would leave out different ones",
+    "model.survival is 1, since replicas would leave out different units",
     lambda run: run.replicas == 1 or run.survival == 1,
     "take one replica",
 )
@@ -38,21 +38,22 @@ class SplitSettings(Section):
     """[split] units into blocks."""
 
     blocks: Annotated[int, TRAIN_OR_BENCH] = Field(default=0, ge=0, le=MANY)
-    """Number of blocks; 0: the number of MPI ranks, or 2 without mpirun."""
+    """Number of blocks; 0: ranks divided by replicas, or 2 in one process."""
     balance: Annotated[Literal["operations", "measured", "even"], BALANCED] = "operations"
-    """What is balanced: counted operations (the same on every machine), measured time, units."""
+    """What blocks share evenly: counted operations (machine-independent), measured time, units."""
     cuts: list[str] = Field(default=[])
-    """The first unit of every block but the first; overrides balance."""
+    """First unit of each block after the first; overrides balance."""
     replicas: Annotated[int, KEEPS_UNITS, ONE_DICTIONARY] = Field(default=0, ge=0, le=MANY)
-    """Chains of the blocks, each on a share of a mini-batch; 0: MPI ranks over blocks, else 1."""
+    """Replicas of the chain, each training on a share of every mini-batch; 0: ranks divided by
+    blocks, or 1 in one process."""
     side_by_side: Annotated[Literal["auto", "chain", "peers"], REPLICAS] = "auto"
-    """MPI ranks that follow each other: a chain, peers, or (auto) those that send more."""
+    """What adjacent ranks share: a chain or a block's replicas; auto: whichever sends more."""
 
 
 def _of_links(name: str, *kinds: str) -> Acts:
     """Where the links between the ranks read a setting, as these kinds do."""
     return Acts(
-        f"links.kind is one that reads it, as {' and '.join(kinds)} do{'es' * (len(kinds) == 1)}",
+        f"links.kind reads it ({', '.join(kinds)})",
         lambda run: name in run.link_settings,
     )
 
@@ -63,23 +64,24 @@ class LinkSettings(Section):
     acts: ClassVar[dict[str, Acts]] = {"links.*": TRAIN_OR_PLAN}
 
     kind: str = LINKS.default
-    """auto: MPI under mpirun, torch under torchrun, else threads; virtual: logical clocks."""
+    """Transport: threads, mpi, torch, virtual (simulated); auto: MPI under mpirun, torch under
+    torchrun, else threads."""
     device: Annotated[Literal["auto", "nccl", "host"], _of_links("device", "auto", "torch")] = (
         "auto"
     )
-    """What carries tensors of a GPU between ranks of torch: nccl, host; auto: nccl, else host."""
+    """How torch ranks exchange GPU tensors: nccl, or through the host; auto: nccl if possible."""
     gigabits_per_second: Annotated[float, _of_links("gigabits_per_second", "virtual")] = Field(
         default=10.0, ge=1e-9, le=LARGE
     )
-    """Rate of a virtual link, each way."""
+    """Bandwidth of a simulated link in Gb/s, each way."""
     timeout: Annotated[float | None, _of_links("timeout", "auto", "mpi", "torch")] = Field(
         default=None, ge=0, le=LARGE
     )
-    """Seconds a rank waits for another, then the job ends; 0: never; unset: 1800."""
+    """Seconds a rank waits for another before the job ends; 0: forever; unset: 1800."""
     latency_microseconds: Annotated[float, _of_links("latency_microseconds", "virtual")] = Field(
         default=10.0, ge=0, le=LARGE
     )
-    """Latency of a virtual link."""
+    """Latency of a simulated link in microseconds."""
 
     @field_validator("kind")
     @classmethod
@@ -100,10 +102,10 @@ class CheckpointSettings(Section):
     every: int = Field(default=1, ge=1, le=MANY)
     """Epochs between checkpoints."""
     minutes: float = Field(default=15.0, ge=0, le=LARGE)
-    """Write one in mid-epoch, too, when the last one is so old; 0: never."""
+    """Also write a checkpoint within an epoch when the last one is this old; 0: never."""
     keep_last: int = Field(default=2, ge=0, le=MANY)
-    """Checkpoints to keep; 0: all."""
+    """Number of checkpoints to keep; 0: all."""
     best: Annotated[bool, DROPS, TESTED] = False
-    """Keep the one with the best test metric, too, of those that are written."""
+    """Also keep the checkpoint with the best test metric."""
     rollbacks: int = Field(default=3, ge=0, le=MANY)
-    """How often a run that diverges goes back to a checkpoint, with smaller steps; 0: never."""
+    """How often a diverging run goes back to a checkpoint with smaller steps; 0: never."""

@@ -58,13 +58,12 @@ INEXACT = Acts(
     here=_solver,
 )
 ALTERNATES = Acts(
-    "the solver sweeps over windows, by turns with corrections",
+    "the solver sweeps over windows",
     lambda run: run.solver.alternates,
     here=_solver,
 )
 HAS_WINDOWS = Acts(
-    "the solver sweeps over windows, or serial rounds come between its own (rounds.correct_every, "
-    "rounds.serial_end)",
+    "the solver sweeps over windows, or there are serial rounds",
     lambda run: (
         run.solver.alternates
         or every_round(run.solver, run.rounds)
@@ -73,32 +72,29 @@ HAS_WINDOWS = Acts(
     here=_solver,
 )
 PLAIN_BATCHES = Needs(
-    "there is no batch_transform, whose mini-batches window 'all' would not give again",
+    "there is no batch_transform, whose mini-batches window 'all' could not repeat",
     lambda run: run.rounds.window != "all" or run.batch_transform is None,
     "give a number of mini-batches, or leave it out",
 )
 IN_ANY_ORDER = Needs(
-    "the training data can be had in any order, as a stream cannot, whose samples window 'all' "
-    "would all have to keep",
+    "the training data are no stream, which window 'all' would have to keep",
     lambda run: run.rounds.window != "all" or not run.streamed,
     "give a number of mini-batches",
 )
 TRAINS_BETWEEN = Needs(
-    "it is 0 or at least 2, because with 1 all rounds are serial and the solver trains nothing",
+    "it is 0 or at least 2, because with 1 the solver trains nothing",
     lambda run: run.solver.alternates or run.rounds.correct_every != 1,
     "set it to 0 (never serial) or to at least 2",
 )
 ENDS_BEFORE_LAST = Needs(
-    "a round is left that is not serial, for the solver to train in",
+    "a round is left for the solver to train in",
     lambda run: run.setup.serial_steps <= _last_start(run),
-    "take fewer serial epochs, or more --epochs",
+    "take fewer serial epochs, or more train.epochs",
     here=lambda run: f"train.epochs is {run.train.epochs}, in rounds of {run.setup.window}",
 )
-FILLS = Acts(
-    "ranks take local steps where they would wait (fill.name)", lambda run: run.setup.fills
-)
+FILLS = Acts("idle ranks take local steps", lambda run: run.setup.fills)
 CAN_CLOSE = Acts(
-    "the solver trains by itself, with gradients that are late, so that a serial round adds to it",
+    "the solver is neither exact nor alternates with corrections",
     lambda run: not run.solver.alternates and not run.solver.exact,
     here=_solver,
 )
@@ -111,22 +107,22 @@ class RoundOptions:
     window: Annotated[
         int | Literal["all"] | None, INEXACT, HAS_WINDOWS, PLAIN_BATCHES, IN_ANY_ORDER
     ] = None
-    """The mini-batches of a round: exact passes train on them, and sweeps go over them. Give a
-    number (4), or all (the training set, whose variables are kept); unset: 4."""
+    """Mini-batches per round, trained by exact passes and then by sweeps; all: the training set,
+    whose auxiliary variables are kept; unset: 4."""
     sweeps: Annotated[int | None, Field(ge=1, le=10**6), ALTERNATES] = None
-    """Passes over a window's sub-problems; unset: as many as the solver wants."""
+    """Sweeps over each window; unset: the solver's default."""
     correct_every: Annotated[int | None, Field(ge=0, le=MANY), INEXACT, TRAINS_BETWEEN] = None
-    """In which rounds exact passes train, the serial phase: give 1 for each, 4 for every fourth, 0
-    for none; unset: 1, or 0 for a method that trains by itself."""
+    """Exact passes come first in every N-th round; 0: never; unset: 1, or 0 for a method that
+    needs no correction."""
     serial_epochs: Annotated[float, Field(ge=0, le=MANY), INEXACT, ENDS_BEFORE_LAST] = 0.0
-    """Epochs at the start whose rounds are serial alone: no delay, no local steps."""
+    """Initial epochs of exact training only, without delays or local steps."""
     serial_end: Annotated[bool, CAN_CLOSE] = False
-    """Whether the last round of an epoch is serial: what is then tested has no late gradient."""
+    """End each epoch with a serial round, so that the tested weights have no delayed gradient."""
     waits: Annotated[Sequence[tuple[_Count, _Count]], FILLS] = ()
-    """Samples of local steps that each block has time for in a tick, [before, after] its backward
-    pass; empty: from counted operations, and messages timed before training."""
+    """Local samples per tick for each block, [before, after] its backward pass; empty: from
+    counted operations and timed messages."""
     memory_gb: Annotated[float, Field(gt=0, le=LARGE)] = 4.0
-    """Largest store of auxiliary variables a rank may hold, in GB (10^9 bytes)."""
+    """Most memory for a rank's auxiliary variables, in GB (10^9 bytes)."""
 
 
 class RoundSettings(Section, RoundOptions):

@@ -12,7 +12,7 @@ from hybrid.settings.sections.base import LARGE, MANY, TRAIN_OR_PLAN, Section
 from hybrid.solvers.acting import Acts, Needs
 
 WITH_MOMENTUM = Acts(
-    "optimizer.name is one of sgd, adamw, nadamw, muon, soap, as others take it as an argument",
+    "optimizer.name is sgd, adamw, nadamw, muon or soap, as others take it as an argument",
     lambda run: run.optimizer.name in torch_classes.OPTIMIZERS,
     "put it in optimizer.arguments",
 )
@@ -20,15 +20,15 @@ WITHOUT_BETAS = Acts(
     "optimizer.arguments has no betas", lambda run: "betas" not in run.optimizer.arguments
 )
 STEPS_OUTSIDE = Acts(
-    "some steps are not the solver's own, with solver.momentum (rounds.correct_every is not 0)",
+    "solver.momentum is unset, or there are serial rounds",
     lambda run: steps_outside(run),
 )
 MOMENTUM_OUTSIDE = Needs(
-    "its momentum has an effect, as some steps are not the solver's own, with solver.momentum",
+    "it sets no momentum, or solver.momentum is unset, or there are serial rounds",
     lambda run: "momentum" not in run.optimizer.arguments or steps_outside(run),
 )
 NESTEROVS = Acts(
-    "optimizer.name is sgd or muon and optimizer.momentum above 0",
+    "optimizer.name is sgd or muon, and optimizer.momentum above 0",
     lambda run: run.optimizer.name in ("sgd", "muon") and run.optimizer.momentum,
 )
 MUON = Acts("optimizer.name is muon", lambda run: run.optimizer.name == "muon")
@@ -37,7 +37,7 @@ BY_SHAPE = Acts(
     lambda run: run.optimizer.name in torch_classes.BY_SHAPE,
 )
 SHARES_STEPS = Acts(
-    "replicas make one step together (sync.name all-reduce)",
+    "there are replicas, which agree after every step",
     lambda run: run.replicas > 1 and run.sync.exact,
 )
 DECAYS = Acts(
@@ -56,27 +56,27 @@ class OptimizerSettings(Section):
     """[optimizer] the step of the weights."""
 
     name: str = "sgd"
-    """sgd (with momentum), muon, soap, adamw, nadamw, or a class of torch.optim: RMSprop, ..."""
+    """Optimizer: sgd (with momentum), muon, soap, adamw, nadamw, or any class of torch.optim."""
     lr: Annotated[float, TRAIN_OR_PLAN] = Field(default=torch_classes.SGD_RATE, gt=0, le=LARGE)
-    """Peak learning rate; by default 0.1 of sgd, 0.02 of muon, of another class as in torch."""
+    """Peak learning rate; default 0.1 for sgd, 0.02 for muon, torch's for others."""
     momentum: Annotated[float, WITH_MOMENTUM, WITHOUT_BETAS, STEPS_OUTSIDE] = Field(
         default=0.9, ge=0, lt=1
     )
-    """Of sgd, muon (there 0.95); beta_1 of adamw, nadamw (there 0.99), soap; else an argument."""
+    """Momentum of sgd and muon (default 0.95); beta_1 of adamw, soap and nadamw (default 0.99)."""
     nesterov: Annotated[bool, NESTEROVS] = True
-    """Nesterov's form of the momentum."""
+    """Nesterov momentum."""
     weight_decay: Annotated[float, DECAYS] = Field(default=5e-4, ge=0, le=LARGE)
-    """Weight decay (decoupled with AdamW)."""
+    """Weight decay (decoupled in AdamW)."""
     decay_all: Annotated[bool, DECAYS, DECAY_IS_SET] = False
-    """Decay BatchNorm parameters and biases too."""
+    """Also decay biases and BatchNorm parameters."""
     vectors: Annotated[Literal["sgd", "adamw"], BY_SHAPE] = "sgd"
-    """Who steps what muon and soap (adamw) leave: vectors, norms, embeddings, the output layer."""
+    """Optimizer of vectors, norms, embeddings and the output layer; default adamw for soap."""
     vectors_lr: Annotated[float | None, BY_SHAPE] = Field(default=None, gt=0, le=LARGE)
-    """Peak learning rate of these; unset: optimizer.lr."""
+    """Peak learning rate of optimizer.vectors; unset: optimizer.lr."""
     sharded: Annotated[bool | None, MUON, SHARES_STEPS] = None
-    """Whether replicas divide Muon's products; unset: if they take 3 % of a mini-batch's passes."""
+    """Divide Muon's matrix products among replicas; unset: if they cost over 3 % of compute."""
     arguments: Annotated[dict[str, Any], MOMENTUM_OUTSIDE] = Field(default={})
-    """More arguments of the class: optimizer.arguments.eps = 1e-6."""
+    """Further arguments of the class, e.g. optimizer.arguments.eps = 1e-6."""
 
     def usual(self) -> dict[str, Any]:
         """What goes with the name, where it is not given."""
@@ -105,7 +105,7 @@ class OptimizerSettings(Section):
 
 
 OF_TORCH = Acts(
-    "schedule.name is a class of torch's that steps by itself",
+    "schedule.name is a torch scheduler other than plateau",
     lambda run: run.schedule.name not in torch_classes.SCHEDULES and not run.schedule.on_plateau,
 )
 PLATEAU = Acts("schedule.name is plateau", lambda run: run.schedule.on_plateau)
@@ -118,21 +118,21 @@ class ScheduleSettings(Section):
     acts: ClassVar[dict[str, Acts]] = {"schedule.*": TRAIN_OR_PLAN}
 
     name: str = "linear"
-    """cosine, linear, step, constant; one-cycle; plateau; any class of torch.optim.lr_scheduler."""
+    """Schedule: cosine, linear, step, constant, one-cycle, plateau, or a class of lr_scheduler."""
     warmup_epochs: float | None = Field(default=None, ge=0, le=LARGE)
-    """Epochs of linear warm-up; unset: 1 of cosine, linear, step and constant, 0 of others."""
+    """Epochs of linear warm-up; unset: 1, or 0 for torch's schedulers."""
     warmup_steps: int | None = Field(default=None, ge=0, le=MANY)
-    """Steps of linear warm-up, in place of epochs."""
+    """Steps of linear warm-up, instead of epochs."""
     milestones: Annotated[list[float], BY_STEPS] = Field(default=[0.5, 0.75])
-    """Shares of the training at which `step` multiplies by gamma."""
+    """Fractions of the training at which the rate is multiplied by gamma."""
     gamma: Annotated[float, BY_STEPS] = Field(default=0.1, gt=0, le=1)
-    """Factor of `step`."""
+    """Factor at each milestone."""
     interval: Annotated[Literal["epoch", "step"] | None, OF_TORCH] = None
-    """When a class of torch's steps; unset: each epoch, of OneCycleLR and CyclicLR each step."""
+    """When the scheduler steps; unset: every epoch (OneCycleLR, CyclicLR: every step)."""
     metric: Annotated[str, PLATEAU] = "loss"
-    """What plateau follows on the test set: loss, accuracy, or a metric of your own by its name."""
+    """Test metric that plateau follows: loss, accuracy, or one of your own by name."""
     arguments: dict[str, Any] = Field(default={}, validate_default=True)
-    """Arguments of a class of torch's: schedule.arguments.gamma = 0.9."""
+    """Arguments of a torch scheduler, e.g. schedule.arguments.gamma = 0.9."""
 
     @property
     def on_plateau(self) -> bool:
@@ -169,7 +169,7 @@ class ScheduleSettings(Section):
 
 
 LATE = Acts(
-    "there are several blocks, and their gradients are late",
+    "gradients are delayed",
     lambda run: run.solver.steps_late(0, run.setup.blocks, run.setup.batch_size) > 0,
 )
 MENDED = Acts("delay.mend is not none", lambda run: run.delay.mend != "none")
@@ -179,6 +179,6 @@ class DelaySettings(Section):
     """[delay] what a step does about the delay of its gradient."""
 
     mend: Annotated[Literal["none", "extrapolate"], LATE] = "none"
-    """extrapolate: each step gives back what the one before it should have been."""
+    """extrapolate: predict the weights by adding the change from one update to the next."""
     cap: Annotated[float, MENDED] = Field(default=1.0, gt=0, le=LARGE)
-    """Most of a step's change that is given back, in steps; a block's delay is less or more."""
+    """Upper limit, in steps, of a block's delay that is extrapolated."""

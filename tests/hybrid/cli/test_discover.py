@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import typer
 from answers import assert_one_line, output
 
 from hybrid import data
+from hybrid.cli.app import app
 from hybrid.networks.models.families import FAMILIES
 from hybrid.settings.methods import NAMED, explained, known_settings
 from hybrid.settings.resolve import load, to_toml
@@ -71,3 +73,18 @@ def test_settings_are_printed_and_repeat_the_run(hybrid, tmp_path):
     assert to_toml(read).strip() == text.strip()
     assert (read.solver["name"], read.sampler["name"]) == ("ddg", "auto-assist")
     assert read.train.batch_size == 32
+
+
+def test_help_fits_80_columns_and_has_the_flags_in_groups(hybrid, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = output(hybrid("--help"))
+    assert "..." not in shown.replace("[ARGS]...", "")
+    commands = shown.partition("Commands:")[2].split("\n\n")[0].split("\n")[1:]
+    assert [line.split()[0] for line in commands][:3] == ["train", "evaluate", "report"]
+    said = output(hybrid("train", "--help"))
+    groups = [line for line in said.splitlines() if line.endswith(":") and line[0] != " "]
+    assert groups[1:4] == ["Network and data:", "Method:", "Training:"]
+    assert groups[-1] == "Options:"
+    assert max(map(len, (shown + said).splitlines())) <= 80
+    flags = typer.main.get_command(app).commands["train"].params
+    assert not [flag for each in flags for flag in each.opts if flag not in said]

@@ -103,7 +103,7 @@ def test_without_a_network_the_missing_files_are_named_in_one_line(tmp_path):
         load("cifar10", tmp_path)
     message = str(caught.value)
     assert message.startswith(f"cifar10 lacks cifar-10-batches-bin/data_batch_4.bin in {tmp_path}")
-    for part in ("ConnectionError", "--data-dir"):
+    for part in ("ConnectionError", "directory="):
         assert part in message
     assert "\n" not in message
 
@@ -201,6 +201,7 @@ def test_another_package_adds_a_data_set_by_an_entry_point(monkeypatch):
     assert (len(train), len(test)) == (2, 2)
     assert train.sample(1)[1].tolist() == [1]
     assert "did you mean 'noise'?" in refusal(load, "noize")
-    assert "data.limit is 1, which has an effect only where data.name is a data set of" in refusal(
-        build.load_data_sets, DataSettings(name="noise", limit=1)
+    assert (
+        "data.limit is 1, which has an effect only where data.name is a built-in data set"
+        in refusal(build.load_data_sets, DataSettings(name="noise", limit=1))
     )

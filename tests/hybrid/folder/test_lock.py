@@ -80,7 +80,10 @@ def test_who_owns_it_where_and_since_when_is_said_in_printable_words(tmp_path, m
     owner = Lock(tmp_path)
     with pytest.raises(TakenError) as error:
         Lock(tmp_path)
-    for part in (f"job 4711, process {os.getpid()} on {os.uname().nodename}, since 20", "--out"):
+    for part in (
+        f"job 4711, process {os.getpid()} on {os.uname().nodename}, since 20",
+        "another folder",
+    ):
         assert part in str(error.value)
     edited(tmp_path, run="\x1b[31m\nhybrid: error" + "x" * 10_000)
     with pytest.raises(TakenError) as error:

@@ -243,7 +243,7 @@ def test_a_loop_of_trainings_that_goes_on_after_failures_ends_at_a_request(
     assert left.value.code == STOPPED  # with which Python ends, and says nothing itself
     said = capsys.readouterr().err
     assert said == f"hybrid: {left.value}\n"
-    assert f"go on with --resume --out {tmp_path / 'first'}" in said
+    assert f"go on with resume=True, out='{tmp_path / 'first'}'" in said
 
 
 def test_who_catches_the_stop_may_go_on(few, tmp_path, monkeypatch) -> None:

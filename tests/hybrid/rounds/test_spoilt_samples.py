@@ -13,7 +13,7 @@ from hybrid.rounds.spoilt_samples import SpoiltSamples
 
 pytestmark = pytest.mark.timeout(60)
 ANSWERS = torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
-ROW, LOWER = 37, "; if the network or its loss takes that, lower --lr"
+ROW, LOWER = 37, "; if the network or its loss takes that, lower the learning rate"
 
 
 def spoilt(tensor, value):

@@ -39,7 +39,7 @@ def test_a_run_that_has_ended_stays_as_it_is_and_says_how_to_train_on(tmp_path, 
         again = trainer(tmp_path / "run", resume=True, cuts=cuts)
         assert again.fit(*digits) == json.loads(json.dumps(summary))
         assert "has ended after 1 epoch," in (said := capsys.readouterr().out)
-        assert "more --epochs" in said
+        assert "more epochs" in said
     assert contents(tmp_path / "run") == before
     longer = trainer(tmp_path / "run", resume=True, epochs=2).fit(*digits)
     assert longer["epochs"] == 2

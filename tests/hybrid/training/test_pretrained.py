@@ -156,7 +156,7 @@ def test_another_target_is_refused_and_stays_as_it_is(run, tmp_path):
     assert "is a link to" in export(tmp_path / "link")
     assert "is one file of weights, without shards" in export(tmp_path / "m.safetensors", layers)
     for size in (0, -1, float("inf"), float("nan")):
-        assert f"--shard-gb is {size:g}: it must be" in export(tmp_path / "new", shard_gb=size)
+        assert f"shard_gb is {size:g}: it must be" in export(tmp_path / "new", shard_gb=size)
     assert "is not of the model that model= describes" in export(
         tmp_path / "new", lambda: torch.nn.Linear(2, 2)
     )

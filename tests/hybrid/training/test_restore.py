@@ -138,7 +138,7 @@ def test_what_is_no_function_or_gives_the_wrong_thing_is_refused(words, said, tm
 def test_a_run_of_the_library_is_evaluated_with_its_model_alone(tmp_path):
     fit(tmp_path / "run")
     answer = command("evaluate", tmp_path / "run")
-    assert_one_line(answer, "was made with --data of your own (custom)", "give --data")
+    assert_one_line(answer, "was made with your own data (custom)", "give --data")
 
 
 @pytest.fixture

@@ -106,7 +106,9 @@ def test_roll_backs_are_bounded_and_the_reason_says_what_was_tried(
     poison(monkeypatch, exact=0.0)
     made = make(tmp_path / "run", checkpoint=CheckpointSettings(rollbacks=allowed, keep_last=0))
     tried = f"{allowed} roll-backs did not help; " if allowed else ""
-    remedy = r"the last good checkpoint is .*; lower --lr \(now 0.1\), or set a clip_norm"
+    remedy = (
+        r"the last good checkpoint is .*; lower the learning rate \(now 0.1\), or set a clip_norm"
+    )
     with pytest.raises(DivergedError, match=f"not finite .*; {tried}{remedy}"):
         made.fit(*few)
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -164,7 +166,7 @@ def test_a_run_without_a_folder_does_not_end_with_weights_that_its_last_step_spo
 
     monkeypatch.setattr(Rounds, "run", run)
     with pytest.raises(
-        DivergedError, match=r"^the weights are not finite after step 5; lower --lr"
+        DivergedError, match=r"^the weights are not finite after step 5; lower the learning rate"
     ):
         make(None, epochs=1).fit(*few)
 
@@ -172,7 +174,7 @@ def test_a_run_without_a_folder_does_not_end_with_weights_that_its_last_step_spo
 def test_what_is_tested_at_the_end_is_looked_at_like_every_loss():
     """Two delayed steps at a hopeless rate, whose own losses were still numbers."""
     with pytest.raises(
-        DivergedError, match=r"^the test loss is not finite after step 2; lower --l"
+        DivergedError, match=r"^the test loss is not finite after step 2; lower the l"
     ):
         trainer(
             DDG(),

@@ -236,7 +236,7 @@ WHILE = {
     ),
     "a loss that is not a number": (
         {"loss": lambda out, y: entropy(out, y) * torch.nan},
-        *("the loss is not finite at serial step 0", "lower --lr"),
+        *("the loss is not finite at serial step 0", "lower the learning rate"),
     ),
     "a loss that fails": (
         {"loss": after(2, entropy, failing)},

@@ -1,4 +1,4 @@
-"""AMPNet on a chain: instances as messages, each on a path of its own (arXiv 1705.09786)."""
+"""AMPNet on a chain: instances travel as messages, each on its own path (arXiv 1705.09786)."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class AMPNet(Delayed):
     acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}
 
     micro_batches: CountOrZero = 0
-    """m, instances per mini-batch, each with its path; 0: as `ddg` chooses it."""
+    """m, instances per mini-batch, each with its own path; 0: as `ddg` chooses it."""
     clip_norm: NotNegative = 0.0
-    """Largest norm of one unit's gradient, 0: any; serial rounds have correction.clip_norm."""
+    """Clip the norm of each unit's gradient (not in serial rounds); 0: no clipping."""
     max_active_keys: Annotated[CountOrZero, SEVERAL_BLOCKS] = 0
-    """Most instances under way in all blocks together; 0: twice as many as blocks."""
+    """Most instances in flight over all blocks; 0: twice the number of blocks."""
     min_update_frequency: CountOrZero = 0
-    """Instances that contribute to a unit's step; 0: as many as a mini-batch has."""
+    """Instances per step of a unit; 0: those of a mini-batch."""
 
     @property
     def reports_losses(self) -> bool:

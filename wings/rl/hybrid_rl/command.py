@@ -41,7 +41,10 @@ def rl(
     ] = False,
     set_: options.AnyOther = None,
 ) -> None:
-    """Learn to act in an environment: one block each for representation, learner and actors."""
+    """Train a reinforcement-learning agent in blocks.
+
+    Representation, learner and actors are blocks, one per rank.
+    """
     from hybrid.folder.runfolder import RunFolder
     from hybrid.settings.resolve import parse_override
     from hybrid_rl.resolve import check_start, load

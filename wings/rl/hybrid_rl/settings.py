@@ -27,55 +27,55 @@ class RlSettings(Section):
     """[rl] the environment, the networks, and the order of steps and updates."""
 
     env: str = Field(default="Pendulum-v1", pattern=r"^[\w-]+(/[\w-]+)?$", max_length=200)
-    """An environment of gymnasium with bounded real actions: Pendulum-v1, Hopper-v5, ..."""
+    """Gymnasium environment with bounded real actions."""
     steps: int = Field(default=10_000, ge=1, le=MANY)
-    """Environment steps of all actors together."""
+    """Environment steps, summed over actors."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Seed of weights, episodes and random numbers."""
+    """Random seed."""
     blocks: int = Field(default=0, ge=0, le=MANY)
-    """Ranks for representation, learner and actors; the last has all the rest. 0: MPI's, or 1."""
+    """Ranks for representation, learner and actors, the last takes the rest; 0: all, or 1."""
     actors: int = Field(default=1, ge=1, le=1000)
-    """Actors, each with an environment of its own; all take one step between two updates."""
+    """Actors; each takes one step between updates."""
     lag: int = Field(default=3, ge=1, le=10_000)
-    """An actor's step t uses the weights after update t - lag; with 3 or more all work at once."""
+    """Age of an actor's weights in updates; from 3 all ranks work at once."""
     updates: int = Field(default=1, ge=1, le=1000)
-    """Updates of representation and learner after each step of all actors."""
+    """Updates after each step of all actors."""
     width: int = Field(default=256, ge=1, le=100_000)
-    """Units of both layers of critics and policy."""
+    """Hidden width of critics and policy."""
     batch_size: int = Field(default=256, ge=2, le=MANY)
-    """Transitions in each update, drawn with replacement."""
+    """Transitions per update."""
     lr: float = Field(default=3e-4, gt=0, le=LARGE)
-    """Learning rate of critics, policy and temperature (Adam)."""
+    """Learning rate of critics, policy, temperature (Adam)."""
     discount: float = Field(default=0.99, ge=0, lt=1)
-    """Factor for a reward that comes one step later."""
+    """Discount factor gamma."""
     polyak: float = Field(default=0.005, gt=0, le=1)
-    """Share of the new weights in the target critics after an update."""
+    """Polyak factor of the target critics."""
     representation: bool = True
-    """Learn from features of states and actions; off: from states and actions themselves."""
+    """Learn from features phi, psi, not from raw states and actions."""
     units: Annotated[int, REPRESENTED] = Field(default=240, ge=1, le=100_000)
-    """Units of phi, and of psi, in all their layers together."""
+    """Units of phi, and of psi, summed over layers."""
     layers: Annotated[int, REPRESENTED] = Field(default=8, ge=1, le=1000)
-    """Layers of phi and of psi, with equal shares of the units."""
+    """Layers of phi and of psi, all of one width."""
     representation_lr: Annotated[float, REPRESENTED] = Field(default=3e-4, gt=0, le=LARGE)
-    """Learning rate of the representation (Adam)."""
+    """Learning rate of phi and psi (Adam)."""
     random_steps: int | None = Field(default=None, ge=0, le=MANY)
-    """Environment steps with random actions first; unset: a tenth of all, at most 10,000."""
+    """Initial random steps; unset: a tenth, at most 10,000."""
     pretrain_steps: Annotated[int | None, REPRESENTED] = Field(default=None, ge=0, le=MANY)
-    """Updates of only the representation after those; unset: as many as random steps."""
+    """Updates of phi and psi alone afterwards; unset: random_steps."""
     replay_size: int = Field(default=1_000_000, ge=1, le=MANY)
-    """Number of the newest transitions from which mini-batches are drawn."""
+    """Capacity of the replay buffer, in transitions."""
     evaluate_every: int | None = Field(default=None, ge=1, le=MANY)
-    """Environment steps between evaluations; unset: a twentieth of all."""
+    """Steps between evaluations; unset: a twentieth."""
     episodes: int = Field(default=10, ge=1, le=10_000)
-    """Episodes of an evaluation; its actions have no noise."""
+    """Episodes per evaluation."""
     report_every: int = Field(default=100, ge=1, le=MANY)
-    """Environment steps between reports; a run can be stopped only at a report."""
+    """Steps between reports, where a run can stop."""
     checkpoint_every: int | None = Field(default=None, ge=1, le=MANY)
-    """Environment steps between checkpoints; unset: a tenth of all."""
+    """Steps between checkpoints; unset: a tenth."""
     keep_last: int = Field(default=2, ge=0, le=MANY)
-    """Checkpoints to keep; 0: all."""
+    """Number of checkpoints to keep; 0: all."""
     threads: int = Field(default=0, ge=0, le=1024)
-    """Threads of each rank; 0: an equal share of the cores for the ranks of a host."""
+    """Threads per rank; 0: the host's cores divided by its ranks."""
 
     @property
     def rounds(self) -> int:
@@ -129,7 +129,7 @@ class RlConfig(Section):
 def help_texts() -> dict[str, str]:
     """Every "section.key", and what it means."""
     return {
-        f"{section}.{key}": info.description or ""
+        f"{section}.{key}": " ".join((info.description or "").split())
         for section, settings in RlConfig()
         for key, info in type(settings).model_fields.items()
     }

@@ -268,7 +268,7 @@ def test_bad_input_gets_one_line(settings, says, hybrid, tmp_path):
     ("word", "says"),
     [
         ("links.device=nccl", "a command computes on GPUs"),
-        ("links.latency_microseconds=3", "links.kind is one that reads it"),
+        ("links.latency_microseconds=3", "links.kind reads it (virtual)"),
         ("links.timeout=3", "there are several processes"),
     ],
 )

@@ -233,7 +233,7 @@ REFUSED = [
     (
         AugmentedLagrangian(),
         {"sampler": AutoAssist(lag=2), "window": 3},
-        "(--window), which are chosen together, and here it is 2 of 3: set a larger sampler.lag",
+        "are chosen together, and here it is 2 of 3: set a larger sampler.lag",
     ),
     (
         BlockADMM(),

@@ -108,4 +108,4 @@ def test_replicas_which_would_leave_out_different_units_are_refused():
     made = trainer(Backprop(), replicas=2)
     models.stochastic_depth(made.blocks.model, 0.5)
     said = refusal(made.fit, *digits(3))
-    assert said.startswith("split.replicas is 2, which works only where every pass takes all units")
+    assert said.startswith("split.replicas is 2, which works only where model.survival is 1")
