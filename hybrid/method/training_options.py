@@ -158,7 +158,7 @@ class Options:
     replicas: int = 1
     """R, chains of the blocks; each trains on a share of every mini-batch."""
     side_by_side: Literal["auto", "chain", "peers"] = "auto"
-    """MPI ranks that follow each other: a chain, peers, or those that send each other more."""
+    """What adjacent MPI ranks share: a chain, or a block's replicas; auto: what sends more."""
     sync: Converted[Strategy, Strategy | str] = Converted(
         object_of(Strategy, STRATEGIES.__getitem__), STRATEGIES.default
     )

@@ -293,8 +293,9 @@ class Run:
         self.one_rank = 0.0
         if rate < CLEARLY * alone:
             self.progress.say(
-                f"one rank would be faster: these train {rate:,.0f} samples/s, and the passes of "
-                f"one take the time of {alone:,.0f}: choose --blocks 1, or a larger --batch-size"
+                f"one rank would be faster: this run trains {rate:,.0f} samples/s, and one rank "
+                f"would train about {alone:,.0f}, by its passes' times: take one block, or a "
+                "larger batch"
             )
 
     def _run_rounds(self, pairs: list[tuple[Window, Window]]) -> list[PhaseReport]:
