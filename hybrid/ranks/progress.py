@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from threading import RLock
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ class Bar:
         self.total, self.done, self.text, self.rate = total, done, text, ""
         self._drawn_at, self._handle = 0.0, None
         self._progress: Progress | None = None
+        self._lock = RLock()
+        """Ctrl-C closes the bar of another thread."""
         if not (quiet or _open or launch.launched_rank()):
             self._begin()
 
@@ -59,15 +62,16 @@ class Bar:
     def close(self) -> None:
         """Take it off the terminal; a notebook keeps its last state."""
         global _open
-        progress, self._progress = self._progress, None
-        if progress is None:
-            return
-        _open = None
-        with suppress(OSError, ValueError):  # of a terminal that has gone
-            if self._handle is None:
-                progress.stop()
-            else:
-                self._show(progress)
+        with self._lock:
+            progress, self._progress = self._progress, None
+            if progress is None:
+                return
+            _open = None
+            with suppress(OSError, ValueError):  # of a terminal that has gone
+                if self._handle is None:
+                    progress.stop()
+                else:
+                    self._show(progress)
 
     def __enter__(self) -> Bar:
         return self
@@ -113,12 +117,13 @@ class Bar:
             self._draw()
 
     def _draw(self) -> None:
-        assert self._progress is not None
         self._drawn_at = monotonic()
-        try:
-            self._show(self._progress)
-        except (OSError, ValueError):  # the terminal has gone, and the work goes on
-            self.close()
+        with self._lock:
+            try:
+                if self._progress is not None:
+                    self._show(self._progress)
+            except (OSError, ValueError):  # the terminal has gone, and the work goes on
+                self.close()
 
     def _show(self, progress: Progress) -> None:
         (task,) = progress.tasks

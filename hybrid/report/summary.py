@@ -28,6 +28,8 @@ class Summary(dict[str, Any]):
     sync: str
     """The strategy of replicas; empty without any."""
     fill: str
+    local_samples: list[int]
+    """Of each block, the samples of local work in a tick."""
     epochs: int
     """Those that were trained, from the run's start on."""
     seed: int

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
@@ -22,6 +22,8 @@ from hybrid.links import RankLinks
 from hybrid.proof.untouched import Untouched
 from hybrid.ranks.progress import Bar
 from hybrid.rounds.phase_report import PhaseReport
+from hybrid.solvers.block import Block
+from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.state import State
 
 SECONDS = 30
@@ -293,17 +295,25 @@ class ProgressPrinter(Callback):
         self.start_time = self.last_line_time = perf_counter()
         self.bar = Bar(self.epochs * self.steps_per_epoch, self.step, self._where(), self.quiet)
 
-    def begin(self, step: int, stopping: bool) -> None:
-        """Show the step that is under way, of which no report tells yet, unless the run stops."""
-        if stopping:
-            self.bar.close()
-        elif step > self.bar.done:
-            self.bar.update(step, self._where(step))
+    def follow(self, block: Block, stop: Callable[[], str]) -> None:
+        """Let the bar move with each mini-batch that a block begins, until the run shall stop."""
+        inner = block.watch or (lambda name, key: nullcontext())
+
+        def watch(name: str, key: Key = ()) -> AbstractContextManager[None]:
+            if stop():
+                self.bar.close()
+            elif len(key) > 1 and key[1] > self.bar.done:
+                self.bar.update(key[1], self._where(key[1]))
+            return inner(name, key)
+
+        if self.bar.shown:
+            block.watch = watch
 
     def go_back(self, step: int) -> None:
         """Count on from an earlier step."""
         self.step = step
-        self.bar.update(step, self._where())
+        if self.bar.shown:
+            self.bar.update(step, self._where())
 
     def count_tests(self, done: int, total: int) -> None:
         """Show how far a test has come."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -24,7 +23,6 @@ from hybrid.report.summary import Summary
 from hybrid.rounds.phase_report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import Section
-from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Window
 from hybrid.training.callbacks import (
@@ -126,7 +124,7 @@ class Run:
         options, at = self.options, self.training.position
         self.callbacks.call("on_start", self._run_info())
         self.callbacks.agree()
-        self._show_steps()
+        self.progress.follow(self.training.block, self.stop)
         waits = self.training.rounds.waits
         config = partial(make_config_text, options, self.method, waits)
         self.folder.open(config, at.step, len(at.rollbacks))
@@ -207,19 +205,6 @@ class Run:
         training.rounds.merge_statuses = self.folder.merge
         return training
 
-    def _show_steps(self) -> None:
-        """Let a bar, if there is one, move with each mini-batch that this rank's block begins."""
-        block = self.training.block
-        inner = block.watch or (lambda name, key: nullcontext())
-
-        def watch(name: str, key: Key = ()) -> AbstractContextManager[None]:
-            if len(key) > 1:
-                self.progress.begin(key[1], bool(self.stop()))
-            return inner(name, key)
-
-        if self.progress.bar.shown:
-            block.watch = watch
-
     def _roll_back(self, error: DivergedError) -> None:
         """Go back to a checkpoint, or raise `error` with its remedy; every rank calls it.
 
@@ -243,7 +228,7 @@ class Run:
         self.training = self._make_training()
         self.training.restore(checkpoints[-1])
         self.callbacks.agree()
-        self._show_steps()
+        self.progress.follow(self.training.block, self.stop)
         if (ties := self.training.block.ties) is not None:
             ties.begin()  # copies must not make one step at two rates: what is under way ends first
             self.training.rounds.drain()

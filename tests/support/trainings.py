@@ -30,7 +30,7 @@ def digits(batches: int = 0) -> Data:
     return (train.take(BATCH * batches), test.take(50)) if batches else (train, test)
 
 
-def tested(summary: Mapping[str, Any]) -> dict[str, float]:
+def metrics_of(summary: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of the test by their names, without its loss."""
     found = {k[len("test_") :]: v for k, v in summary.items() if k.startswith("test_")}
     return {name: value for name, value in found.items() if name != "loss" and value is not None}

@@ -6,7 +6,7 @@ from answers import refusal
 from measures import CLASSES, MeanRecall, Told, X, Y, trainer
 from sklearn import metrics as reference
 from torch import nn
-from trainings import tested
+from trainings import metrics_of
 
 from hybrid import split
 from hybrid.solvers import AugmentedLagrangian, Backprop
@@ -32,7 +32,7 @@ def expected(out):
 @pytest.mark.parametrize(("blocks", "replicas"), GRIDS)
 def test_metrics_that_are_no_means_are_those_of_scikit_learn(blocks, replicas):
     made = trainer(blocks, replicas)
-    found = tested(made.fit((X, Y), (X, Y)))
+    found = metrics_of(made.fit((X, Y), (X, Y)))
     assert found == pytest.approx(expected(outputs(made, X)), rel=1e-6)
     again = made.evaluate((X, Y))
     again.pop("loss")
@@ -86,8 +86,8 @@ def test_answers_where_targets_are_left_out_are_the_share_of_all_others():
 def test_a_metric_may_be_called_what_a_line_of_metrics_has_but_not_the_loss():
     made = trainer(2, 1)
     made.metrics = {name: lambda out, y: y.float() for name in ("step", "phase", "samples")}
-    assert tested(made.fit((X, Y), (X, Y))) == pytest.approx(
-        dict.fromkeys(made.metrics, Y.float().mean())
+    assert metrics_of(made.fit((X, Y), (X, Y))) == pytest.approx(
+        dict.fromkeys(made.metrics, float(Y.float().mean()))
     )
     made.metrics = {"loss": lambda out, y: y.float()}
     assert refusal(made.fit, (X, Y), (X, Y)).startswith("metrics has 'loss', which is the loss")
