@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from hybrid.data import Data, Dataset
-from hybrid.errors import AgreedError, StoppedError, counted, given_by
+from hybrid.errors import AgreedError, StoppedError, counted
 from hybrid.folder.manifest import RunPosition
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
