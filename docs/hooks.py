@@ -1,9 +1,10 @@
 """What the site has beside the pages: README and other files of the root, the commands'
-help; and how the page of the API shows settings."""
+help, the notebook; and how the page of the API shows settings."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -47,10 +48,21 @@ def on_files(files: Files, config: Any) -> Files:
         obj=command, ctx=typer.Context(command), name="hybrid", title="Commands"
     )
     files.append(File.generated(config, "commands.md", content=text))
+    files.append(File.generated(config, "notebook.md", content=_notebook()))
     for page, source in ROOTED.items():
         content = (ROOT / source).read_text().replace("](docs/", "](")
         files.append(File.generated(config, page, content=content))
     return files
+
+
+def _notebook() -> str:
+    """The notebook as a page: its texts, its code, and where to get it."""
+    cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())["cells"]
+    parts = ["".join(cell["source"]) for cell in cells]
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            parts[number] = f"```python\n{parts[number]}\n```"
+    return "\n\n".join([*parts, "[Download the notebook](notebook.ipynb)."])
 
 
 class PlainFields(Extension):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hybrid.networks.blocks import Blocks as Blocks
     from hybrid.networks.own_units import without_weights as without_weights
     from hybrid.networks.partition import split as split
+    from hybrid.report.summary import Summary as Summary
     from hybrid.settings.config import CheckpointSettings as CheckpointSettings
     from hybrid.settings.config import DelaySettings as DelaySettings
     from hybrid.settings.config import LinkSettings as LinkSettings
@@ -34,6 +35,7 @@ _HOMES = {
     "Callback": "hybrid.training.callbacks",
     "MLflowLogger": "hybrid.training.services",
     "StoppedError": "hybrid.errors",
+    "Summary": "hybrid.report.summary",
     "Trainer": "hybrid.training.trainer",
     "WandbLogger": "hybrid.training.services",
     "export": "hybrid.training.restore",

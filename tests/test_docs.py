@@ -1,6 +1,7 @@
 """The documentation tells the truth of today."""
 
 import ast
+import json
 import re
 import runpy
 import sys
@@ -107,6 +108,26 @@ def test_what_a_page_shows_of_ones_own_trains(name, capsys, tmp_path, monkeypatc
     summary = run_page(name).get("summary", {"test_accuracy": 1.0})
     assert "epoch 2/" in capsys.readouterr().out
     assert summary["test_accuracy"] > 0.5  # of ten classes
+
+
+def test_the_notebook_runs_and_keeps_no_outputs(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    shown = []
+    for cell in code:
+        *body, last = ast.parse("".join(cell["source"])).body
+        exec(compile(ast.Module(body, []), "notebook", "exec"), names)
+        assert isinstance(last, ast.Expr), "each cell shows something"
+        shown.append(eval(compile(ast.Expression(last.value), "notebook", "eval"), names))
+    blocks, summary, accuracies, curves = shown
+    assert blocks._repr_html_().count("<tr>") == 3
+    assert f"<td>{summary.test_accuracy:.2%}</td>" in summary._repr_html_()
+    assert accuracies[-1] == summary.test_accuracy > 0.9
+    assert "<svg" in curves._repr_html_()
 
 
 def test_links_and_data_of_the_page_train_by_their_names(monkeypatch, tmp_path):

@@ -157,7 +157,7 @@ def of_summary(folder: Path) -> dict[str, Any] | None:
 def curve(metrics: Path) -> list[tuple[int, float]]:
     """(epoch, test accuracy) at every test, of a run that goes on, too."""
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [(line["epoch"], line["accuracy"]) for line in lines if line["phase"] == "test"]
+    return [(line["epoch"], line["test_accuracy"]) for line in lines if line["phase"] == "test"]
 
 
 def plot(file: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:

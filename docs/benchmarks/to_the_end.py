@@ -201,8 +201,9 @@ def collect(runs: Path, seeds: list[int]) -> dict[str, Any]:
                 folder = runs / name / slug(title, seed)
                 kept = of_summary(folder)
                 if kept is not None:
-                    metrics = json.loads((folder / "summary.json").read_text())["test_metrics"]
-                    kept |= {"epochs": row.epochs, "test_metrics": metrics}
+                    found = json.loads((folder / "summary.json").read_text()).items()
+                    tested = {k: v for k, v in found if k.startswith("test_")}
+                    kept |= {"epochs": row.epochs, **tested}
                     kept["curve"] = curve(folder / "metrics.jsonl")
                     results.setdefault(name, {}).setdefault(title, {})[str(seed)] = kept
     return results

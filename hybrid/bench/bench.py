@@ -25,6 +25,7 @@ from hybrid.method.settle import check_waits
 from hybrid.networks.partition import split
 from hybrid.networks.units import Chain, units
 from hybrid.ranks import launch
+from hybrid.ranks.progress import Bar
 from hybrid.registries import LINKS, SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
@@ -160,7 +161,8 @@ class Bench:
         """Measure, and write the report on rank 0; its Markdown there."""
         batches = still_batches(self.train, self.settings.train.batch_size, steps, self.device)
         rows = self.contenders()
-        speeds = throughput(self.comm, rows, batches, turns, self.say)
+        with Bar(0) as bar:
+            speeds = throughput(self.comm, rows, batches, turns, self.say, bar)
         while rows:
             rows.popitem()[1].close()
         facts = self._facts() | {"turns": turns, "steps": steps, "left_out": self.left_out}

@@ -11,6 +11,7 @@ import torch
 from hybrid.bench.contenders import Contender
 from hybrid.data import Data
 from hybrid.links.communicator import Communicator
+from hybrid.ranks.progress import Bar
 from hybrid.rounds.epoch_windows import EpochSource
 from hybrid.solvers import Batch
 
@@ -47,12 +48,19 @@ def throughput(
     batches: Sequence[Batch],
     turns: int,
     say: Callable[[str], None],
+    bar: Bar,
 ) -> list[Speed]:
-    """Train every row on `batches`, `turns` times round after one to warm up."""
+    """Train every row on `batches`, `turns` times round after one to warm up.
+
+    The bar is drawn between two measurements, or else every turn is said.
+    """
     images = sum(len(batch) for batch in batches)
     speeds = [Speed(name) for name in rows]
+    bar.total = (turns + 1) * len(rows)
     for turn in range(turns + 1):
         for row, speed in zip(rows.values(), speeds, strict=True):
+            turn_name = f"turn {turn}/{turns}" if turn else "warming up"
+            bar.update(text=f"{turn_name}: {speed.name}", now=True)
             before = row.spent()
             seconds = timed(comm, partial(row.train, batches))
             mine, waited = (after - start for after, start in zip(row.spent(), before, strict=True))
@@ -61,7 +69,9 @@ def throughput(
                 speed.images_per_second.append(images / seconds)
                 speed.idle_share.append(idle_shares)
                 speed.bytes_per_image = sent / images
-        say(f"turn {turn}/{turns}" if turn else "warmed up")
+            bar.update(bar.done + 1)
+        if not bar.shown:
+            say(f"turn {turn}/{turns}" if turn else "warmed up")
     return speeds
 
 

@@ -33,7 +33,7 @@ def machine() -> dict[str, Any]:
 def speed_table(speeds: Sequence[Speed], base: Speed, epoch_images: int) -> str:
     """Markdown: one row for each speed, compared with `base`."""
     lines = [
-        "| | images/s | epoch | speed-up (quartiles) | idle share | KB sent an image |",
+        "| | samples/s | epoch | speed-up (quartiles) | idle share | KB sent / sample |",
         "|---|---|---|---|---|---|",
     ]
     for speed in speeds:

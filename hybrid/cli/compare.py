@@ -128,6 +128,7 @@ def plan(
     parts = options.numbers("--micro-batches", micro_batches)
     from hybrid.bench.plan.advice import report
     from hybrid.bench.plan.device import Device
+    from hybrid.ranks.progress import Bar
     from hybrid.settings.resolve import load
     from hybrid.training import references
 
@@ -139,7 +140,8 @@ def plan(
         resolved = load(config, given)
         references.check_code_is_given(resolved, given)
         profile = None if device is None else Device.read(device)
-        yield from report(resolved, blocks, totals, parts, say, profile)
+        with Bar(0, text="cutting the network") as bar:
+            yield from report(resolved, blocks, totals, parts, say, profile, bar)
 
     options.first_prints(lines)
 

@@ -22,7 +22,7 @@ from hybrid.errors import (
     tell,
 )
 from hybrid.errors import command as as_command
-from hybrid.ranks import launch
+from hybrid.ranks import launch, progress
 from hybrid.ranks.stopping import ctrl_c
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def run_command(command: Callable[[], Any]) -> int:
         if result == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
-    except KeyboardInterrupt:
-        return _say(ctrl_c(), INTERRUPTED)
+    except KeyboardInterrupt as error:
+        return _say(str(error) or ctrl_c(), INTERRUPTED)
     except StoppedError:  # whose reason has been printed
         return _together(comm, STOPPED)
     except AgreedError as error:
@@ -86,6 +86,7 @@ def _together(comm: Communicator | None, status: int) -> int:
 
 
 def _say(error: object, status: int, speaks: bool = False) -> int:
+    progress.close()
     if speaks or launch.launched_rank() == 0:
         tell(f"hybrid: error: {printable(str(error))}")
     return status

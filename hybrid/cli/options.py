@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -110,7 +111,8 @@ def first_prints(lines: Callable[[], Iterable[str]], end: str = "\n") -> None:
     with together():
         if launch.launched_rank() == 0:
             for line in lines():
-                typer.echo(line + end, nl=False)
+                # the stream as it is now: while a bar is shown, rich prints above it
+                typer.echo(line + end, file=sys.stdout, nl=False)
 
 
 def say_once(text: str) -> None:

@@ -74,7 +74,7 @@ class Board:
 def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The tag and the value of each number in a line of metrics, and the rate of its phase."""
     if line.get("samples") and line.get("seconds"):
-        yield f"{line['phase']}/images_per_second", line["samples"] / line["seconds"]
+        yield f"{line['phase']}/samples_per_second", line["samples"] / line["seconds"]
     for key, value in line.items():
         if key in _ABOUT:
             continue
@@ -82,7 +82,5 @@ def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         first = 0 if key == "idle" else 1
         for i, number in enumerate(value if isinstance(value, list) else [value], first):
             if isinstance(number, int | float):
-                yield (
-                    f"{line['phase']}/{key}" + (f"/{i}" if isinstance(value, list) else ""),
-                    number,
-                )
+                tag = key if key.startswith(f"{line['phase']}_") else f"{line['phase']}/{key}"
+                yield tag + (f"/{i}" if isinstance(value, list) else ""), number

@@ -15,6 +15,8 @@ from hybrid.links.base import Program, RankLinks, Start
 from hybrid.links.grid import Grid, Place
 
 T = TypeVar("T")
+LAST_SECONDS = 10.0
+"""An interrupt waits at most so long until the threads have closed what is open."""
 
 
 class Meeting:
@@ -223,6 +225,8 @@ def run_threads(
                 thread.join()
         except BaseException:
             room.fail()
+            for thread in filter(threading.Thread.is_alive, threads):
+                thread.join(LAST_SECONDS / size)  # it ends when it next waits for another
             raise
     if failures:
         raise failures[0]

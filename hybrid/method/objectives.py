@@ -22,7 +22,6 @@ from hybrid.data.mixing import Mix, shapes
 from hybrid.data.samplers.base import Learning
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.calls import CallUnit
-from hybrid.rounds.phase_report import LINE_KEYS
 from hybrid.solvers.acting import unknown
 from hybrid.solvers.checks.traces import holders, untraced
 from hybrid.solvers.layers.bundle import Bundle
@@ -95,10 +94,9 @@ class Objectives(NamedTuple):
         for name in measured or {}:
             if not (isinstance(name, str) and name.isprintable() and name):
                 raise ValueError(f"metrics has {name!r}, which is no name: give it one, such as f1")
-            if name in LINE_KEYS:
+            if name == "loss":
                 raise ValueError(
-                    f"metrics has {name!r}, which is something else in metrics.jsonl: give it "
-                    "another name"
+                    "metrics has 'loss', which is the loss itself: give it another name"
                 )
 
         def objective(

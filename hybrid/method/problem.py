@@ -103,6 +103,12 @@ class Problem:
         return any(self.drawing)
 
     @property
+    def unit(self) -> str:
+        """What a sample is called: an image has channels, a height and a width."""
+        image = isinstance(self.inputs, Tensor) and self.inputs.dim() == 4
+        return "images" if image else "samples"
+
+    @property
     def factorized(self) -> frozenset[int]:
         """The cuts whose block behind begins with a factorization."""
         leads = {k: leading_projection(self.blocks.module(k)) for k in range(1, len(self.blocks))}

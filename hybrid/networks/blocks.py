@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from html import escape
 from itertools import islice, pairwise
 from typing import Any
 
@@ -27,7 +28,7 @@ SAMPLES = 32
 """Batch size for the units' cost: weights are read once for each batch."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Blocks:
     """A model cut into blocks: block k runs units starts[k] .. starts[k+1]-1."""
 
@@ -44,18 +45,29 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """One line for each block: its units, its parameters and, if known, its cost share."""
-        lines, ends, total = [], [*self.starts[1:], len(self.units)], sum(map(sum, self.costs))
+        return "\n".join(
+            f"block {k}: {units}, {parameters} parameters"
+            + "".join(f", {s} of the cost" for s in share)
+            for k, units, parameters, *share in self._rows()
+        )
+
+    def _repr_html_(self) -> str:
+        head = ["block", "units", "parameters", *["share of the cost"] * bool(self.costs)]
+        lines = [("th", head), *(("td", row) for row in self._rows())]
+        cells = ("".join(f"<{tag}>{escape(x)}</{tag}>" for x in row) for tag, row in lines)
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+    def _rows(self) -> Iterator[list[str]]:
+        """For each block its number, its first and last unit, its parameters and its cost share."""
+        ends, total = [*self.starts[1:], len(self.units)], sum(map(sum, self.costs))
         for k, (start, end) in enumerate(zip(self.starts, ends, strict=True)):
             parameters = {id(p): p for u in self.units_of(k) for p in u.parameters().values()}
             count = sum(p.numel() for p in parameters.values())
             share = sum(map(sum, self.costs[start:end])) / total if total else 0.0
-            lines.append(
-                f"block {k}: {self.units[start].name} to {self.units[end - 1].name}, "
-                f"{count:,} parameters{f', {share:.0%} of the cost' if total else ''}"
-            )
-        return "\n".join(lines)
+            units = f"{self.units[start].name} to {self.units[end - 1].name}"
+            yield [str(k), units, f"{count:,}", *[f"{share:.0%}"] * bool(total)]
 
     @property
     def cuts(self) -> list[str]:

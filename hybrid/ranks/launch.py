@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid.errors import one_line, tell
 from hybrid.links.communicator import Communicator, MpiCommunicator
-from hybrid.ranks import meeting, stopping
-from hybrid.ranks.launcher import end_with_launcher, launcher_has
+from hybrid.ranks import launcher, meeting, stopping
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +44,23 @@ def launched_size() -> int:
 def launched_rank() -> int:
     """This process's rank according to the launcher; 0 without one."""
     return _launched()[1]
+
+
+def screen() -> os.terminal_size | None:
+    """The size of the terminal that shows what this rank prints; None where none does."""
+    return launcher.screen(own=_mpi() is None)
+
+
+def starting_words() -> str:
+    """What starts as many ranks again, before the command; empty without a launcher."""
+    size = launched_size()
+    if not size:
+        return ""
+    if _is_by_torch():
+        here = _number("LOCAL_WORLD_SIZE") or size
+        nodes = f"--nnodes {size // here} " * (size > here)
+        return f"torchrun {nodes}--nproc-per-node {here} -m "
+    return f"mpirun -n {size} " if _mpi() else f"srun -n {size} "
 
 
 def _launched() -> tuple[int, int]:
@@ -108,7 +124,7 @@ def ranks() -> Ranks | None:
     with stopping.meeting() if by_torch else _told_if_late(launched_rank(), size):
         comm = meeting.of_torchrun(launched_rank(), size) if by_torch else _of_mpi(size)
         mates = comm.host_ranks()
-    end_with_launcher(speaks=comm.rank == mates[0])
+    launcher.end_with_launcher(speaks=comm.rank == mates[0])
     _abort_on_exceptions(comm)
     cores = comm.allgather(sorted(os.sched_getaffinity(0)))
     sharing = [cores[mate] for mate in mates].count(cores[comm.rank])
@@ -217,7 +233,9 @@ def threads_per_rank(blocks: int) -> int:
     choose alike.
     """
     here, asked = ranks(), _number("OMP_NUM_THREADS")
-    if asked and not (_is_by_torch() and asked == 1 and not launcher_has("OMP_NUM_THREADS")):
+    if asked and not (
+        _is_by_torch() and asked == 1 and not launcher.launcher_has("OMP_NUM_THREADS")
+    ):
         return asked
     sharing = blocks if here is None else here.sharing
     return max(1, len(os.sched_getaffinity(0)) // sharing)
@@ -282,7 +300,7 @@ def keep_caches_private() -> None:
 
 def _abort_on_exceptions(comm: Communicator) -> None:
     """An exception that leaves a rank's script ends the job: the others may wait for it."""
-    show = sys.excepthook
+    show = stopping.in_one_line(sys.excepthook, speaks=comm.rank == 0)
 
     def hook(*exception: Any) -> None:
         try:

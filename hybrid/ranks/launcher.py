@@ -6,6 +6,7 @@ waits inside MPI waits for ever. So a thread of each rank ends the rank with its
 
 import os
 import select
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ def end_with_launcher(speaks: bool) -> None:
         return
     stderr = 2
     with suppress(OSError):  # where the launcher passes nothing on any more
-        stderr = os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+        stderr = _output(pid, 2)
     reason = f"the launcher ({_read(pid, 'comm').decode().strip()} process {pid}) is gone"
     again = given_by("--resume", "resume=True")
     line = f"hybrid: error: {reason}; go on with {again}\n" if speaks else ""
@@ -44,6 +45,38 @@ def _end_after(descriptor: int, stderr: int, line: bytes) -> None:
         os.write(stderr, line)
     finally:
         os._exit(1)
+
+
+def screen(own: bool) -> os.terminal_size | None:
+    """The size of the terminal that shows standard output; None where none does.
+
+    mpirun gives its ranks a terminal whatever its output is, so the launcher's counts: not `own`.
+    """
+    with suppress(OSError, ValueError):
+        if own:
+            return os.get_terminal_size(sys.stdout.fileno())
+        descriptor = _output(outside_the_rank(), 1)
+        try:
+            return os.get_terminal_size(descriptor)
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def say(line: str) -> None:
+    """Write a line where the launcher writes: it passes nothing on once it ends its ranks."""
+    with suppress(OSError):
+        descriptor = _output(outside_the_rank(), 2)
+        try:
+            os.write(descriptor, f"\n{line}\n".encode())
+        finally:
+            os.close(descriptor)
+
+
+def _output(pid: int, number: int) -> int:
+    """An open output of another process."""
+    how = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
+    return os.open(f"/proc/{pid}/fd/{number}", how)
 
 
 def outside_the_rank() -> int:

@@ -5,13 +5,16 @@ This module imports nothing heavy: the command listens before imports that take 
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hybrid.errors import StoppedError, printable, tell
+from hybrid.ranks import launcher
 
 if TYPE_CHECKING:
     from hybrid.links import RankLinks
@@ -25,6 +28,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.advice = ""
+        """How to go on with the run, once it has a checkpoint."""
 
     def __call__(self) -> str:
         """The name of the signal, empty without one."""
@@ -36,6 +41,10 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.signal = self.signal or signal.Signals(number)
+        by_mpirun = os.environ.get("OMPI_COMM_WORLD_RANK") == "0"
+        if number == signal.SIGTERM and by_mpirun and self.advice:
+            # mpirun kills its ranks a quarter of a second after Ctrl-C or TERM
+            launcher.say(f"hybrid: interrupted{self.advice}")
 
 
 _current: StopRequest | None = None
@@ -68,8 +77,33 @@ def listening(last: bool = False) -> Iterator[StopRequest]:
 
 
 def ctrl_c() -> str:
-    """What an interrupt is answered with; only a training, which listens, can go on."""
-    return "interrupted" + "; go on with --resume" * (_current is not None)
+    """What an interrupt is answered with: a training that has a checkpoint can go on."""
+    return "interrupted" + (_current.advice if _current is not None else "")
+
+
+def interrupted() -> KeyboardInterrupt:
+    """An interrupt that a script, a notebook or a command answers with one line."""
+    error = KeyboardInterrupt(ctrl_c())
+    vars(error)["_render_traceback_"] = lambda: [f"hybrid: {error}"]  # IPython asks for it
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = in_one_line(sys.excepthook)
+    return error
+
+
+def in_one_line(show: Callable[..., Any], speaks: bool = True) -> Callable[..., None]:
+    """A hook for exceptions that prints such an interrupt as a line, and any other as before.
+
+    Only a rank that `speaks` prints the line.
+    """
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if hasattr(error, "_render_traceback_"):
+            if speaks:
+                tell(f"hybrid: {error}")
+        else:
+            show(kind, error, trace)
+
+    return hook
 
 
 @contextmanager

@@ -112,7 +112,7 @@ def _shown(value: object) -> str:
 def _overview(groups: Sequence[Group]) -> Html:
     """A row for each group, of its runs' summaries."""
     result = ("epochs", "test accuracy", "test loss")
-    header = ("", "runs", *result, "training", "images/s", "idle, most", "peak memory")
+    header = ("", "runs", *result, "training", "samples/s", "idle, most", "peak memory")
     rows = [
         (
             group.label,

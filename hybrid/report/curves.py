@@ -73,8 +73,13 @@ def _each(name: str, values: Sequence[float], first: int) -> dict[str, float]:
     return {"least": min(finite), "greatest": max(finite)}
 
 
+def _loss(line: Line) -> float | None:
+    return line.test_loss if line.phase in TEST else line.loss
+
+
 def _accuracy(line: Line) -> float | None:
-    return None if line.accuracy is None else 100 * line.accuracy
+    share = line.test_accuracy if line.phase in TEST else line.accuracy
+    return None if share is None else 100 * share
 
 
 def _throughput(line: Line) -> float | None:
@@ -83,7 +88,7 @@ def _throughput(line: Line) -> float | None:
 
 
 RUN = (
-    Panel("Loss", "loss", _by_phase(lambda x: x.loss), log=True, by_time=True),
+    Panel("Loss", "loss", _by_phase(_loss), log=True, by_time=True),
     Panel("Accuracy", "accuracy, %", _by_phase(_accuracy), by_time=True),
     Panel(
         "Relative primal residual ‖λ - x‖ / ‖x‖ at each cut",
@@ -91,7 +96,7 @@ RUN = (
         lambda x: _each("cut", [value if value > 0 else nan for value in x.residual], 1),
         log=True,
     ),
-    Panel("Throughput", "images/s", _by_phase(_throughput)),
+    Panel("Throughput", "samples/s", _by_phase(_throughput)),
     Panel(
         "Idle share of each rank",
         "waited, %",
@@ -101,9 +106,9 @@ RUN = (
 """Of one run."""
 COMPARED = (
     Panel("Test accuracy", "accuracy, %", _one(_accuracy, TEST), by_time=True),
-    Panel("Test loss", "loss", _one(lambda x: x.loss, TEST), by_time=True),
-    Panel("Training loss", "loss", _one(lambda x: x.loss, TRAINING), log=True, by_time=True),
-    Panel("Throughput", "images/s", _one(_throughput, TRAINING)),
+    Panel("Test loss", "loss", _one(_loss, TEST), by_time=True),
+    Panel("Training loss", "loss", _one(_loss, TRAINING), log=True, by_time=True),
+    Panel("Throughput", "samples/s", _one(_throughput, TRAINING)),
 )
 """Of several."""
 

@@ -16,7 +16,6 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 if TYPE_CHECKING:
@@ -150,6 +149,8 @@ def plain_style() -> Iterator[None]:
 
 @cache
 def _macros() -> Any:
+    from jinja2 import Environment, FileSystemLoader  # which a training need not import
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

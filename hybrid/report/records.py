@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Line(BaseModel):
-    """What the report shows of a line of metrics.jsonl; a line of a test also has its metrics."""
+    """What the report shows of a line of metrics.jsonl; a line of a test has other metrics, too."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -38,6 +38,8 @@ class Line(BaseModel):
     samples: int = Field(default=0, ge=0, lt=2**53)
     loss: float | None = None
     accuracy: float | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
     seconds: float = 0.0
     idle: Numbers = []
     """Share of the report's time in which each rank waited, on a report's first line."""
@@ -46,7 +48,12 @@ class Line(BaseModel):
 
 
 class Summary(BaseModel):
-    """summary.json, or as much of it as is known of a run that has not ended."""
+    """summary.json, or as much of it as is known of a run that has not ended.
+
+    It also has every metric of the test set, as test_NAME.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     solver: str | None = None
     model: str | None = None
@@ -59,7 +66,6 @@ class Summary(BaseModel):
     links: str | None = None
     test_accuracy: float | None = None
     test_loss: float | None = None
-    test_metrics: dict[str, float] = {}
     train_seconds: float | None = None
     images_per_second: float | None = None
     serial_seconds: float | None = None
@@ -76,6 +82,12 @@ class Summary(BaseModel):
     checkpoint_seconds: list[float] = []
     proof: str | None = None
     """Whether its gradient was compared with the undivided network's: passed, or why not."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the test set that have no field."""
+        extra = (self.model_extra or {}).items()
+        return {k: v for k, v in extra if k.startswith("test_") and isinstance(v, int | float)}
 
     @property
     def seconds(self) -> str:

@@ -25,15 +25,19 @@ def content(record: Record) -> bytes:
     """The page."""
     summary = record.summary
     title = f"{record.run.resolve().name}: {trained(summary.model, summary.data, summary.solver)}"
-    drawn = [drawing(chart, name) for name, chart in curves(RUN, [Group("", [record])])]
     parts = [
         *([] if record.ended else [note(_how_far(record))]),
-        row([_facts(summary, record.ended), *_ranks(summary), *_cuts(summary)]),
+        row([facts(summary, record.ended), *_ranks(summary), *_cuts(summary)]),
         heading("Curves"),
-        row(drawn),
+        row(drawn(record)),
         *([] if record.settings is None else _settings(record.settings)),
     ]
     return page(title, parts)
+
+
+def drawn(record: Record) -> list[Html]:
+    """Its curves."""
+    return [drawing(chart, name) for name, chart in curves(RUN, [Group("", [record])])]
 
 
 def _how_far(record: Record) -> str:
@@ -43,11 +47,11 @@ def _how_far(record: Record) -> str:
     )
     return (
         "This run has not ended (there is no summary.json). The report is about its part up to "
-        f"step {last.step}, after {after}{counted(epochs or last.epoch, 'epoch')}."
+        f"step {last.step}, after {after}."
     )
 
 
-def _facts(summary: Summary, ended: bool) -> Html:
+def facts(summary: Summary, ended: bool) -> Html:
     """What was run and how it went, without rows of which nothing is known."""
     seconds = summary.seconds
     phases = [("serial", summary.serial_seconds), ("parallel", summary.parallel_seconds)]
@@ -65,10 +69,10 @@ def _facts(summary: Summary, ended: bool) -> Html:
         ("seed", summary.seed, "{}"),
         ("test accuracy", summary.test_accuracy, "{:.2%}"),
         ("test loss", summary.test_loss, "{:.4g}"),
-        *((f"test {k}", v, "{:.4g}") for k, v in summary.test_metrics.items() if k != "accuracy"),
+        *((k.replace("_", " ", 1), v, "{:.4g}") for k, v in summary.metrics.items()),
         ("training", summary.train_seconds, f"{{:.1f}} {seconds}"),
         *((f"of which {name}", value, f"{{:.1f}} {seconds}") for name, value in phases if two),
-        ("images per second", summary.images_per_second, "{:,.1f}"),
+        ("samples per second", summary.images_per_second, "{:,.1f}"),
         ("waited for checkpoints", max(summary.checkpoint_seconds, default=None), "{:.2f} s"),
         ("returns to a checkpoint", returns or None, "{}"),
         ("gradient against the undivided network's", summary.proof, "{}"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from math import hypot, isfinite, sqrt
 from typing import Any
@@ -66,12 +66,6 @@ class PhaseReport:
         """A line of metrics.jsonl."""
         optional = ("idle", "primal", "dual", "notices", "staleness")
         return {k: v for k, v in asdict(self).items() if v or k not in optional}
-
-
-LINE_KEYS = {f.name for f in fields(PhaseReport)} - {"accuracy"} | {
-    *("step", "epoch", "learning_rate", "from", "to", "rates")
-}
-"""What lines of metrics.jsonl have, beside the metrics of a test."""
 
 
 def share_of_phase(stats: PhaseStats) -> dict[str, Any]:

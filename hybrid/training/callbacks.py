@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
@@ -20,7 +20,10 @@ from typing import Any
 from hybrid.errors import AgreedError, reason, tell
 from hybrid.links import RankLinks
 from hybrid.proof.untouched import Untouched
+from hybrid.ranks.progress import Bar
 from hybrid.rounds.phase_report import PhaseReport
+from hybrid.solvers.block import Block
+from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.state import State
 
 SECONDS = 30
@@ -268,15 +271,20 @@ class EarlyStopping(Callback):
 
 
 class ProgressPrinter(Callback):
-    """Prints the progress of a run, on rank 0 and unless the run is `quiet`."""
+    """Shows the progress of a run, on rank 0 and unless the run is `quiet`.
 
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-        self.images = 0
-        """Number of images in the newest reports."""
+    That is a line for each epoch and, between these, a bar, or lines where there is no screen.
+    """
+
+    def __init__(self, quiet: bool, unit: str = "samples") -> None:
+        self.quiet, self.unit = quiet, unit
+        """`unit` is what a sample is called."""
         self.reports: Sequence[PhaseReport] = ()
+        self.rate = ""
+        """Of the newest reports."""
         self.tested = ""
         """The newest test metrics."""
+        self.bar = Bar(0, quiet=True)
         self.start_time = self.last_line_time = perf_counter()
 
     def on_start(self, run: RunInfo) -> None:
@@ -285,20 +293,53 @@ class ProgressPrinter(Callback):
         self.step = self.start_step = run.step
         self.tested = format_test(run.results)
         self.start_time = self.last_line_time = perf_counter()
+        self.bar = Bar(self.epochs * self.steps_per_epoch, self.step, self._where(), self.quiet)
+
+    def follow(self, block: Block, stop: Callable[[], str]) -> None:
+        """Let the bar move with each mini-batch that a block begins, until the run shall stop."""
+        inner = block.watch or (lambda name, key: nullcontext())
+
+        def watch(name: str, key: Key = ()) -> AbstractContextManager[None]:
+            if stop():
+                self.bar.close()
+            elif len(key) > 1 and key[1] > self.bar.done:
+                self.bar.update(key[1], self._where(key[1]))
+            return inner(name, key)
+
+        if self.bar.shown:
+            block.watch = watch
+
+    def go_back(self, step: int) -> None:
+        """Count on from an earlier step."""
+        self.step = step
+        if self.bar.shown:
+            self.bar.update(step, self._where())
+
+    def count_tests(self, done: int, total: int) -> None:
+        """Show how far a test has come."""
+        if self.bar.shown:
+            self.bar.update(text=f"{self._where(self.step - 1)}, test {done}/{total}")
 
     def on_report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
-        """Print the newest losses, at most one line in `SECONDS`."""
-        self.images, self.step = (step - self.step) * self.batch_size, step
-        self.reports = reports
-        if perf_counter() - self.last_line_time > SECONDS:
+        """Show the newest losses; without a bar print at most one line in `SECONDS`."""
+        seconds = sum(report.seconds for report in reports)
+        rate = (step - self.step) * self.batch_size / max(seconds, 1e-9)
+        self.rate, self.step, self.reports = f"{rate:,.0f} {self.unit}/s", step, reports
+        if self.bar.shown:
+            self.bar.update(step, rate=f"loss {reports[0].loss:.4f}  {self.rate}")
+        elif perf_counter() - self.last_line_time > SECONDS:
             total = self.epochs * self.steps_per_epoch
             self.say(f"step {step}/{total}  {self._describe()}")
 
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
         """Print one line for each epoch, with the newest test."""
         self.tested = format_test(results) or self.tested
+        self.bar.update(text=self._where(self.step - 1))
         tested = f"test {self.tested}  " if self.tested else ""
         self.say(f"epoch {epoch}/{self.epochs}  {tested}{self._describe()}")
+
+    def close(self) -> None:
+        self.bar.close()
 
     def say(self, text: str) -> None:
         """Print a line, unless the run is quiet."""
@@ -307,16 +348,20 @@ class ProgressPrinter(Callback):
             self.quiet = True
             tell("hybrid: nobody reads the output any more; the run goes on")
 
+    def _where(self, step: int | None = None) -> str:
+        """The epoch of a step, of the next one unless it is said."""
+        epoch = (self.step if step is None else step) // self.steps_per_epoch + 1
+        return f"epoch {min(epoch, self.epochs)}/{self.epochs}"
+
     def _describe(self) -> str:
         first, last = self.reports[0], self.reports[-1]
         elapsed = perf_counter() - self.start_time
         steps_left = self.epochs * self.steps_per_epoch - self.step
         left = elapsed / max(1, self.step - self.start_step) * steps_left
-        seconds = sum(report.seconds for report in self.reports)
         parts = [
             f"loss {first.loss:.4f}",
             *([] if first.accuracy is None else [f"accuracy {first.accuracy:6.2%}"]),
-            f"{self.images / max(seconds, 1e-9):,.0f} images/s",
+            self.rate,
             *([f"residual {max(last.residual):.3f}"] if any(last.residual) else []),
         ]
         return "  ".join([*parts, f"left {timedelta(seconds=round(left))}"])

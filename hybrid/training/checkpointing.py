@@ -65,6 +65,16 @@ class Position:
     totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0.0))
     """Of this rank, from the first step on."""
 
+    @property
+    def test_results(self) -> dict[str, float]:
+        """The same by the names that a metric has outside: test_loss, test_accuracy, ..."""
+        return {f"test_{name}": value for name, value in self.tested.items()}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far."""
+        return self.totals["serial_seconds"] + self.totals["parallel_seconds"]
+
     def add_loss(self, mean: float, samples: int) -> None:
         """Count the mean training loss of so many samples of this epoch."""
         total, count = self.epoch_loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -288,14 +288,22 @@ class RankTraining:
 
 
 def measure_network(
-    block: Block, links: RankLinks, data: Data, objective: Objective, batch_size: int = 500
+    block: Block,
+    links: RankLinks,
+    data: Data,
+    objective: Objective,
+    batch_size: int = 500,
+    watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, float]:
-    """Mean loss and metrics of the whole chain of blocks over `data`, the same on every rank."""
+    """Mean loss and metrics of the whole chain of blocks over `data`, the same on every rank.
+
+    `watch` is called with how many mini-batches of how many the host has gone through.
+    """
     place, batches = links.place, data.test_order().split(batch_size)
     data.keep(2 * TOGETHER * batch_size * place.replicas)
     own = batches[place.replica :: place.replicas]
     scores, measured = Scores(links, objective, objective.accumulated), []
-    for ids, out in _outputs(block, links, data, own):
+    for ids, out in _outputs(block, links, data, own, watch):
         targets = data.targets(ids).to(block.device)
         measured.append(objective.measured(out, targets))
         scores.add(objective.seen(out, targets))
@@ -316,7 +324,11 @@ def measure_network(
 
 
 def _outputs(
-    block: Block, links: RankLinks, data: Data, batches: Sequence[Tensor]
+    block: Block,
+    links: RankLinks,
+    data: Data,
+    batches: Sequence[Tensor],
+    watch: Callable[[int, int], None],
 ) -> Iterator[tuple[Tensor, Any]]:
     """The samples' numbers and the network's outputs, batch by batch, on the last block.
 
@@ -341,6 +353,7 @@ def _outputs(
                     yield ids, out
                 else:
                     links.to_next(out)
+                watch(number + 1, len(batches))
                 if number % TOGETHER == TOGETHER - 1:
                     # the first block waits for the last one, or its outputs would pile up
                     links.all_gather(None)

@@ -31,6 +31,14 @@ def check_code_is_given(config: Config, given: Mapping[str, Any]) -> None:
             )
 
 
+def words(config: Config) -> list[str]:
+    """The flags that name functions, without which a run is not resumed."""
+    settings = config.model_dump()
+    named = ((flag, *dotted.split(".")) for dotted, flag in FLAGS.items())
+    found = [(flag, settings[section][key]) for flag, section, key in named]
+    return [word for pair in found if is_reference(pair[1]) for word in pair]
+
+
 def load_object(name: str, flag: str) -> Any:
     """What has that name in the current folder or installed; ValueError with the reason."""
     module, _, attribute = name.partition(":")

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from hybrid.data import Data, Dataset
-from hybrid.errors import AgreedError, StoppedError, counted, given_by
+from hybrid.errors import AgreedError, StoppedError, counted
 from hybrid.folder.manifest import RunPosition
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
@@ -19,6 +19,7 @@ from hybrid.proof.proof import prove, said_of
 from hybrid.proof.untouched import Untouched
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import StopRequest, leave
+from hybrid.report.summary import Summary
 from hybrid.rounds.phase_report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import Section
@@ -36,6 +37,7 @@ from hybrid.training.shared_folder import SharedFolder
 from hybrid.training.summary import (
     RunOptions,
     describe_run,
+    go_on,
     make_config_text,
     make_summary,
     share_of_rank,
@@ -68,7 +70,10 @@ class Run:
             if links.place.replica and launch.communicator() is None:
                 method = method.copied()
         self.method = method.of_replica(links.place)
-        self.progress = ProgressPrinter(options.quiet or links.place.number > 0)
+        quiet = options.quiet or links.place.number > 0
+        self.progress = ProgressPrinter(quiet, method.problem.unit)
+        self.history: list[dict[str, Any]] = []
+        """What each epoch of this training came to."""
         patience = options.train.early_stop
         tests = test is not None
         early = [EarlyStopping(patience, tests)] if patience else []
@@ -87,7 +92,7 @@ class Run:
             self.one_rank = self.method.time_one_rank(self.training.block, links)
             """Seconds of a mini-batch's passes on one rank, until this run is compared with it."""
 
-    def fit(self) -> dict[str, Any]:
+    def fit(self) -> Summary:
         """Train to the last epoch; give the summary. Meanwhile the run folder is this run's."""
         try:
             notices = [*self.folder.claim(self.options.resume)]
@@ -106,7 +111,7 @@ class Run:
             self.training.block.keep_tested_weights()
             here = None if launch.communicator() is None else self.links.rank
             self.method.problem.blocks.give_back(here)
-            return summary
+            return Summary(summary, self.history, self.options.out)
         except (AgreedError, StoppedError):
             self.links.drop()  # no other rank will receive it
             raise
@@ -119,9 +124,11 @@ class Run:
         options, at = self.options, self.training.position
         self.callbacks.call("on_start", self._run_info())
         self.callbacks.agree()
+        self.progress.follow(self.training.block, self.stop)
         waits = self.training.rounds.waits
         config = partial(make_config_text, options, self.method, waits)
         self.folder.open(config, at.step, len(at.rollbacks))
+        self.stop.advice = go_on(options)
         first = describe_run(self.method, options, waits, at.step)
         for line in (first, *said_of(self.proof), *notices):
             self.progress.say(line)
@@ -147,7 +154,7 @@ class Run:
             self.training.block.release()
         summary = self._make_summary()
         self.folder.write_results(summary, self.trace)
-        self.callbacks.call("on_end", summary)
+        self.callbacks.call("on_end", Summary(summary, self.history, options.out))
         self.callbacks.agree()
         return summary
 
@@ -165,7 +172,7 @@ class Run:
             epochs=options.train.epochs,
             steps_per_epoch=self.method.steps,
             step=at.step,
-            results={f"test_{name}": value for name, value in at.tested.items()},
+            results=at.test_results,
             settings={
                 f"{name}.{key}": value
                 for name, section in sections.items()
@@ -221,6 +228,7 @@ class Run:
         self.training = self._make_training()
         self.training.restore(checkpoints[-1])
         self.callbacks.agree()
+        self.progress.follow(self.training.block, self.stop)
         if (ties := self.training.block.ties) is not None:
             ties.begin()  # copies must not make one step at two rates: what is under way ends first
             self.training.rounds.drain()
@@ -233,7 +241,8 @@ class Run:
         self._write_metric(
             {"phase": "rollback", "from": step, "rates": [rates["exact"], rates["local"]]}
         )
-        self.progress.step = at.step
+        self.progress.go_back(at.step)
+        self.history = [epoch for epoch in self.history if epoch["step"] <= at.step]
         self.progress.say(
             f"{error}; going on from the checkpoint of step {at.step} with exact steps "
             f"{rates['exact']:g} and local steps {rates['local']:g} times their size"
@@ -275,11 +284,14 @@ class Run:
             "loss": reports[0].loss,
             "epoch_loss": at.take_epoch_loss(),
             "learning_rate": self.training.learning_rate(reports[0]),
-            **{f"test_{name}": v if tested else None for name, v in at.tested.items()},
+            **{name: v if tested else None for name, v in at.test_results.items()},
         }
         self.callbacks.end_epoch(at.epoch, results)
         if self.callbacks.stopped and not tested:
             self._evaluate()
+            results |= at.test_results
+        counted = {"seconds": at.seconds, "samples": int(at.totals["images"])}
+        self.history.append({"epoch": at.epoch, "phase": reports[0].phase, **results, **counted})
         if self.stopped and not self._is_done:
             self._stop_with_checkpoint()
         if self._epoch_is_due(self.options.checkpoint.every):
@@ -321,7 +333,9 @@ class Run:
         size = self.test.batch_size or self.options.train.batch_size
         size = 500 if isinstance(self.test, Dataset) else size
         with self.trace.span("evaluate"), block.as_tested():
-            tested = measure_network(block, self.links, self.test, objective, size)
+            tested = measure_network(
+                block, self.links, self.test, objective, size, self.progress.count_tests
+            )
         if not isfinite(tested["loss"]):
             self.training.check_weights()
             error = DivergedError(f"the test loss is not finite after step {at.step}")
@@ -330,7 +344,7 @@ class Run:
         at.tested, at.tested_step = tested, at.step
         if self.training.plateau is not None:
             self.training.plateau.take(tested, at.step)
-        self._write_metric({"phase": "test", **tested})
+        self._write_metric({"phase": "test", **at.test_results})
 
     def _write_checkpoint(self) -> None:
         """Write a checkpoint, if there is a run folder; DivergedError if weights are not finite."""
@@ -351,9 +365,7 @@ class Run:
             self.training.rounds.drain()
             leave(self.links, f"{when}; nothing is kept, because there is no run folder")
         self._write_checkpoint()
-        path = self.folder.path
-        again = given_by(f"--resume --out {path}", f"resume=True, out={str(path)!r}")
-        leave(self.links, f"{when}; go on with {again}")
+        leave(self.links, f"{when}{self.stop.advice}")
 
     def _epoch_is_due(self, every: int) -> bool:
         return self.training.position.epoch % every == 0 or self._is_done
@@ -368,7 +380,7 @@ class Run:
         results: dict[str, Any] = {
             "kernels": self.kernels,
             "links": self.links.name,
-            "tested": at.tested,
+            **at.test_results,
             "residual": at.residual,
             "returns_to_serial": training.rounds.returns,
             "rollbacks": at.rollbacks,

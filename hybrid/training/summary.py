@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +13,13 @@ import torch
 
 from hybrid.method.method import Method
 from hybrid.method.training_options import Converted, Options, settings_of
+from hybrid.ranks import launch
 from hybrid.settings import methods
 from hybrid.settings.config import CheckpointSettings, Config, Section
 from hybrid.settings.resolve import to_toml
 from hybrid.solvers import acting, registry
 from hybrid.solvers.delayed.waits import Waits
+from hybrid.training import references
 from hybrid.training.callbacks import Callback
 
 OWN_LOSS = "your own"
@@ -139,7 +142,19 @@ def describe_run(
         f"{names['model']} on {names['data']}: {names['solver']}{filled}, "
         f"{len(blocks)} block{'s' * (len(blocks) > 1)}{cuts}{replicas}; "
         f"{torch.get_num_threads()} thread(s) a block on {method.device}{once}{resumed}"
+        f"{'' if options.out is None else f'; run folder {options.out}'}"
     )
+
+
+def go_on(options: RunOptions) -> str:
+    """How to go on with a run that has been interrupted, after a semicolon; empty if it cannot."""
+    if options.out is None:
+        return ""
+    if options.config is None:
+        return f"; go on with resume=True, out={str(options.out)!r}"
+    words = ["--resume", "--out", str(options.out)]
+    words += references.words(options.config)
+    return f"; go on with: {launch.starting_words()}hybrid train {shlex.join(words)}"
 
 
 def share_of_rank(totals: dict[str, float], device: torch.device, blocked: float) -> dict[str, Any]:
@@ -172,12 +187,10 @@ def make_summary(
         method.setup.blocks,
     )
     delays = [method.solver.delay(index, count) / micro_batches for index in range(count)]
-    tested = results["tested"]
     return {
         **options.names,
-        "test_accuracy": tested.get("accuracy"),
-        "test_loss": tested.get("loss"),
-        "test_metrics": {k: v for k, v in tested.items() if k != "loss"},
+        "test_accuracy": None,
+        "test_loss": None,
         "blocks": len(method.problem.blocks),
         "cuts": method.problem.blocks.cuts,
         "replicas": options.replicas,

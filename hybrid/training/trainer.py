@@ -23,9 +23,11 @@ from hybrid.networks.blocks import Blocks
 from hybrid.networks.own_units import let_go, read_weights
 from hybrid.networks.units import kept_modes
 from hybrid.proof.alike import Alike
-from hybrid.ranks import launch
+from hybrid.ranks import launch, progress
+from hybrid.ranks.progress import Bar
 from hybrid.ranks.starting import check_links, link_class, start
-from hybrid.ranks.stopping import leave_if_asked, listening
+from hybrid.ranks.stopping import interrupted, leave_if_asked, listening
+from hybrid.report.summary import Summary
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import RoundOptions
 from hybrid.solvers.block import Block
@@ -74,7 +76,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             **self.names,
         }
 
-    def fit(self, train: Any, test: Any = None, epochs: int | None = None) -> dict[str, Any]:
+    def fit(self, train: Any, test: Any = None, epochs: int | None = None) -> Summary:
         """Train; give the summary, the same on every rank.
 
         `train` and `test` are DataLoaders, any data sets of (input, target) or dicts, map-style or
@@ -94,12 +96,13 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         On USR1, USR2 or TERM it keeps a checkpoint, says so and raises StoppedError on every rank.
         That is a SystemExit of status 75 and no Exception: uncaught it ends the script with that
         status, and a loop of several trainings, too. Signals reach Python's main thread alone.
+        After an interrupt (Ctrl-C) it raises a KeyboardInterrupt that says how to go on.
         """
         if epochs is not None:
             self.train = self.train.model_copy(update={"epochs": epochs})
         launch.keep_memory()
 
-        def prepare(ranks: int, train: Data, test: Data | None = None) -> Compared[dict[str, Any]]:
+        def prepare(ranks: int, train: Data, test: Data | None = None) -> Compared[Summary]:
             self._read_weights()
             self.take_batch_size(train)
             self.check_tests(test is not None)
@@ -107,7 +110,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             kernels = choose(self.train.kernels, method.device.type == "cuda")
             self._arrangement = method.arrangement
 
-            def program(links: RankLinks, alike: Alike) -> dict[str, Any]:
+            def program(links: RankLinks, alike: Alike) -> Summary:
                 alone = launch.communicator() is None
                 if not alone:
                     with links.agreement():
@@ -123,7 +126,12 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
 
         with listening() as request, kept_modes(self.blocks.model):
             sets = [train] if test is None else [train, test]
-            return self._start(prepare, self.replicas, *sets)
+            request.advice = ""  # a command's request outlives a training
+            try:
+                return self._start(prepare, self.replicas, *sets)
+            except KeyboardInterrupt:
+                progress.close()
+                raise interrupted() from None
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Mean loss and metrics of the network as it is over `data`, the same on every rank."""
@@ -143,7 +151,8 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
                 module = placed(self.blocks.module(links.rank), device)
                 block = Block(module, links.rank, links.size, {}, device, precision)
                 size = test.batch_size or self.train.batch_size
-                return measure_network(block, links, test, objective, size)
+                with Bar(0, text="evaluating", quiet=self.quiet or links.place.number > 0) as bar:
+                    return measure_network(block, links, test, objective, size, bar.count)
 
             return program
 

@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from trainings import trainer_of
+from trainings import metrics_of, trainer_of
 from world import launched
 
 from hybrid import Callback, OptimizerSettings
@@ -96,4 +96,4 @@ def measured(blocks, replicas):
     told = Told()
     metrics = {"kappa": Kappa(), "F1": macro_f1, "AUROC": auroc, "accuracy": MeanRecall()}
     made = trainer(blocks, replicas, metrics=metrics, callbacks=[told])
-    return made.fit((X, Y), (X, Y))["test_metrics"], made.evaluate((X, Y)), told.accuracies
+    return metrics_of(made.fit((X, Y), (X, Y))), made.evaluate((X, Y)), told.accuracies

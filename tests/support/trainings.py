@@ -30,6 +30,12 @@ def digits(batches: int = 0) -> Data:
     return (train.take(BATCH * batches), test.take(50)) if batches else (train, test)
 
 
+def metrics_of(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of the test by their names, without its loss."""
+    found = {k[len("test_") :]: v for k, v in summary.items() if k.startswith("test_")}
+    return {name: value for name, value in found.items() if name != "loss" and value is not None}
+
+
 def network(name: str = "resnet8") -> nn.Sequential:
     """A model by name; `plain` is a small one without convolutions or BatchNorm."""
     torch.manual_seed(0)

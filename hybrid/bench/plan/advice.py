@@ -14,6 +14,7 @@ from hybrid.bench.plan.subject import Say
 from hybrid.links import Network
 from hybrid.links.grid import Grid
 from hybrid.method.settle import check_replicas
+from hybrid.ranks.progress import Bar
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds, resolve
 from hybrid.training import build
@@ -26,6 +27,7 @@ def report(
     micro_batches: Sequence[int],
     say: Say,
     device: Device | None = None,
+    bar: Bar | None = None,
 ) -> Iterator[str]:
     """The rows of all predictions, each as soon as it is made, and then the commands to take.
 
@@ -49,7 +51,7 @@ def report(
     build.take_batch_size(settings, data)
     network = Network.asked(settings.links)
     model = build.build_network(settings, data)
-    planner = Planner(settings, model, data, network, say, device)
+    planner = Planner(settings, model, data, network, say, device, bar)
     grids += [grid for count in ranks for grid in planner.grids(count)]
     predictions = planner.predictions(grids, micro_batches, cuts)
     first = next(predictions)  # if nothing can be planned, it says so before a table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import ceil, lcm
@@ -30,6 +31,7 @@ from hybrid.method.problem import Problem, check_size
 from hybrid.method.settle import check_waits
 from hybrid.networks.blocks import Blocks
 from hybrid.ranks import launch
+from hybrid.ranks.progress import Bar
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.solvers import Batch, Solver, registry
@@ -50,8 +52,13 @@ class Planner:
         network: Network,
         say: Say = lambda text: None,
         device: Device | None = None,
+        bar: Bar | None = None,
     ) -> None:
-        """`device` is that of every rank; None: one like this machine."""
+        """`device` is that of every rank; None: one like this machine.
+
+        What is at work is shown by the `bar` or, where that is on no screen, said.
+        """
+        self.bar = bar or Bar(0, quiet=True)
         self.settings, self.network, self._say = settings, network, say
         self.device = device
         self.threads = settings.train.threads or 1
@@ -67,12 +74,19 @@ class Planner:
         self._problems: dict[tuple[object, ...], Problem] = {}
         self.refused: list[str] = []
         """Why recipes were left out."""
-        self.subject = Subject(settings, model, data, say, device)
+        self.subject = Subject(settings, model, data, self._tell, device)
         self._alone: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.subject.model
         copies = count_copies(settings.optimizer) + (settings.train.ema > 0)
         copies += settings.delay.mend != "none"
         self._memory = Memory(copies)
+
+    def _tell(self, text: str) -> None:
+        """Show what is at work."""
+        if self.bar.shown:
+            self.bar.update(text=text, now=True)
+        else:
+            self._say(text)
 
     def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:
         """The model in `count` blocks, balanced by the time of passes over so many samples."""
@@ -91,6 +105,8 @@ class Planner:
         """
         for grid in wanted:
             replace(self._options, replicas=grid.replicas).check()
+            with suppress(ValueError):  # of a grid that is left out below
+                self.bar.total += len(self._rows(grid, micro_batches)[1])
         some = False
         for grid in wanted:
             try:
@@ -124,6 +140,21 @@ class Planner:
         self, grid: Grid, micro_batches: Sequence[int], cuts: Sequence[str]
     ) -> Iterator[Prediction]:
         """All recipes on one grid; those that cannot train, be timed or have no room are told."""
+        R, share = grid.replicas, share_size(self.size, 0, grid.replicas)
+        fitting, rows = self._rows(grid, micro_batches)
+        blocks = self.blocks(grid.blocks, ceil(share / fitting[0]), cuts)
+        self.subject.measure(blocks, *(ceil(share / m) for m in (1, *fitting)))
+        for recipe in rows:
+            self._tell(f"{grid}: {recipe.name}")
+            try:
+                yield self._fitting(self.predict(blocks, recipe, replicas=R))
+            except ValueError as error:
+                self.refused.append(str(error))
+                self._say(f"{grid}: {recipe.name} is left out: {error}")
+            self.bar.update(self.bar.done + 1)
+
+    def _rows(self, grid: Grid, micro_batches: Sequence[int]) -> tuple[list[int], list[Recipe]]:
+        """The numbers of micro-batches that fit a grid, and the recipes to try there."""
         K, R = grid
         share = share_size(self.size, 0, R)
         fitting = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
@@ -131,15 +162,7 @@ class Planner:
         bound = 1 << (K - 2).bit_length() if K > 2 else 1
         if max(fitting) < bound <= share:
             fitting.append(bound)
-        blocks = self.blocks(K, ceil(share / fitting[0]), cuts)
-        self.subject.measure(blocks, *(ceil(share / m) for m in (1, *fitting)))
-        for recipe in self._recipes(grid, fitting):
-            self._say(f"{grid}: {recipe.name}")
-            try:
-                yield self._fitting(self.predict(blocks, recipe, replicas=R))
-            except ValueError as error:
-                self.refused.append(str(error))
-                self._say(f"{grid}: {recipe.name} is left out: {error}")
+        return fitting, self._recipes(grid, fitting)
 
     def _fitting(self, made: Prediction) -> Prediction:
         """The same; ValueError if it needs more memory than the device has."""

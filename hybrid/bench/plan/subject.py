@@ -39,11 +39,11 @@ class Subject:
         settings: Config,
         network: nn.Module,
         data: Data,
-        say: Say = lambda text: None,
+        tell: Say = lambda text: None,
         device: Device | None = None,
     ) -> None:
         """`device` is the one whose times are wanted; None: those of this machine."""
-        self.network, self.data, self._say, self._device = network, data, say, device
+        self.network, self.data, self._tell, self._device = network, data, tell, device
         self._sample = data.sample(SAMPLES)[0]
         self._balance = settings.split.balance
         self.by_units = isinstance(network, Chain)
@@ -93,7 +93,7 @@ class Subject:
         if not new:
             return
         sizes_text = ", ".join(map(str, new))
-        self._say(f"timing passes over {sizes_text} samples")
+        self._tell(f"timing passes over {sizes_text} samples")
         timed = measure_passes if self._device is None else self._device.passes
         turns = list(dict.fromkeys((self._size, *new)))
         try:

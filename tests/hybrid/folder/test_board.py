@@ -32,7 +32,7 @@ def test_tensorboard_reads_what_was_written(tmp_path) -> None:
     made.close()
     assert made.notice == ""
     assert scalars(tmp_path, "serial/loss") == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    assert scalars(tmp_path, "serial/images_per_second")[0] == (1, 128.0)
+    assert scalars(tmp_path, "serial/samples_per_second")[0] == (1, 128.0)
     assert scalars(tmp_path, "serial/residual/2") == [(1, 0.25), (2, 0.25), (3, 0.25)]
 
 

@@ -97,7 +97,7 @@ def by_hand(folder, epochs, accuracy, **known):
     """A run folder of a run of the library, tested after each epoch."""
     folder.mkdir()
     tests = [
-        {"step": e, "epoch": e, "phase": "test", "accuracy": 0.5} for e in range(1, epochs + 1)
+        {"step": e, "epoch": e, "phase": "test", "test_accuracy": 0.5} for e in range(1, epochs + 1)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in tests))
     told = {"solver": folder.name, "epochs": epochs, "test_accuracy": accuracy, **known}

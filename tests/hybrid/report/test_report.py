@@ -158,7 +158,7 @@ def test_long_runs_and_many_ranks_stay_small_pages():
 def test_curves_are_drawn_of_what_the_lines_hold():
     serial = Line(step=4, epoch=1, phase="serial", loss=2.0)
     parallel = Line(step=4, epoch=1, phase="parallel", loss=2.0, residual=[0.1, 0.0])
-    tested = Line(step=8, epoch=2, phase="test", accuracy=0.5)
+    tested = Line(step=8, epoch=2, phase="test", test_accuracy=0.5)
     zeros = parallel.model_copy(update={"residual": [0.0, float("nan")]})
     assert list(drawn_of(serial, zeros)) == ["Loss"]
     timed = {"samples": 10, "seconds": 2.0, "idle": [0.5, 0.25]}
@@ -172,7 +172,8 @@ def test_curves_are_drawn_of_what_the_lines_hold():
 
 
 def test_the_phase_that_trains_is_named_if_there_are_two():
-    lines = [Line(step=n, epoch=n, phase=p, loss=2.0) for n, p in enumerate(("parallel", "test"))]
+    losses = (("parallel", "loss"), ("test", "test_loss"))
+    lines = [Line(step=n, epoch=n, phase=p, **{k: 2.0}) for n, (p, k) in enumerate(losses)]
     serial = Line(step=2, epoch=2, phase="serial", loss=1.0)
     for drawn, names in (
         (drawn_of(*lines), ["training", "test"]),

@@ -7,6 +7,7 @@ from texts import network, plain_loop, sentences
 from texts_program import KIND, LENGTHS, PADDED, prepared
 from torch import nn
 from torch.nn import functional as F
+from trainings import metrics_of
 from zoo_packages import installed
 
 from hybrid import data
@@ -40,7 +41,7 @@ def test_a_step_has_the_gradient_of_the_undivided_mini_batch(kind, parts):
         found = trainer.blocks.model.state_dict()
         moved = torch.cat([(found[name] - start[name]).flatten() for name in expected])
         assert (moved - wanted).norm() <= 1e-12 * wanted.norm(), (micro_batches, replicas)
-    assert list(summary["test_metrics"]) == (["accuracy"] if "Sequence" in kind else [])
+    assert list(metrics_of(summary)) == (["accuracy"] if "Sequence" in kind else [])
     assert trainer.train.loss == "model"
 
 

@@ -86,7 +86,7 @@ def last_test(run):
 def test_a_run_of_ones_own_is_evaluated_exported_reported_and_goes_on(trained, folder):
     status, out, err = command("evaluate", "run", *NAMED)
     assert (status, err) == (0, "")
-    assert out.startswith(f"test loss {last_test(trained)['loss']:.4g}  (")
+    assert out.startswith(f"test loss {last_test(trained)['test_loss']:.4g}  (")
     assert command("export", "run", "network.safetensors")[0] == 0
     assert command("report", "run")[0] == 0
     assert "test loss" in (trained / "report" / "index.html").read_text()

@@ -1,0 +1,155 @@
+"""A bar of progress, in a terminal or a notebook; anywhere else nothing is drawn."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from threading import RLock
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from hybrid.ranks import launch
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+SECONDS = 0.1
+"""The least time between two drawings."""
+PLAIN = ("CI", "NO_COLOR", "SLURM_JOB_ID")
+"""Each of these variables asks for plain lines."""
+_open: Bar | None = None
+"""The bar that is on the screen; a second one beside it is not drawn."""
+
+
+class Bar:
+    """Counts to `total` on the first rank's screen; other ranks draw nothing.
+
+    The thread that reports draws, at most ten times a second. So no thread runs beside a training,
+    and what a bench times has no drawing in it. While a terminal shows the bar, lines that are
+    printed appear above it.
+    """
+
+    def __init__(self, total: int, done: int = 0, text: str = "", quiet: bool = False) -> None:
+        self.total, self.done, self.text, self.rate = total, done, text, ""
+        self._drawn_at, self._handle = 0.0, None
+        self._progress: Progress | None = None
+        self._lock = RLock()
+        """Ctrl-C closes the bar of another thread."""
+        if not (quiet or _open or launch.launched_rank()):
+            self._begin()
+
+    @property
+    def shown(self) -> bool:
+        """Whether it is on a screen."""
+        return self._progress is not None
+
+    def update(
+        self, done: int | None = None, text: str | None = None, rate: str = "", now: bool = False
+    ) -> None:
+        """Show how much is done, of what, and at what rate; `now`: what follows takes long."""
+        self.done = self.done if done is None else done
+        self.text = self.text if text is None else text
+        self.rate = rate or self.rate
+        if self.shown and (now or monotonic() - self._drawn_at >= SECONDS):
+            self._draw()
+
+    def count(self, done: int, total: int) -> None:
+        """Show how much is done of how much."""
+        self.total = total
+        self.update(done)
+
+    def close(self) -> None:
+        """Take it off the terminal; a notebook keeps its last state."""
+        global _open
+        with self._lock:
+            progress, self._progress = self._progress, None
+            if progress is None:
+                return
+            _open = None
+            with suppress(OSError, ValueError):  # of a terminal that has gone
+                if self._handle is None:
+                    progress.stop()
+                else:
+                    self._show(progress)
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        global _open
+        notebook = _in_notebook()
+        size = None if notebook or any(map(os.environ.get, PLAIN)) else launch.screen()
+        if not notebook and (size is None or os.environ.get("TERM") in (None, "", "dumb")):
+            return
+        from rich import progress
+        from rich.console import Console
+
+        class Screen(Console):
+            def show_cursor(self, show: bool = True) -> bool:
+                return False  # a killed run cannot show a hidden one again
+
+        # a terminal writes ^C behind the bar, which must not begin another line
+        width = 100 if notebook else max(20, (size.columns if size else 0) or 80) - 4
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(max(4, min(40, width - 64))),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[rate]}", markup=False),
+            progress.TimeRemainingColumn(compact=True),
+            # a line keeps its length, as without a bar
+            console=Screen(force_terminal=not notebook, width=width, soft_wrap=True),
+            auto_refresh=False,
+            transient=True,
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self._progress.add_task(self.text, total=self.total, completed=self.done, rate="")
+        _open = self
+        if notebook:
+            from IPython.display import display
+
+            self._handle = display(self._table(self._progress), display_id=True)
+        else:
+            self._progress.start()
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn_at = monotonic()
+        with self._lock:
+            try:
+                if self._progress is not None:
+                    self._show(self._progress)
+            except (OSError, ValueError):  # the terminal has gone, and the work goes on
+                self.close()
+
+    def _show(self, progress: Progress) -> None:
+        (task,) = progress.tasks
+        progress.update(
+            task.id,
+            total=self.total,
+            completed=self.done,
+            description=self.text,
+            refresh=self._handle is None,
+            rate=self.rate,
+        )
+        if self._handle is not None:
+            self._handle.update(self._table(progress))
+
+    @staticmethod
+    def _table(progress: Progress) -> Any:
+        return progress.make_tasks_table(progress.tasks)
+
+
+def close() -> None:
+    """Take the bar off the screen, if there is one, before a last line is printed."""
+    if _open is not None:
+        _open.close()
+
+
+def _in_notebook() -> bool:
+    """Whether IPython shows what is displayed in a cell, as Jupyter and Colab do."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
