@@ -15,7 +15,7 @@ from hybrid.cli.options import DataDir, RunFolder, first_prints, first_says
 from hybrid.settings.sections.base import MANY
 
 commands = typer.Typer()
-Best = Annotated[bool, typer.Option("--best", help="Use the checkpoint with the best test metric.")]
+Best = Annotated[bool, typer.Option("--best", help="Use the best checkpoint, by train.metric.")]
 
 
 @commands.command(epilog="Example: hybrid evaluate runs/first")
@@ -26,21 +26,24 @@ def evaluate(
         str | None, typer.Option(help="module:function that makes your network (it is executed).")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="module:function that makes your (training, test) data.")
+        str | None, typer.Option(help="module:function that makes your data, as in train.")
     ] = None,
     loss: Annotated[str | None, typer.Option(help="Loss; your own: module:function.")] = None,
     best: Best = False,
 ) -> None:
-    """Test the newest checkpoint of a run."""
+    """Measure the newest checkpoint of a run on its validation and test sets."""
     from hybrid.training import restore
 
     def said() -> str:
         _check_classifies(run)
         own = {"model": model, "data": data, "data_dir": data_dir}
-        found, folder = restore.evaluate(run, loss=loss, best=best, **own)
+        sets, folder = restore.evaluate(run, loss=loss, best=best, **own)
+        return "\n".join(f"{name} {metrics(found)}  ({folder})" for name, found in sets.items())
+
+    def metrics(found: dict[str, float]) -> str:
         found = {name: found[name] for name in [*found][1:]} | {"loss": found["loss"]}
         shown = (f"{k} {v:.2%}" if k == "accuracy" else f"{k} {v:.4g}" for k, v in found.items())
-        return f"test {', '.join(shown)}  ({folder})"
+        return ", ".join(shown)
 
     first_says(said)
 

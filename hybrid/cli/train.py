@@ -103,5 +103,5 @@ def train(
     with options.together():
         folder = out or build.name_run_folder(resolved, time)
         trainer = build.build_trainer(resolved, loaded, folder, resume, division)
-    trainer.fit(*loaded)
+    trainer.fit(loaded.train, loaded.test, validation=loaded.validation)
     tell(f"run folder {trainer.out}", sys.stdout)

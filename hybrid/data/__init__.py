@@ -1,7 +1,7 @@
 """Data sets, their augmentation, and where their files come from."""
 
 from hybrid.data.augment import Augmentation
-from hybrid.data.dataset import Data, Dataset
+from hybrid.data.dataset import Data, Dataset, Sets, hold_out
 from hybrid.data.loaders import as_data
 from hybrid.data.mapped import Mapped
 from hybrid.data.sources import NAMES, fetch, load, reference
@@ -14,10 +14,12 @@ __all__ = [
     "Data",
     "Dataset",
     "Mapped",
+    "Sets",
     "Stream",
     "Texts",
     "as_data",
     "fetch",
+    "hold_out",
     "load",
     "load_text",
     "reference",

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,9 +15,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hybrid.data.augment import Augmentation
+from hybrid.data.sampling import epoch_order
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import LEFT_OUT, Metric
 from hybrid.solvers.state import State
+
+VALIDATION = 1 << 30
+"""Of the permutation that is drawn, one that no epoch takes."""
 
 
 class Order(Protocol):
@@ -96,6 +100,13 @@ class Data(ABC):
     def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:  # noqa: B027
         """Called with the mini-batches that will be asked for, in their order."""
 
+    def subset(self, ids: Tensor) -> Data:
+        """The samples `ids`, int64 (M,); ValueError where they cannot be had apart."""
+        raise ValueError(
+            f"no samples of a {type(self).__name__} can be held out: give a validation set of its "
+            "own"
+        )
+
     def only(self, images: bool, labels: bool) -> Data:
         """The data set for a rank that asks for inputs, for targets, for both or for neither."""
         return self
@@ -126,6 +137,52 @@ class Data(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Close what was opened to read samples."""
+
+
+class Sets(NamedTuple):
+    """The data of a run."""
+
+    train: Data
+    test: Data | None
+    validation: Data | None = None
+
+    def only(self, images: bool, labels: bool) -> Sets:
+        """For a rank that asks for inputs, for targets, for both or for neither."""
+        train, *others = self
+        rest = (None if each is None else each.only(images, labels) for each in others)
+        return Sets(train.only(images, labels), *rest)
+
+
+def hold_out(train: Data, share: float, seed: int) -> tuple[Data, Data]:
+    """The training set without a share of it, and this share, a function of `seed` alone.
+
+    ValueError for a stream, for a DataLoader whose sampler decides the order, and for a share that
+    leaves one of the two without samples.
+    """
+    asked = f"the validation share is {share:g}"
+    if train.streamed:
+        raise ValueError(
+            f"{asked}, and a stream can only be read in its order: give a validation set of its "
+            "own, or a map-style data set"
+        )
+    if train.order is not None:
+        raise ValueError(
+            f"{asked}, and the DataLoader's sampler chooses among all samples: give a validation "
+            "set of its own, or a DataLoader with shuffle=True"
+        )
+    count = len(train)
+    held = round(share * count)
+    if not 0 < held < count:
+        least = 1 / count
+        raise ValueError(
+            f"{asked} of {count} training samples, which leaves {held} to validate on and "
+            f"{count - held} to train on: choose a share from {least:.2g} to {1 - least:.2g}"
+        )
+    order = epoch_order(seed, 0, count, VALIDATION)
+    parts = (train.subset(ids.sort().values) for ids in (order[held:], order[:held]))
+    trained, validated = parts
+    train.close()  # its workers have read a sample
+    return trained, validated
 
 
 def digest(value: Any) -> str:
@@ -228,8 +285,10 @@ class Dataset(Data):
                 f"limit is {limit} but the data set has {len(self)} samples: "
                 f"choose a limit from 1 to {len(self)}"
             )
-        images, labels = self.images[:limit], self.labels[:limit]
-        return replace(self, images=images, labels=labels, digest="")
+        return self.subset(torch.arange(limit))
+
+    def subset(self, ids: Tensor) -> Dataset:
+        return replace(self, images=self.images[ids], labels=self.labels[ids], digest="")
 
     def only(self, images: bool, labels: bool) -> Dataset:
         """A copy that keeps what is True and reads the rest as zeros that take no memory.

@@ -65,6 +65,7 @@ class Mapped(Items):
         self.dataset, self.augmented = dataset, augmented
         self._count = _length(dataset)
         self._pool = Pool(dataset, collate or collate_numbers, workers)
+        self._collate, self._workers = collate, workers
         self._lock = threading.Lock()
         self._batches: OrderedDict[tuple[Any, ...], Future[Any]] = OrderedDict()
         self._order: list[tuple[Any, ...]] = []
@@ -77,6 +78,17 @@ class Mapped(Items):
 
     def __len__(self) -> int:
         return self._count
+
+    def subset(self, ids: Tensor) -> Mapped:
+        part = Mapped(
+            Subset(self.dataset, ids.tolist()),
+            collate=self._collate,
+            workers=self._workers,
+            augmented=self.augmented,
+            labels_are_inputs=self.labels_are_inputs,
+        )
+        part.batch_size = self.batch_size
+        return part
 
     def _targets_of(self, ids: Tensor, seed: int, epoch: int) -> Tensor:
         if self._targets is None:

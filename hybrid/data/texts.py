@@ -94,7 +94,10 @@ class Texts(Data):
                 f"limit is {limit} but the text has {len(self)} windows of {self.length} bytes: "
                 f"choose a limit from 1 to {len(self)}"
             )
-        return replace(self, starts=self.starts[:limit])
+        return self.subset(torch.arange(limit))
+
+    def subset(self, ids: Tensor) -> Texts:
+        return replace(self, starts=self.starts[ids])
 
     def only(self, images: bool, labels: bool) -> Texts:
         """Itself, or for a rank that reads neither end of the network zeros without memory."""

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from math import isfinite
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,10 +19,11 @@ from torch import Tensor
 from hybrid.files import read_whole, remove, write_durably
 from hybrid.folder.manifest import MOST_BYTES, Files, Part, RunPosition, check
 from hybrid.networks.units import Unit
+from hybrid.settings.selection import Selection
 from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.state import entries
 
-FORMAT = 9
+FORMAT = 10
 STATE = ".."
 """Between a parameter's name, in which two dots never meet, and an entry of its state."""
 MANIFEST = "manifest.json"
@@ -85,30 +85,24 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def best(folders: Iterable[Path]) -> Path | None:
-    """The checkpoint of a run with the best test metric; None without one.
+def best(folders: Iterable[Path], selection: Selection) -> Path | None:
+    """The best checkpoint of a run, by its validation or else its test set; None without one.
 
-    `folders` are its checkpoints, oldest first. A checkpoint counts if its own weights were tested.
-    Of equal ones the first is the best.
+    `folders` are its checkpoints, oldest first. A checkpoint counts if its own weights were
+    measured, on the same set as the newest ones that were. Of equal ones the first is the best.
     """
-    scores: dict[Path, float] = {}
+    scores: dict[Path, tuple[str, float]] = {}
     for folder in folders:
         with suppress(ValueError, OSError):  # a damaged checkpoint does not count
             body = read_manifest(folder)
             check(RunPosition, body, folder / MANIFEST)
-            value = score(body["tested"]) if body["tested_step"] == body["step"] else None
+            own = body["tested_step"] == body["step"]
+            value = selection.score(body["tested"]) if own else None
             if value is not None:
-                scores[folder] = value
-    return max(scores, key=scores.__getitem__) if scores else None
-
-
-def score(results: Mapping[str, Any]) -> float | None:
-    """A number that is larger for better test metrics: the accuracy, else minus the loss."""
-    for key, sign in (("accuracy", 1), ("loss", -1)):
-        value = results.get(key)
-        if isinstance(value, int | float):
-            return sign * value if isfinite(value) else None
-    return None
+                scores[folder] = (body["tested_on"], value)
+    newest = next(reversed(scores.values()), ("", 0.0))[0]
+    alike = {folder: value for folder, (on, value) in scores.items() if on == newest}
+    return max(alike, key=alike.__getitem__) if alike else None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

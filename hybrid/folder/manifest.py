@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -75,6 +75,8 @@ class RunPosition(Part):
     seed: int
     step: Count
     epoch: Count
+    samples: Count
+    """Training samples, without those that are held out for validation."""
     steps_per_epoch: Annotated[int, Field(ge=1, lt=2**53)]
     window: Annotated[int, Field(ge=1, lt=2**53)]
     cuts: list[str]
@@ -86,9 +88,11 @@ class RunPosition(Part):
     ties: list[list[Count]]
     waits: list[list[Annotated[int, Field(ge=0, le=MOST_WAITS)]]]
     tested: dict[str, Annotated[float, Field(allow_inf_nan=True)]]
-    """Test loss and metrics by name; not a number for weights that are about to diverge."""
+    """Loss and metrics by name; not a number for weights that are about to diverge."""
+    tested_on: Literal["validation", "test", ""]
+    """The set on which they were measured."""
     tested_step: Count | None
-    """The step whose weights were tested."""
+    """The step whose weights were measured."""
     epoch_loss: Annotated[list[float], Field(min_length=2, max_length=2)]
     """The sum of this epoch's training losses so far, and of how many samples it is."""
     residual: list[float]

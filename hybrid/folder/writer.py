@@ -16,6 +16,7 @@ from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import MANIFEST
 from hybrid.folder.manifest import Part
 from hybrid.links import AgreedError, RankLinks
+from hybrid.settings.selection import Selection
 
 Files = Mapping[str, Mapping[str, Tensor]]
 """File name -> name -> tensor."""
@@ -41,7 +42,7 @@ class Writer:
         keep_last: int,
         token: str = "",
         check: Callable[[], None] = lambda: None,
-        keep_best: bool = False,
+        keep_best: Selection | None = None,
         kind: type[Part] = Part,
     ) -> None:
         self.root, self.links, self.keep_last, self.token = root, links, keep_last, token
@@ -113,7 +114,7 @@ class Writer:
     def _prune(self) -> None:
         """Remove all but the newest checkpoints and the best one."""
         folders = checkpoint.complete(self.root)
-        spared = checkpoint.best(folders) if self.keep_best else None
+        spared = checkpoint.best(folders, self.keep_best) if self.keep_best else None
         for old in folders[: -self.keep_last] if self.keep_last else []:
             if old != spared:
                 remove(old, MANIFEST)

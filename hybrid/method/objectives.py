@@ -67,11 +67,27 @@ class Objectives(NamedTuple):
 
     training: Objective
     test: Objective
+    """Of the training set where there is no test set."""
     mix: Mix | None
     output: tuple[int, ...] | None
     """The shape of one sample's output; None: several tensors."""
     network: frozenset[int]
     """Identities of the modules that were given, which a loss may refer to and threads train."""
+    validation: Objective | None = None
+    """None: there is no validation set."""
+
+    @property
+    def deciding(self) -> Objective:
+        """That of the set by which weights are selected."""
+        return self.validation or self.test
+
+    def with_validation(
+        self, options: Options, blocks: Blocks, train: Data, validation: Data | None
+    ) -> Objectives:
+        """The same with that of a validation set, if there is one; ValueError as in `settle`."""
+        if validation is None:
+            return self
+        return self._replace(validation=Objectives.settle(options, blocks, train, validation).test)
 
     @classmethod
     def settle(cls, options: Options, blocks: Blocks, train: Data, test: Data) -> Objectives:
@@ -84,8 +100,8 @@ class Objectives(NamedTuple):
         given, expected = test.sample(TRIED)
         if not _of_lengths(given, inputs, [*train.others, *test.others]):
             raise ValueError(
-                f"training inputs have shape {shapes(inputs)}, those of the test {shapes(given)}: "
-                "give both alike"
+                f"training inputs have shape {shapes(inputs)}, those that are measured "
+                f"{shapes(given)}: give both alike"
             )
         out = tree_map(_leaf, blocks.compute_outputs(inputs))
         named = "the loss" if options.loss else f"the loss {options.train.loss!r}"

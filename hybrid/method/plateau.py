@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import inf, isfinite, nan
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hybrid.errors import one_line
-from hybrid.solvers.acting import unknown
+from hybrid.settings.selection import MODES, check_mode
 from hybrid.solvers.numerics.group_rates import GroupRates
 from hybrid.solvers.state import State
 
@@ -70,13 +70,6 @@ class Plateau:
             self.take({self.metric: nan if value is None else float(value)}, int(step))
 
 
-def check_metric(metric: str, metrics: Iterable[str]) -> None:
-    """ValueError if a rate follows what is not measured."""
-    known = ["loss", *metrics]
-    if metric not in known:
-        raise ValueError(f"schedule.metric: {unknown(metric, known, 'metric')}")
-
-
 def _written(value: float) -> float | str | None:
     if isfinite(value):
         return value
@@ -87,12 +80,8 @@ def plateau_maker(
     groups: Callable[[], torch.optim.Optimizer], arguments: Mapping[str, Any], metric: str
 ) -> Callable[[], Made]:
     """Makes torch's scheduler from settings; ValueError for what it does not take."""
-    usual = {"loss": {"mode": "min"}, "accuracy": {"mode": "max"}}.get(metric, {})
-    if "mode" not in {**usual, **arguments}:
-        raise ValueError(
-            f"schedule.metric is {metric!r}, and it is not said whether more of it is better: set "
-            "schedule.arguments.mode to max or min"
-        )
+    usual = {"mode": MODES[metric]} if metric in MODES else {}
+    check_mode("schedule.metric", metric, arguments.get("mode"), "schedule.arguments.mode")
 
     def make() -> Made:
         optimizer = groups()

@@ -55,7 +55,14 @@ class Problem:
     """A few samples as the first block takes them."""
 
     @classmethod
-    def of(cls, options: Options, blocks: Blocks, train: Data, test: Data | None = None) -> Problem:
+    def of(
+        cls,
+        options: Options,
+        blocks: Blocks,
+        train: Data,
+        test: Data | None = None,
+        validation: Data | None = None,
+    ) -> Problem:
         """ValueError, with the remedy, for a network, data and objectives that do not fit."""
         check_size(options.train.batch_size, train)
         if not any(p.requires_grad for p in blocks.model.parameters()):
@@ -64,11 +71,12 @@ class Problem:
                 "that have some, or let theirs require gradients"
             )
         inputs, _ = train.sample(SAMPLES)
-        sets = [train] if test is None else [train, test]
+        sets = [each for each in (train, validation, test) if each is not None]
         # what is stored for a window has one shape
         stores = options.solver.alternates or isinstance(options.fill, Solver)
         blocks = with_bundles(blocks, sets, stores)
         objectives = Objectives.settle(options, blocks, train, train if test is None else test)
+        objectives = objectives.with_validation(options, blocks, train, validation)
         sample = blocks.pack_inputs(inputs)
         crossing = blocks.cut_tensors(sample)
         choice = options.sampler.start(train, options.train.seed)

@@ -16,7 +16,7 @@ from hybrid.method.given_optimizer import GivenOptimizer
 from hybrid.method.given_scheduler import GivenScheduler
 from hybrid.method.method import Method
 from hybrid.method.optimizers import find_vectors, make_optimizer
-from hybrid.method.plateau import Plateau, check_metric
+from hybrid.method.plateau import Plateau
 from hybrid.method.problem import Problem
 from hybrid.method.schedule import make_schedule
 from hybrid.method.training_options import Options
@@ -28,6 +28,7 @@ from hybrid.settings.config import (
 )
 from hybrid.settings.sections.base import Section
 from hybrid.settings.sections.rounds import WINDOW
+from hybrid.settings.selection import check_metric, check_mode
 from hybrid.solvers import acting, registry
 from hybrid.solvers.acting import Known, Settings
 from hybrid.solvers.base import Setup, Solver
@@ -60,6 +61,7 @@ def settle(problem: Problem, options: Options) -> Method:
     )
     method.solver.check(method.setup)
     acting.check(sections(method), known(method))
+    _check_selection(method)
     _check_fill(method)
     _check_sparse(method)
     _check_messages(method)
@@ -87,7 +89,8 @@ def _given_schedule(
     if isinstance(options.schedule, GivenScheduler):
         options.schedule.check(given)
     if isinstance(options.schedule, ScheduleSettings) and options.schedule.on_plateau:
-        check_metric(options.schedule.metric, problem.objectives.test.metrics)
+        measured = problem.objectives.deciding.metrics
+        check_metric("schedule.metric", options.schedule.metric, measured)
     if given is None:
         return None
     steps, epochs = problem.steps, options.train.epochs
@@ -175,6 +178,14 @@ def check_waits(solver: Solver, fill: Settings) -> None:
             f"fill.name is {fill.name!r}, but {solver.name} has no pipeline whose ranks could step "
             f"where they would wait: choose the solver {' or '.join(others)}, or fill.name=none"
         )
+
+
+def _check_selection(method: Method) -> None:
+    """ValueError for a train.metric that is not measured, or whose better values are unknown."""
+    train = method.options.train
+    if train.metric:
+        check_metric("train.metric", train.metric, method.problem.objectives.deciding.metrics)
+        check_mode("train.metric", train.metric, train.metric_mode, "train.metric_mode")
 
 
 def _check_fill(method: Method) -> None:

@@ -11,7 +11,7 @@ from statistics import mean
 from hybrid.report.page import COLORS, LARGEST, Chart
 from hybrid.report.records import Line, Record
 
-TRAINING, TEST = ("serial", "parallel"), ("test",)
+TRAINING, VALIDATION, TEST = ("serial", "parallel"), ("validation",), ("test",)
 """The phases of a line."""
 _SEVERAL = 8
 """Of more ranks or cuts there are two curves: the least and the greatest value."""
@@ -53,9 +53,9 @@ class Panel:
 
 
 def _by_phase(of: Callable[[Line], float | None]) -> Callable[[Line], dict[str, float | None]]:
-    """A curve for each phase that trains, and for the test."""
-    # of a damaged line the phase may be anything
-    return lambda line: {line.phase: of(line)} if line.phase in (*TRAINING, *TEST) else {}
+    """A curve for each phase that trains, and for the validation and the test."""
+    known = (*TRAINING, *VALIDATION, *TEST)  # of a damaged line the phase may be anything
+    return lambda line: {line.phase: of(line)} if line.phase in known else {}
 
 
 def _one(
@@ -74,16 +74,18 @@ def _each(name: str, values: Sequence[float], first: int) -> dict[str, float]:
 
 
 def _loss(line: Line) -> float | None:
-    return line.test_loss if line.phase in TEST else line.loss
+    measured = {"validation": line.validation_loss, "test": line.test_loss}
+    return measured.get(line.phase, line.loss)
 
 
 def _accuracy(line: Line) -> float | None:
-    share = line.test_accuracy if line.phase in TEST else line.accuracy
+    measured = {"validation": line.validation_accuracy, "test": line.test_accuracy}
+    share = measured.get(line.phase, line.accuracy)
     return None if share is None else 100 * share
 
 
 def _throughput(line: Line) -> float | None:
-    trained = line.phase != "test" and line.seconds > 0 and line.samples
+    trained = line.phase in TRAINING and line.seconds > 0 and line.samples
     return line.samples / line.seconds if trained else None
 
 
@@ -105,6 +107,8 @@ RUN = (
 )
 """Of one run."""
 COMPARED = (
+    Panel("Validation accuracy", "accuracy, %", _one(_accuracy, VALIDATION), by_time=True),
+    Panel("Validation loss", "loss", _one(_loss, VALIDATION), by_time=True),
     Panel("Test accuracy", "accuracy, %", _one(_accuracy, TEST), by_time=True),
     Panel("Test loss", "loss", _one(_loss, TEST), by_time=True),
     Panel("Training loss", "loss", _one(_loss, TRAINING), log=True, by_time=True),

@@ -38,6 +38,8 @@ class Line(BaseModel):
     samples: int = Field(default=0, ge=0, lt=2**53)
     loss: float | None = None
     accuracy: float | None = None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
     seconds: float = 0.0
@@ -50,7 +52,7 @@ class Line(BaseModel):
 class Summary(BaseModel):
     """summary.json, or as much of it as is known of a run that has not ended.
 
-    It also has every metric of the test set, as test_NAME.
+    It also has every metric of the validation and the test set, as validation_NAME and test_NAME.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -64,8 +66,15 @@ class Summary(BaseModel):
     epochs: int | None = None
     seed: int | None = None
     links: str | None = None
+    validation_accuracy: float | None = None
+    validation_loss: float | None = None
     test_accuracy: float | None = None
     test_loss: float | None = None
+    selected_on: str | None = None
+    """The set by which weights were selected: validation, test or training; empty: none were."""
+    selected_by: str | None = None
+    selected_epoch: int | None = None
+    """The epoch after which the weights were that were tested."""
     train_seconds: float | None = None
     images_per_second: float | None = None
     serial_seconds: float | None = None
@@ -85,9 +94,18 @@ class Summary(BaseModel):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the test set that have no field."""
+        """The metrics of the validation and the test set that have no field."""
         extra = (self.model_extra or {}).items()
-        return {k: v for k, v in extra if k.startswith("test_") and isinstance(v, int | float)}
+        sets = ("validation_", "test_")
+        return {k: v for k, v in extra if k.startswith(sets) and isinstance(v, int | float)}
+
+    @property
+    def selected(self) -> str | None:
+        """Which weights were tested and, where there was a choice, by what they were selected."""
+        if not self.selected_on or self.selected_epoch is None:
+            return None
+        on = "training" if self.selected_on == "training" else f"{self.selected_on} set's"
+        return f"after epoch {self.selected_epoch}, selected by the {on} {self.selected_by}"
 
     @property
     def seconds(self) -> str:

@@ -20,6 +20,11 @@ from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED
 from hybrid.settings.resolve import resolve
 
+ON_TEST = (
+    "The weights or the learning rates were selected on the test set, so its figures are "
+    "optimistic. A validation set (data.validation) keeps the test set apart."
+)
+
 
 def content(record: Record) -> bytes:
     """The page."""
@@ -27,6 +32,7 @@ def content(record: Record) -> bytes:
     title = f"{record.run.resolve().name}: {trained(summary.model, summary.data, summary.solver)}"
     parts = [
         *([] if record.ended else [note(_how_far(record))]),
+        *([note(ON_TEST)] if summary.selected_on == "test" else []),
         row([facts(summary, record.ended), *_ranks(summary), *_cuts(summary)]),
         heading("Curves"),
         row(drawn(record)),
@@ -67,9 +73,12 @@ def facts(summary: Summary, ended: bool) -> Html:
         ("epochs" if ended else "epochs asked for", summary.epochs, "{}"),
         ("stopped early", summary.stopped_early, "{}"),
         ("seed", summary.seed, "{}"),
+        ("validation accuracy", summary.validation_accuracy, "{:.2%}"),
+        ("validation loss", summary.validation_loss, "{:.4g}"),
         ("test accuracy", summary.test_accuracy, "{:.2%}"),
         ("test loss", summary.test_loss, "{:.4g}"),
         *((k.replace("_", " ", 1), v, "{:.4g}") for k, v in summary.metrics.items()),
+        ("weights", summary.selected, "{}"),
         ("training", summary.train_seconds, f"{{:.1f}} {seconds}"),
         *((f"of which {name}", value, f"{{:.1f}} {seconds}") for name, value in phases if two),
         ("samples per second", summary.images_per_second, "{:,.1f}"),

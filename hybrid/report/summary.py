@@ -15,7 +15,7 @@ from hybrid.report.page import page
 class Summary(dict[str, Any]):
     """The contents of summary.json, as keys and as attributes: `summary.test_accuracy`.
 
-    Every metric of the test set is there as `test_NAME`. A notebook shows a table.
+    Every metric is there as `validation_NAME` and `test_NAME`. A notebook shows a table.
     """
 
     solver: str
@@ -33,6 +33,15 @@ class Summary(dict[str, Any]):
     epochs: int
     """Those that were trained, from the run's start on."""
     seed: int
+    validation_accuracy: float | None
+    """None without a validation set, or without a metric of that name."""
+    validation_loss: float | None
+    selected_on: str
+    """The set by which weights were selected: validation, test or training; empty: none were."""
+    selected_by: str
+    """The metric of that selection."""
+    selected_epoch: int
+    """The epoch after which the weights were that the network now has, and that were tested."""
     test_accuracy: float | None
     """None without a test set, or without a metric of that name."""
     test_loss: float | None
@@ -110,7 +119,8 @@ class Summary(dict[str, Any]):
             trained = {**epoch, "loss": epoch["epoch_loss"]}
             trained["seconds"], seconds = epoch["seconds"] - seconds, epoch["seconds"]
             trained["samples"], samples = epoch["samples"] - samples, epoch["samples"]
-            tested = {**epoch, "phase": "test", "seconds": 0.0, "samples": 0}
+            on = "validation" if "validation_loss" in epoch else "test"
+            tested = {**epoch, "phase": on, "seconds": 0.0, "samples": 0}
             lines += map(records.Line.model_validate, (trained, tested))
         return records.Record(Path(), None, records.Summary.model_validate(self), True, lines)
 

@@ -1,5 +1,7 @@
 """Objects from settings: data, model, blocks, options, trainer."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid import data
-from hybrid.data import Data, Dataset, Texts
+from hybrid.data import Data, Dataset, Sets, Texts
 from hybrid.data.samplers.base import Learning
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import Communicator
@@ -149,9 +151,9 @@ def name_run_folder(resolved: Config, now: str) -> Path:
     )
 
 
-def load_rank_data(resolved: Config) -> tuple[Data, Data | None]:
-    """Training and test data, if any; under mpirun a rank keeps what its block needs of them."""
-    train, test = load_data_sets(resolved.data, resolved.train.loss)
+def load_rank_data(resolved: Config) -> Sets:
+    """All data; under mpirun a rank keeps what its block needs of them."""
+    sets = load_all_sets(resolved.data, resolved.train.loss, resolved.train.seed)
     comm = launch.communicator()
     if comm is not None:
         solver, mine = registry.solver_class(resolved.solver["name"]), _places(comm, resolved.split)
@@ -159,9 +161,8 @@ def load_rank_data(resolved: Config) -> tuple[Data, Data | None]:
         learns = isinstance(methods.named(resolved, "sampler"), Learning)
         first = any(p.block == 0 for p in mine) or (learns and last)  # who chooses looks at them
         images, labels = "images" in solver.reads or first, "labels" in solver.reads or last
-        train = train.only(images, labels)
-        test = None if test is None else test.only(images, labels)
-    return train, test
+        sets = sets.only(images, labels)
+    return sets
 
 
 def _places(comm: Communicator, wanted: SplitSettings) -> list[Place]:
@@ -174,34 +175,54 @@ def _places(comm: Communicator, wanted: SplitSettings) -> list[Place]:
 
 
 def load_data_sets(wanted: DataSettings, loss: str = "") -> tuple[Data, Data | None]:
-    """Training data, and test data unless there are none, whole.
+    """Training data, and test data unless there are none, whole; as in `load_all_sets`."""
+    return load_all_sets(wanted, loss)[:2]
+
+
+def load_all_sets(wanted: DataSettings, loss: str = "", seed: int = 0) -> Sets:
+    """The data of a run, whole; the validation set is what is given, or a share by that seed.
 
     By the name of the loss, targets of one's own data are inputs of the network, too.
     """
+    sets = _load_sets(wanted, loss)
+    if not wanted.validation:
+        return sets
+    if sets.validation is not None:
+        raise ValueError(
+            f"data.validation is {wanted.validation:g}, but {wanted.name} gives validation data of "
+            "its own: leave one of the two out"
+        )
+    train, validation = data.hold_out(sets.train, wanted.validation, seed)
+    return Sets(train, sets.test, validation)
+
+
+def _load_sets(wanted: DataSettings, loss: str) -> Sets:
     reference = data.reference(wanted.name)
     check({"data": wanted}, Known(own_data=bool(reference), data=wanted))
     if reference:
-        given, tested = references.make_data_sets(reference)
         of = partial(data.as_data, workers=wanted.workers, labels_are_inputs=loss == MODEL)
-        return of(given), None if tested is None else of(tested)
+        train, *others = references.make_data_sets(reference)
+        return Sets(of(train), *(None if each is None else of(each) for each in others))
     if wanted.name == OWN_DATA:
         raise ValueError(
             "the run was made by a script, on data of its own: start the script again, or give "
-            "--data package.module:function, which gives (training, test) data"
+            "--data package.module:function, which gives (training, test) or (training, "
+            "validation, test) data"
         )
     if wanted.name == TEXT:
         return _load_text(wanted)
     train, test = data.load(wanted.name, wanted.dir, wanted.limit)
-    return train if wanted.augment else replace(train, augmentation=data.Augmentation()), test
+    plain = replace(train, augmentation=data.Augmentation())
+    return Sets(train if wanted.augment else plain, test)
 
 
-def _load_text(wanted: DataSettings) -> tuple[Data, Data]:
+def _load_text(wanted: DataSettings) -> Sets:
     if not wanted.dir:
         raise ValueError(
             "data.name is 'text': name a text file or a folder of such with --data-dir"
         )
     train, test = data.load_text(wanted.dir, wanted.length)
-    return train.take(wanted.limit) if wanted.limit else train, test
+    return Sets(train.take(wanted.limit) if wanted.limit else train, test)
 
 
 def take_batch_size(resolved: Config, train: Data) -> None:
@@ -341,7 +362,7 @@ def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None 
 
 def build_trainer(
     resolved: Config,
-    loaded: tuple[Data, Data | None],
+    loaded: Sets,
     out: Path,
     resume: bool,
     division: Division | None = None,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,7 +20,9 @@ from hybrid.errors import AgreedError, reason, tell
 from hybrid.links import RankLinks
 from hybrid.proof.untouched import Untouched
 from hybrid.ranks.progress import Bar
+from hybrid.rounds.evaluation import format_results
 from hybrid.rounds.phase_report import PhaseReport
+from hybrid.settings.selection import Selection
 from hybrid.solvers.block import Block
 from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.state import State
@@ -44,7 +45,7 @@ class RunInfo:
     step: int
     """Steps done so far: 0 at a start, those of the checkpoint when resumed."""
     results: Mapping[str, float | None]
-    """Newest test metrics; None: not measured yet."""
+    """Newest metrics of the validation set, or without one of the test set; empty: none yet."""
     settings: Mapping[str, Any]
     """section.key -> value of [train], [optimizer] and [schedule]."""
     out: Path | None
@@ -73,8 +74,9 @@ class Callback:
         """Called after `epoch` epochs; True asks the run to stop after all callbacks were called.
 
         `results` has "step", "loss" (of the last report), "epoch_loss" (its mean over the epoch),
-        "learning_rate" (of the last step) and the test metrics, such as "test_accuracy"; None means
-        not measured in this epoch.
+        "learning_rate" (of the last step) and the metrics of the validation set, such as
+        "validation_accuracy", or without one those of the test set, such as "test_accuracy"; None
+        means not measured in this epoch.
         """
         return None
 
@@ -181,7 +183,8 @@ class Callbacks:
     def _ask(self, callback: Callback, why: str) -> None:
         """Note the first callback that asks to stop."""
         if isinstance(why, str) and why and not self._asked:
-            self._asked = f"{type(callback).__name__}: {why}"
+            early = isinstance(callback, EarlyStopping)
+            self._asked = f"{'train.early_stop' if early else type(callback).__name__}: {why}"
 
     def _named(self) -> Iterator[tuple[str, Callback]]:
         """Each callback with its class and its number among those of its class."""
@@ -231,43 +234,72 @@ def _answer(result: Any, why: Any) -> bool:
 class EarlyStopping(Callback):
     """Stops once `patience` epochs have passed since the best: of train.early_stop.
 
-    The best has the largest accuracy where there is one, else the smallest loss on the test set.
-    Epochs without a test count, but a run stops only after one with a test. Without a test set the
-    best has the smallest mean training loss.
+    The best has the best value of a metric; of equal values the first is the best, and one that is
+    not finite is none. Epochs that were not measured count, but a run stops only after one that
+    was. Without a validation or test set the best has the smallest mean training loss.
     """
 
     best: float | None = None
+    """The score of the best epoch, which is larger for better values."""
+    value: float | None = None
+    """Of the metric in the best epoch."""
 
-    def __init__(self, patience: int, tests: bool = True) -> None:
-        self.patience = patience
-        self.metric, self.loss = ("test metric", "test_loss")
-        if not tests:
-            self.metric, self.loss = ("training loss", "epoch_loss")
-        self.load_state({"best": None, "best_epoch": 0, "epoch": 0})
+    def __init__(
+        self, patience: int, measured_on: str = "test", selection: Selection | None = None
+    ) -> None:
+        """`measured_on` is validation, test or training."""
+        self.patience, self.measured_on = patience, measured_on
+        trained = measured_on == "training"
+        self.selection = Selection("loss") if trained else selection or Selection()
+        self._begin(0)
+
+    def _begin(self, epoch: int) -> None:
+        self.best = self.value = None
+        self.metric, self.best_epoch, self.epoch = "", epoch, epoch
+        self.reason = ""
 
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> bool:
-        accuracy, loss = results.get("test_accuracy"), results.get(self.loss)
-        if loss is None:
+        prefix = f"{self.measured_on}_"
+        measured = {k.removeprefix(prefix): v for k, v in results.items() if k.startswith(prefix)}
+        if self.measured_on == "training":
+            measured = {"loss": results.get("epoch_loss")}
+        metric = self.selection.name(measured)
+        if measured.get(metric) is None:
             return False
-        value = -loss if accuracy is None else accuracy
-        if self._better(value):
-            self.best, self.best_epoch = value, epoch
-        self.load_state({**self.state(), "epoch": epoch})
+        score = self.selection.score(measured)
+        if self._better(score):
+            self.best, self.value, self.best_epoch = score, measured[metric], epoch
+        self.metric, self.epoch = metric, epoch
+        self._decide()
         return bool(self.reason)
 
     def state(self) -> dict[str, Any]:
-        return {"best": self.best, "best_epoch": self.best_epoch, "epoch": self.epoch}
+        names = ("measured_on", "metric", "value", "best_epoch", "epoch")
+        return {name: getattr(self, name) for name in names}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.best = None if state["best"] is None else float(state["best"])
-        self.best_epoch, self.epoch = int(state["best_epoch"]), int(state["epoch"])
+        self._begin(int(state["epoch"]))
+        metric = str(state["metric"])
+        if (state["measured_on"], self.selection.metric or metric) != (self.measured_on, metric):
+            return  # what was best by another metric says nothing
+        self.metric, self.best_epoch = metric, int(state["best_epoch"])
+        if state["value"] is not None:
+            self.value = float(state["value"])
+            self.best = self.selection.score({metric: self.value})
+        self._decide()
+
+    def _decide(self) -> None:
         self.reason = ""
         if self.epoch - self.best_epoch >= self.patience:
-            best = "" if self.best is None else f" than in epoch {self.best_epoch}"
-            self.reason = f"no better {self.metric}{best} up to epoch {self.epoch}"
+            better, than = "finite", ""
+            if self.value is not None:
+                better, than = "better", f" than {self.value:.4g} (epoch {self.best_epoch})"
+            self.reason = (
+                f"no {better} {self.measured_on} {self.metric}{than} up to epoch {self.epoch}"
+            )
 
-    def _better(self, value: float) -> bool:
-        return isfinite(value) and (self.best is None or value > self.best)
+    def _better(self, score: float | None) -> bool:
+        return score is not None and (self.best is None or score > self.best)
 
 
 class ProgressPrinter(Callback):
@@ -283,7 +315,7 @@ class ProgressPrinter(Callback):
         self.rate = ""
         """Of the newest reports."""
         self.tested = ""
-        """The newest test metrics."""
+        """The newest metrics of the validation or test set, with its name."""
         self.bar = Bar(0, quiet=True)
         self.start_time = self.last_line_time = perf_counter()
 
@@ -291,7 +323,7 @@ class ProgressPrinter(Callback):
         self.epochs, self.steps_per_epoch = run.epochs, run.steps_per_epoch
         self.batch_size = run.settings["train.batch_size"]
         self.step = self.start_step = run.step
-        self.tested = format_test(run.results)
+        self.tested = format_results(run.results)
         self.start_time = self.last_line_time = perf_counter()
         self.bar = Bar(self.epochs * self.steps_per_epoch, self.step, self._where(), self.quiet)
 
@@ -318,7 +350,7 @@ class ProgressPrinter(Callback):
     def count_tests(self, done: int, total: int) -> None:
         """Show how far a test has come."""
         if self.bar.shown:
-            self.bar.update(text=f"{self._where(self.step - 1)}, test {done}/{total}")
+            self.bar.update(text=f"{self._where(self.step - 1)}, evaluation {done}/{total}")
 
     def on_report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
         """Show the newest losses; without a bar print at most one line in `SECONDS`."""
@@ -333,13 +365,26 @@ class ProgressPrinter(Callback):
 
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
         """Print one line for each epoch, with the newest test."""
-        self.tested = format_test(results) or self.tested
+        self.tested = format_results(results) or self.tested
         self.bar.update(text=self._where(self.step - 1))
-        tested = f"test {self.tested}  " if self.tested else ""
+        tested = f"{self.tested}  " if self.tested else ""
         self.say(f"epoch {epoch}/{self.epochs}  {tested}{self._describe()}")
 
     def close(self) -> None:
         self.bar.close()
+
+    def say_selected(self, results: Mapping[str, Any]) -> None:
+        """Print what a test at the end found, or that weights were selected on the test set."""
+        if "validation_loss" in results and "test_loss" in results:
+            tested = {k: v for k, v in results.items() if k.startswith("test_")}
+            epoch = results["selected_epoch"]
+            self.say(f"{format_results(tested)}  with the weights after epoch {epoch}")
+        elif results["selected_on"] == "test":
+            self.say(
+                f"selected on the test set, by {results['selected_by']}, so its figures are "
+                "optimistic: hold out a share of the training set with --set data.validation=0.1, "
+                "or give fit(..., validation=...)"
+            )
 
     def say(self, text: str) -> None:
         """Print a line, unless the run is quiet."""
@@ -365,18 +410,3 @@ class ProgressPrinter(Callback):
             *([f"residual {max(last.residual):.3f}"] if any(last.residual) else []),
         ]
         return "  ".join([*parts, f"left {timedelta(seconds=round(left))}"])
-
-
-def format_test(results: Mapping[str, float | None]) -> str:
-    """The accuracy in percent, other test metrics by name and, without any, the loss by name."""
-    tested = {
-        name.removeprefix("test_"): value
-        for name, value in results.items()
-        if name.startswith("test_") and value is not None
-    }
-    shown = [
-        f"{value:6.2%}" if name == "accuracy" else f"{name} {value:.4g}"
-        for name, value in tested.items()
-        if name != "loss" or len(tested) == 1
-    ]
-    return "  ".join(shown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ class Position:
     epoch: int = 0
     step: int = 0
     tested: dict[str, float] = field(default_factory=dict)
-    """Loss and metrics of the newest evaluation."""
+    """Loss and metrics of the newest evaluation, on the set by which weights are selected."""
+    tested_on: str = ""
+    """That set: validation, test, or empty without one."""
     tested_step: int | None = None
     """The step of that evaluation."""
     epoch_loss: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -66,9 +69,9 @@ class Position:
     """Of this rank, from the first step on."""
 
     @property
-    def test_results(self) -> dict[str, float]:
-        """The same by the names that a metric has outside: test_loss, test_accuracy, ..."""
-        return {f"test_{name}": value for name, value in self.tested.items()}
+    def results(self) -> dict[str, float]:
+        """What was tested by the names that a metric has outside: test_loss, test_accuracy, ..."""
+        return {f"{self.tested_on}_{name}": value for name, value in self.tested.items()}
 
     @property
     def seconds(self) -> float:
@@ -90,6 +93,8 @@ class Position:
         """Take over what a manifest has of `rank`; None: a rank of another grid."""
         for name in ("epoch", "step", "tested", "tested_step", "epoch_loss", "rollbacks"):
             setattr(self, name, manifest[name])
+        if manifest["tested_on"] != self.tested_on:
+            self.tested, self.tested_step = {}, None
         if manifest["cuts"] == cuts:
             self.residual = manifest["residual"]
         counted = manifest["totals"][rank or 0]
@@ -270,15 +275,19 @@ def _decoded(value: Any, module: nn.Module) -> Any:
 
 
 def check_same_run(
-    method: Method, names: Mapping[str, str], folder: Path, manifest: dict[str, Any]
+    method: Method, names: Mapping[str, str], samples: int, folder: Path, manifest: dict[str, Any]
 ) -> None:
-    """ValueError if a checkpoint is of another run; `names` are those of its model and data."""
+    """ValueError if a checkpoint is of another run, or of more epochs than are asked for.
+
+    `names` are those of its model and data, `samples` is how many are trained on.
+    """
     stored = {**manifest, "units": len(manifest["units"])}
     settings = {
         "model": names["model"],
         "units": len(method.problem.blocks.units),
         "data": names["data"],
         "seed": method.setup.seed,
+        "samples": samples,
         "steps_per_epoch": method.steps,
         "window": method.setup.window,
     }
@@ -288,9 +297,15 @@ def check_same_run(
         if stored[key] != value:
             raise ValueError(
                 f"{folder.parent.parent} is a run with {key} {stored[key]}, not {value}: resume "
-                "with its model, data, batch size, seed and window, choose another folder, or, if "
-                f"{folder} is another run's, remove it"
+                "with its model, data, data.validation, batch size, seed and window, choose "
+                f"another folder, or, if {folder} is another run's, remove it"
             )
+    epochs, trained = method.options.train.epochs, manifest["step"] / method.steps
+    if trained > epochs:
+        raise ValueError(
+            f"train.epochs is {epochs}, but {folder.parent.parent} has trained {trained:.4g} "
+            f"epochs: give --epochs {ceil(trained)} or more, or choose another --out"
+        )
 
 
 @contextmanager

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from hybrid.data import Data
 from hybrid.errors import AgreedError
@@ -17,35 +13,32 @@ from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.optimizers import peak_rate
-from hybrid.method.plateau import Plateau, check_metric
+from hybrid.method.plateau import Plateau
 from hybrid.method.schedule import make_schedule
 from hybrid.networks.units import BlockModule
 from hybrid.proof.proof import is_checked
 from hybrid.ranks import launch
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.epoch_windows import CLOSING
-from hybrid.rounds.phase_report import DivergedError, PhaseReport, Scores
+from hybrid.rounds.phase_report import DivergedError, PhaseReport
 from hybrid.rounds.spoilt_samples import SpoiltSamples
 from hybrid.rounds.trace import Trace
-from hybrid.solvers.block import Block
+from hybrid.settings.selection import check_metric
 from hybrid.solvers.checks.mean_check import MeanCheck
 from hybrid.solvers.delayed.filling import STORED_BATCHES
 from hybrid.solvers.delayed.waits import Waits
 from hybrid.solvers.numerics.optimizer_state import optimizer_state
-from hybrid.solvers.objective import Objective
 from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
 from hybrid.training.checkpointing import CountedAttributes, Position, StateFiles, check_same_run
 from hybrid.training.summary import RunOptions
 
-TOGETHER = 4
-"""Mini-batches of an evaluation after which the first block waits for the last one."""
-
 
 class RankTraining:
     """Made at the start of a run, and anew by every roll-back. All ranks call its methods.
 
-    Raises ValueError if the run folder could not keep all of the optimizer's state.
+    Without `callbacks` theirs stay as they are. Raises ValueError if the run folder could not keep
+    all of the optimizer's state.
     """
 
     def __init__(
@@ -55,7 +48,7 @@ class RankTraining:
         links: RankLinks,
         data: Data,
         trace: Trace,
-        callbacks: Stateful,
+        callbacks: Stateful | None,
     ) -> None:
         self.method, self.options, self.links = method, options, links
         self.callbacks, self.num_samples = callbacks, len(data)
@@ -83,7 +76,8 @@ class RankTraining:
         self.plateau = schedule if isinstance(schedule, Plateau) else None
         """The schedule, if it follows what tests measure."""
         if self.plateau is not None:
-            check_metric(self.plateau.metric, method.problem.objectives.test.metrics)
+            measured = method.problem.objectives.deciding.metrics
+            check_metric("schedule.metric", self.plateau.metric, measured)
         self.windows = method.windows(data, schedule, self.sampler, place)
         data.keep(self._num_asked_again() * train.batch_size)
         self.position = Position(residual=[0.0] * (links.size - 1))
@@ -154,6 +148,7 @@ class RankTraining:
             **self.options.names,
             **self._kinds,
             **vars(self.position),
+            "samples": self.num_samples,
             "steps_per_epoch": self.method.steps,
             "seed": self.method.setup.seed,
             "window": self.method.setup.window,
@@ -178,7 +173,7 @@ class RankTraining:
         with links.agreement():
             manifest = checkpoint.read_manifest(folder)
             check(RunPosition, manifest, folder / "manifest.json")
-            check_same_run(self.method, self.options.names, folder, manifest)
+            check_same_run(self.method, self.options.names, self.num_samples, folder, manifest)
             checkpoint.restore(folder, manifest, blocks.units_of(links.rank), self.block.optimizers)
             number = links.place.number if self.files.same_grid(manifest) else None
             self.position.restore(manifest, blocks.cuts, number)
@@ -238,7 +233,8 @@ class RankTraining:
                 parts["program"] = self.rounds.program
             if self.block.sync is not None and "sync" in same:
                 parts["sync"] = self.block.sync  # after the program, whose weights it may keep
-        return {**parts, "data": self.windows.data, "callbacks": self.callbacks}
+        parts["data"] = self.windows.data
+        return parts if self.callbacks is None else {**parts, "callbacks": self.callbacks}
 
     def take_smaller_steps(self) -> None:
         """Settle the step sizes: a roll-back halves local steps, and a further one all steps.
@@ -248,19 +244,6 @@ class RankTraining:
         count = len(self.position.rollbacks)
         exact = max(count - self.rounds.local, 0)
         self.block.rates |= {"local": 0.5**count, "exact": 0.5**exact}
-
-    def check_weights(self) -> None:
-        """Raise DivergedError on all ranks if weights of any are not finite.
-
-        A loss is computed before its step, so the effect of the last step shows here first. Running
-        statistics count; other buffers do not, because a causal mask is full of infinities.
-        """
-        module = self.block.module
-        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-        tensors = [*module.parameters(), *(b for norm in norms for b in norm.buffers())]
-        finite = not tensors or bool(torch.stack([t.isfinite().all() for t in tensors]).all())
-        if self.links.first_of(None if finite else True):
-            raise DivergedError(f"the weights are not finite after step {self.position.step}")
 
     def check_samples(self, error: DivergedError) -> None:
         """Raise AgreedError on all ranks if the next samples are not finite, as no step repairs."""
@@ -274,91 +257,3 @@ class RankTraining:
                 spoilt.look("target", batch.labels(), ids)
         if (fault := self.links.first_of(spoilt.fault())) is not None:
             raise AgreedError(f"{error}: {fault}")
-
-    def check_tests(self, test: Data, size: int, error: DivergedError) -> None:
-        """Raise AgreedError on all ranks if samples of the test are not finite."""
-        spoilt, batches = SpoiltSamples(), test.test_order().split(size)
-        for ids in batches if self.block.first else ():
-            spoilt.look("input", test.batch(ids, seed=0, epoch=0, augment=False), ids)
-        self.links.all_gather(None)  # two threads of one stream would make it begin again and again
-        for ids in batches if self.block.last else ():
-            spoilt.look("target", test.targets(ids), ids)
-        if (fault := self.links.first_of(spoilt.fault())) is not None:
-            raise AgreedError(f"{error}: {fault.replace('of sample', 'of test sample')}")
-
-
-def measure_network(
-    block: Block,
-    links: RankLinks,
-    data: Data,
-    objective: Objective,
-    batch_size: int = 500,
-    watch: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, float]:
-    """Mean loss and metrics of the whole chain of blocks over `data`, the same on every rank.
-
-    `watch` is called with how many mini-batches of how many the host has gone through.
-    """
-    place, batches = links.place, data.test_order().split(batch_size)
-    data.keep(2 * TOGETHER * batch_size * place.replicas)
-    own = batches[place.replica :: place.replicas]
-    scores, measured = Scores(links, objective, objective.accumulated), []
-    for ids, out in _outputs(block, links, data, own, watch):
-        targets = data.targets(ids).to(block.device)
-        measured.append(objective.measured(out, targets))
-        scores.add(objective.seen(out, targets))
-    if block.last and len(own) < len(batches[:: place.replicas]):
-        scores.add(None)  # as often as the first replica
-    sums = torch.stack(measured).cpu() if measured else None
-    everyone = links.gather((sums, scores.values()))
-    means = {}
-    if everyone is not None:
-        lasts = [sums for sums, _ in everyone if sums is not None]
-        # each replica has every R-th mini-batch: added up in their order, as one would
-        in_order = [lasts[n % place.replicas][n // place.replicas] for n in range(len(batches))]
-        totals = reduce(torch.add, in_order)
-        found = (totals[:, 0] / totals[:, 1].clamp_min(1)).tolist()
-        means = dict(zip(objective.sums, found, strict=True)) | everyone[links.size - 1][1]
-    known = links.broadcast(means)
-    return {name: known[name] for name in ("loss", *objective.metrics)}
-
-
-def _outputs(
-    block: Block,
-    links: RankLinks,
-    data: Data,
-    batches: Sequence[Tensor],
-    watch: Callable[[int, int], None],
-) -> Iterator[tuple[Tensor, Any]]:
-    """The samples' numbers and the network's outputs, batch by batch, on the last block.
-
-    All ranks go through it; on the others it gives nothing.
-    """
-    if block.first or block.last:
-        data.expect(list(batches), 0, 0)
-    # two blocks on threads may share a module without parameters, so they change its mode together
-    modes = [(module, module.training) for module in block.module.modules()]
-    links.all_gather(None)
-    block.module.eval()
-    links.all_gather(None)
-    try:
-        with torch.no_grad():
-            for number, ids in enumerate(batches):
-                if block.first:
-                    inputs = data.batch(ids, seed=0, epoch=0, augment=False).to(block.device)
-                else:
-                    inputs = links.from_previous()
-                out = block.forward(inputs)
-                if block.last:
-                    yield ids, out
-                else:
-                    links.to_next(out)
-                watch(number + 1, len(batches))
-                if number % TOGETHER == TOGETHER - 1:
-                    # the first block waits for the last one, or its outputs would pile up
-                    links.all_gather(None)
-        links.flush()
-        links.all_gather(None)
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -77,20 +77,25 @@ def make_network(name: str) -> nn.Module:
     return network
 
 
-def make_data_sets(name: str) -> tuple[Any, Any]:
-    """The data that --data names: what to train on and, unless it is None, to test on.
+def make_data_sets(name: str) -> tuple[Any, Any, Any]:
+    """The data that --data names: to train on and, unless they are None, to test and validate on.
 
-    A function gives both, or the first alone; a pair of tensors is inputs and targets.
+    A function gives the first alone, (training, test) or (training, validation, test); a tuple of
+    tensors is inputs and targets.
     """
     given = _call(name, "--data")
-    several = isinstance(given, tuple | list)
-    if several and len(given) == 2 and not all(isinstance(x, Tensor) for x in given):
-        train, test = given
-    else:
-        train, test = given, None
+    train, test, validation = given, None, None
+    if isinstance(given, tuple | list) and not all(isinstance(x, Tensor) for x in given):
+        if len(given) == 2:
+            train, test = given
+        elif len(given) == 3 and isinstance(given, tuple):
+            train, validation, test = given
     if train is None or isinstance(train, Tensor):
-        raise ValueError(f"--data {name} gave a {type(given).__name__}, not (training, test) data")
-    return train, test
+        raise ValueError(
+            f"--data {name} gave a {type(given).__name__}, not (training, test) or (training, "
+            "validation, test) data"
+        )
+    return train, test, validation
 
 
 def _call(name: str, flag: str) -> Any:

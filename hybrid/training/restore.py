@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from hybrid import weights
-from hybrid.data import NAMES, Data, Texts, reference
+from hybrid.data import NAMES, Data, Sets, Texts, reference
 from hybrid.errors import given_by, one_line
 from hybrid.files import whole_folder, write_atomically
 from hybrid.folder import checkpoint
@@ -43,16 +43,19 @@ _OTHER_FORMATS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".onnx", ".gguf
 
 def evaluate(
     run: Path, *, loss: str | None = None, best: bool = False, **own: str | None
-) -> tuple[dict[str, float], Path]:
-    """Loss and metrics of a run's newest (or best) checkpoint, on one device; and its folder.
+) -> tuple[dict[str, dict[str, float]], Path]:
+    """Loss and metrics of a run's newest (or best) checkpoint, by set; and its folder.
 
+    They are measured on the validation set, if there is one, and on the test set, on one device.
     `loss` is package.module:function, or the name of a loss; `own` is as in `restore`.
     """
-    settings, folder, network, test = restore(run, best=best, **own)
-    if test is None:
+    settings, folder, network, loaded = restore(run, best=best, **own)
+    sets = {"validation": loaded.validation, "test": loaded.test}
+    known = {name: data for name, data in sets.items() if data is not None}
+    if not known:
         raise ValueError(
-            f"the data of {run} have no test set: give --data package.module:function, which gives "
-            "(training, test) data"
+            f"the data of {run} have no validation or test set: give --data "
+            "package.module:function, which gives (training, test) data"
         )
     train = settings.train
     name = _name(run, "--loss", train.loss, loss, train.loss != OWN_LOSS)
@@ -62,7 +65,8 @@ def evaluate(
     for config in configs:
         if getattr(config, "use_cache", False):
             config.use_cache = False  # keys and values of earlier tokens, which no loss takes
-    return Trainer(split(network, 1), train=named, loss=function).evaluate(test), folder
+    trainer = Trainer(split(network, 1), train=named, loss=function)
+    return {name: trainer.evaluate(data) for name, data in known.items()}, folder
 
 
 def load(
@@ -94,8 +98,8 @@ def restore(
     data: str | None = None,
     data_dir: str | None = None,
     best: bool = False,
-) -> tuple[Config, Path, nn.Module, Data | None]:
-    """A run's settings, its checkpoint, the network of that on the CPU, and its test data, if any.
+) -> tuple[Config, Path, nn.Module, Sets]:
+    """A run's settings, its checkpoint, the network of that on the CPU, and its data.
 
     `model` and `data` are package.module:function, which make what was the user's own; `data_dir`
     is where the data of this package's sources lie by now. ValueError if one is missing.
@@ -103,16 +107,18 @@ def restore(
     settings = _settings(run)
     name = settings.data.name
     known = name in NAMES or bool(reference(name))
-    news = {"name": _name(run, "--data", name, data, known), "limit": 0}
+    news: dict[str, Any] = {"name": _name(run, "--data", name, data, known)}
+    if not settings.data.validation:  # of which a share is of the samples that were taken
+        news["limit"] = 0
     if data_dir is not None:
         news["dir"] = data_dir
     wanted = settings.data.model_copy(update=news)
-    if data is not None:  # of which what was said of the run's own need not hold
+    if data not in (None, name):  # of which what was said of the run's own need not hold
         wanted = DataSettings.of("data", news)
-    train, test = build.load_data_sets(wanted, settings.train.loss)
-    network = _network(run, settings, model, train)
+    sets = build.load_all_sets(wanted, settings.train.loss, settings.train.seed)
+    network = _network(run, settings, model, sets.train)
     stored = _read(run, best)
-    return settings, stored.folder, _load_weights(network, stored, _where(run, model)), test
+    return settings, stored.folder, _load_weights(network, stored, _where(run, model)), sets
 
 
 def generate(
@@ -368,10 +374,11 @@ def _best(run: Path, settings: Config) -> Path:
             f"{run} kept its newest {kept.keep_last} checkpoints, not the best one: leave out "
             f"{given_by('--best', 'best=True')}, or train with checkpoint.best=true"
         )
-    folder = best_of(checkpoint.complete(RunFolder(run).checkpoints))
+    whole = checkpoint.complete(RunFolder(run).checkpoints)
+    folder = best_of(whole, settings.train.selection)
     if folder is None:
         raise ValueError(
-            f"{run} has no checkpoint of weights that were tested: leave out "
+            f"{run} has no checkpoint of weights that were measured: leave out "
             f"{given_by('--best', 'best=True')}, or train to the end of an epoch that "
             "train.evaluate_every and checkpoint.every share"
         )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from hybrid.data import Data, Dataset
-from hybrid.errors import AgreedError, StoppedError, counted
+from hybrid.data import Data
+from hybrid.errors import AgreedError, StoppedError
 from hybrid.folder.manifest import RunPosition
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
@@ -20,6 +21,7 @@ from hybrid.proof.untouched import Untouched
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.report.summary import Summary
+from hybrid.rounds.evaluation import Evaluation, check_weights
 from hybrid.rounds.phase_report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import Section
@@ -32,11 +34,13 @@ from hybrid.training.callbacks import (
     ProgressPrinter,
     RunInfo,
 )
-from hybrid.training.rank_training import RankTraining, measure_network
+from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import SharedFolder
 from hybrid.training.summary import (
     RunOptions,
+    describe_end,
     describe_run,
+    describe_selection,
     go_on,
     make_config_text,
     make_summary,
@@ -58,29 +62,30 @@ class Run:
         options: RunOptions,
         links: RankLinks,
         train: Data,
-        test: Data | None,
+        evaluation: Evaluation,
         stop: StopRequest,
         kernels: str = "torch",
         whole: Callable[[], nn.Module] | None = None,
         alike: Alike | None = None,
     ) -> None:
         self.options, self.links, self.stop, self.kernels = options, links, stop, kernels
-        self.train, self.test, self.alike = train, test, alike
+        self.train, self.alike = train, alike
         with links.agreement():  # threads have one model, which none changes before it is copied
             if links.place.replica and launch.communicator() is None:
                 method = method.copied()
         self.method = method.of_replica(links.place)
         quiet = options.quiet or links.place.number > 0
         self.progress = ProgressPrinter(quiet, method.problem.unit)
+        self.evaluation = replace(evaluation, watch=self.progress.count_tests)
         self.history: list[dict[str, Any]] = []
         """What each epoch of this training came to."""
         patience = options.train.early_stop
-        tests = test is not None
-        early = [EarlyStopping(patience, tests)] if patience else []
+        deciding, selection = evaluation.deciding, options.train.selection
+        early = [EarlyStopping(patience, deciding or "training", selection)] if patience else []
         alone, threads = links.place.count == 1, links.in_one_process and links.place.replicas == 1
         untouched = Untouched(method.problem.blocks, links.rank, alone, alone or threads)
         self.callbacks = Callbacks(self.progress, [*options.callbacks, *early], links, untouched)
-        self.folder = SharedFolder(options.out, links, options.checkpoint, RunPosition)
+        self.folder = SharedFolder(options.out, links, options.checkpoint, RunPosition, selection)
         self.stopped = ""
         """Why any rank has been asked to stop."""
         self.trace = Trace(links.place, links.now, links.epoch())
@@ -88,9 +93,14 @@ class Run:
         """Whether the run's gradient is the undivided network's, or why that was not compared."""
         links.watch = self.trace.add
         with links.agreement():
-            self.training = self._make_training()
+            self.training = self._make_training(self.callbacks)
             self.one_rank = self.method.time_one_rank(self.training.block, links)
             """Seconds of a mini-batch's passes on one rank, until this run is compared with it."""
+            if self.training.plateau is not None and not deciding:
+                raise ValueError(
+                    "the schedule is plateau, which follows a validation or test set, and there is "
+                    "none: give one, or choose another schedule"
+                )
 
     def fit(self) -> Summary:
         """Train to the last epoch; give the summary. Meanwhile the run folder is this run's."""
@@ -102,12 +112,9 @@ class Run:
             ended = self.folder.stored_summary() if self._is_done else None
             summary = self._train(notices) if ended is None else ended
             if ended is not None:
-                self.progress.say(
-                    f"{self.folder.path} has ended after "
-                    f"{counted(self.training.position.epoch, 'epoch')}"
-                    f"{self.callbacks.stopped and f' ({self.callbacks.stopped})'}, and stays as it "
-                    "is: to train on, give it more epochs, or let it wait for more epochs"
-                )
+                epoch = self.training.position.epoch
+                self.progress.say(describe_end(self.options, epoch, self.callbacks.stopped))
+                self._select()
             self.training.block.keep_tested_weights()
             here = None if launch.communicator() is None else self.links.rank
             self.method.problem.blocks.give_back(here)
@@ -172,7 +179,7 @@ class Run:
             epochs=options.train.epochs,
             steps_per_epoch=self.method.steps,
             step=at.step,
-            results=at.test_results,
+            results=at.results,
             settings={
                 f"{name}.{key}": value
                 for name, section in sections.items()
@@ -194,11 +201,12 @@ class Run:
         early = self.training.position.epoch < self.options.train.epochs
         return self.callbacks.stopped if early else ""
 
-    def _make_training(self) -> RankTraining:
+    def _make_training(self, callbacks: Callbacks | None) -> RankTraining:
         """Make what this rank trains with, as at the start of a run."""
         training = RankTraining(
-            *(self.method, self.options, self.links, self.train, self.trace, self.callbacks)
+            *(self.method, self.options, self.links, self.train, self.trace, callbacks)
         )
+        training.position.tested_on = self.evaluation.deciding
         training.rounds.report_status = lambda: self.folder.status(
             self.stop(), self.callbacks.failure
         )
@@ -223,10 +231,7 @@ class Run:
         if not self.folder.saved_since_rollback:
             last = before[-1]["to"]
             checkpoints = [f for f in checkpoints if int(f.name) < last] or checkpoints[:1]
-        self.training.block.release()
-        self.training.attributes.load_state(State())  # as the run found them
-        self.training = self._make_training()
-        self.training.restore(checkpoints[-1])
+        self._go_back(checkpoints[-1], self.callbacks)
         self.callbacks.agree()
         self.progress.follow(self.training.block, self.stop)
         if (ties := self.training.block.ties) is not None:
@@ -247,6 +252,36 @@ class Run:
             f"{error}; going on from the checkpoint of step {at.step} with exact steps "
             f"{rates['exact']:g} and local steps {rates['local']:g} times their size"
         )
+
+    def _go_back(self, checkpoint: Path, callbacks: Callbacks | None) -> None:
+        """Make the training anew from a checkpoint; without `callbacks` theirs stay as they are."""
+        self.training.block.release()
+        self.training.attributes.load_state(State())  # as the run found them
+        self.training = self._make_training(callbacks)
+        self.training.restore(checkpoint)
+
+    def _select(self) -> None:
+        """Take the weights of the best checkpoint, if that is kept; all ranks call it."""
+        if (best := self.folder.best()) is not None:
+            self._go_back(best, None)
+
+    def _test_selected(self) -> dict[str, Any]:
+        """What the summary says of the selected weights, which stay in the network."""
+        end, evaluation = self.training.position, self.evaluation
+        self._select()
+        at, self.training.position = self.training.position, end
+        results: dict[str, Any] = at.results
+        if evaluation.tests_at_end:
+            with self.trace.span("evaluate"):
+                tested = evaluation.measure("test", self.training.block, at.step)
+            tests = {f"test_{name}": value for name, value in tested.items()}
+            self._write_metric({"phase": "test", **tests, "selected_epoch": at.epoch})
+            results |= tests
+        deciding, plateau = evaluation.deciding, self.training.plateau
+        results |= describe_selection(self.options, deciding, plateau, at.tested)
+        results["selected_epoch"] = at.epoch
+        self.progress.say_selected(results)
+        return results
 
     def _remedy(self, error: DivergedError) -> str:
         """The error of a run that cannot go back, with what may help."""
@@ -284,12 +319,12 @@ class Run:
             "loss": reports[0].loss,
             "epoch_loss": at.take_epoch_loss(),
             "learning_rate": self.training.learning_rate(reports[0]),
-            **{name: v if tested else None for name, v in at.test_results.items()},
+            **{name: v if tested else None for name, v in at.results.items()},
         }
         self.callbacks.end_epoch(at.epoch, results)
         if self.callbacks.stopped and not tested:
             self._evaluate()
-            results |= at.test_results
+            results |= at.results
         counted = {"seconds": at.seconds, "samples": int(at.totals["images"])}
         self.history.append({"epoch": at.epoch, "phase": reports[0].phase, **results, **counted})
         if self.stopped and not self._is_done:
@@ -325,31 +360,21 @@ class Run:
         return reports
 
     def _evaluate(self) -> None:
-        """Test the network, if there is a test set; DivergedError if its loss is not finite."""
-        if self.test is None:
+        """Measure the network on the set that decides, if there is one."""
+        if not self.evaluation.deciding:
             return
-        block, at = self.training.block, self.training.position
-        objective = self.method.problem.objectives.test
-        size = self.test.batch_size or self.options.train.batch_size
-        size = 500 if isinstance(self.test, Dataset) else size
-        with self.trace.span("evaluate"), block.as_tested():
-            tested = measure_network(
-                block, self.links, self.test, objective, size, self.progress.count_tests
-            )
-        if not isfinite(tested["loss"]):
-            self.training.check_weights()
-            error = DivergedError(f"the test loss is not finite after step {at.step}")
-            self.training.check_tests(self.test, size, error)
-            raise error
-        at.tested, at.tested_step = tested, at.step
+        at, block = self.training.position, self.training.block
+        with self.trace.span("evaluate"):
+            at.tested = self.evaluation.measure(self.evaluation.deciding, block, at.step)
+        at.tested_step = at.step
         if self.training.plateau is not None:
-            self.training.plateau.take(tested, at.step)
-        self._write_metric({"phase": "test", **at.test_results})
+            self.training.plateau.take(at.tested, at.step)
+        self._write_metric({"phase": self.evaluation.deciding, **at.results})
 
     def _write_checkpoint(self) -> None:
         """Write a checkpoint, if there is a run folder; DivergedError if weights are not finite."""
         training = self.training
-        training.check_weights()
+        check_weights(training.block, self.links, training.position.step)
         if self.folder.path is None:
             return
         with self.trace.span("checkpoint"):
@@ -380,11 +405,11 @@ class Run:
         results: dict[str, Any] = {
             "kernels": self.kernels,
             "links": self.links.name,
-            **at.test_results,
             "residual": at.residual,
             "returns_to_serial": training.rounds.returns,
             "rollbacks": at.rollbacks,
             "proof": self.proof,
+            **self._test_selected(),
             "local_samples": [sum(w) for w in training.rounds.waits] * self.options.replicas,
         }
         if self._early_reason:

@@ -16,6 +16,7 @@ from hybrid.folder.writer import Files, Writer
 from hybrid.links import RankLinks
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import CheckpointSettings
+from hybrid.settings.selection import Selection
 
 
 class Status(NamedTuple):
@@ -38,9 +39,11 @@ class SharedFolder:
         links: RankLinks,
         settings: CheckpointSettings,
         kind: type[Part] = Part,
+        selection: Selection | None = None,
     ) -> None:
-        """`kind` is what manifests declare beside their files."""
+        """`kind` is what manifests declare beside their files; `selection` decides what is best."""
         self.path, self.links, self.settings, self.kind = path, links, settings, kind
+        self.selection = (selection or Selection()) if settings.best else None
         self._first = links.place.number == 0
         self._folder = RunFolder(path or Path())
         self._writer: Writer | None = None
@@ -64,7 +67,7 @@ class SharedFolder:
         self._folder.token = token = self.links.broadcast(token)
         last, check = self.settings.keep_last, self._folder.check_owner
         self._writer = Writer(
-            *(self._folder.checkpoints, self.links, last, token, check, self.settings.best),
+            *(self._folder.checkpoints, self.links, last, token, check, self.selection),
             kind=self.kind,
         )
         return notices
@@ -95,6 +98,17 @@ class SharedFolder:
         return self.links.broadcast(
             checkpoint.complete(self._folder.checkpoints) if whole else list[Path]()
         )
+
+    def best(self) -> Path | None:
+        """The best checkpoint, if it is kept and not the newest; as the first rank sees it."""
+        if self.path is None or self.selection is None:
+            return None
+        found = None
+        if self._first:
+            whole = checkpoint.complete(self._folder.checkpoints)
+            best = checkpoint.best(whole, self.selection)
+            found = None if best in whole[-1:] else best
+        return self.links.broadcast(found)
 
     def rewind(self, to_step: int) -> None:
         """Continue after step `to_step`, to which the run has gone back."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hybrid.method.method import Method
+from hybrid.method.plateau import Plateau
 from hybrid.method.training_options import Converted, Options, settings_of
 from hybrid.ranks import launch
 from hybrid.settings import methods
@@ -68,14 +69,14 @@ class RunOptions(Options):
                 )
 
     def check_tests(self, tested: bool) -> None:
-        """ValueError for what has no effect without a test set."""
+        """ValueError for what has no effect without a validation or test set."""
         sections = {"train": self.train, "checkpoint": self.checkpoint}
         acting.check(sections, acting.Known(tested=tested))
         unseen = [name for name in self.metrics or () if name != "accuracy"]
         if unseen and not tested:
             raise ValueError(
-                f"metrics has {unseen[0]!r}, which is measured on a test set, and there is none: "
-                "give one, or leave it out; 'accuracy' is measured in training, too"
+                f"metrics has {unseen[0]!r}, which is measured on a validation or test set, and "
+                "there is none: give one, or leave it out; 'accuracy' is measured in training, too"
             )
 
 
@@ -157,6 +158,31 @@ def go_on(options: RunOptions) -> str:
     return f"; go on with: {launch.starting_words()}hybrid train {shlex.join(words)}"
 
 
+def describe_end(options: RunOptions, epoch: int, stopped: str) -> str:
+    """What is said of a run that has ended before; `stopped` is why it stopped early, if it did."""
+    why = f" ({stopped})" * bool(stopped)
+    more = "let it wait for more epochs" if stopped else "give more --epochs"
+    return (
+        f"{options.out} has ended after {epoch} epochs{why}, and nothing is left to do: to train "
+        f"on, {more}"
+    )
+
+
+def describe_selection(
+    options: RunOptions, measured_on: str, plateau: Plateau | None, measured: Mapping[str, float]
+) -> dict[str, str]:
+    """What selected the weights of a run: which metric, on which set; empty where nothing did.
+
+    `measured_on` is the set that decides, and `measured` what the weights have on it.
+    """
+    by = ""
+    if options.train.early_stop or (options.checkpoint.best and options.out is not None):
+        by = options.train.selection.name(measured) if measured_on else "loss"
+    elif plateau is not None:
+        by = plateau.metric
+    return {"selected_on": (measured_on or "training") * bool(by), "selected_by": by}
+
+
 def share_of_rank(totals: dict[str, float], device: torch.device, blocked: float) -> dict[str, Any]:
     """What one rank adds to the summary; `blocked`: seconds that it waited for checkpoints."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -189,8 +215,7 @@ def make_summary(
     delays = [method.solver.delay(index, count) / micro_batches for index in range(count)]
     return {
         **options.names,
-        "test_accuracy": None,
-        "test_loss": None,
+        **dict.fromkeys(("validation_accuracy", "validation_loss", "test_accuracy", "test_loss")),
         "blocks": len(method.problem.blocks),
         "cuts": method.problem.blocks.cuts,
         "replicas": options.replicas,

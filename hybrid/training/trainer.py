@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from hybrid.data import Data, as_data
+from hybrid.data import Data, as_data, hold_out
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
 from hybrid.links.communicator import start_limited
@@ -28,11 +28,11 @@ from hybrid.ranks.progress import Bar
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import interrupted, leave_if_asked, listening
 from hybrid.report.summary import Summary
+from hybrid.rounds.evaluation import Evaluation, measure_network
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import RoundOptions
 from hybrid.solvers.block import Block
 from hybrid.solvers.kernels.choice import choose
-from hybrid.training.rank_training import measure_network
 from hybrid.training.run import Run
 from hybrid.training.summary import OWN_DATA, RunOptions
 
@@ -76,16 +76,22 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             **self.names,
         }
 
-    def fit(self, train: Any, test: Any = None, epochs: int | None = None) -> Summary:
+    def fit(
+        self, train: Any, test: Any = None, epochs: int | None = None, validation: Any = None
+    ) -> Summary:
         """Train; give the summary, the same on every rank.
 
-        `train` and `test` are DataLoaders, any data sets of (input, target) or dicts, map-style or
-        iterable, those of this package, or pairs of tensors. Of a DataLoader the data set, the
-        sampler, collate_fn, the workers and, unless it is set, the batch size are taken over. An
-        incomplete last mini-batch is left out in training, and never in testing. Without `test`
-        nothing is tested, and train.early_stop goes by the mean training loss of an epoch. If the
-        sample= of `split` had targets (labels, ...), those of a dict go into the network, whose own
-        loss is trained unless there is another.
+        All data are DataLoaders, any data sets of (input, target) or dicts, map-style or iterable,
+        those of this package, or pairs of tensors. Of a DataLoader the data set, the sampler,
+        collate_fn, the workers and, unless it is set, the batch size are taken over. An incomplete
+        last mini-batch is left out in training, and never in testing. If the sample= of `split` had
+        targets (labels, ...), those of a dict go into the network, whose own loss is trained unless
+        there is another.
+
+        `validation` may also be a share of `train` to hold out, such as 0.1, drawn by train.seed.
+        train.early_stop, checkpoint.best and a plateau then look at it, and `test` is measured
+        once, at the end. Without `validation` they look at `test`, and without either
+        train.early_stop follows the mean training loss of an epoch.
 
         Raises ValueError for settings that cannot work, before training starts, and DivergedError
         (a ValueError) if the loss stops being finite; what code that was given raises becomes a
@@ -102,11 +108,22 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             self.train = self.train.model_copy(update={"epochs": epochs})
         launch.keep_memory()
 
-        def prepare(ranks: int, train: Data, test: Data | None = None) -> Compared[Summary]:
+        def prepare(
+            ranks: int, train: Data, test: Data | None, validation: Data | None
+        ) -> Compared[Summary]:
             self._read_weights()
             self.take_batch_size(train)
-            self.check_tests(test is not None)
-            method = self.settle(train, ranks, test)
+            self.check_tests(test is not None or validation is not None)
+            method = self.settle(train, ranks, test, validation)
+            objectives = method.problem.objectives
+            sets = {
+                name: (data, objective)
+                for name, data, objective in (
+                    ("validation", validation, objectives.deciding),
+                    ("test", test, objectives.test),
+                )
+                if data is not None
+            }
             kernels = choose(self.train.kernels, method.device.type == "cuda")
             self._arrangement = method.arrangement
 
@@ -115,7 +132,10 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
                 if not alone:
                     with links.agreement():
                         read_weights(self.blocks, [links.rank])
-                run = Run(method, self, links, train, test, request, kernels, self.whole, alike)
+                evaluation = Evaluation(links, sets, self.train.batch_size)
+                run = Run(
+                    method, self, links, train, evaluation, request, kernels, self.whole, alike
+                )
                 if not alone:
                     with links.agreement():
                         let_go(self.blocks, links.rank)
@@ -125,10 +145,9 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             return program
 
         with listening() as request, kept_modes(self.blocks.model):
-            sets = [train] if test is None else [train, test]
             request.advice = ""  # a command's request outlives a training
             try:
-                return self._start(prepare, self.replicas, *sets)
+                return self._start(prepare, self.replicas, train, test, validation)
             except KeyboardInterrupt:
                 progress.close()
                 raise interrupted() from None
@@ -163,7 +182,8 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
     def _start(self, prepare: Callable[..., Compared[T]], replicas: int, *sets: Any) -> T:
         """Run on every rank what `prepare` makes of the number of ranks and the data sets.
 
-        What fails in the preparation on any rank is raised on all.
+        A set may be None, or a share of the first one. What fails in the preparation on any rank is
+        raised on all.
         """
         comm = launch.communicator()
         torch.set_num_threads(self.threads(len(self.blocks) * replicas))
@@ -173,12 +193,15 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
                 self.blocks = replace(self.blocks, starts=comm.bcast(self.blocks.starts))
         failed: ValueError | None = None
         device: torch.device | None = None
-        data: list[Data] = []
+        data: list[Data | None] = []
         try:
             with no_exit():
                 labels = self._choose_loss()
                 for each in sets:
-                    data.append(as_data(each, labels_are_inputs=labels))
+                    if isinstance(each, float) and data[0] is not None:
+                        data[0], each = hold_out(data[0], each, self.train.seed)
+                    absent = each is None and len(data) > 0
+                    data.append(None if absent else as_data(each, labels_are_inputs=labels))
                 program = prepare(1 if comm is None else comm.size, *data)
                 device = launch.device(self.train.device)
         except ValueError as error:
@@ -188,14 +211,15 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             with links.agreement():
                 if failed is not None:
                     raise failed
-            return program(links, Alike(links, data))
+            return program(links, Alike(links, [each for each in data if each is not None]))
 
         grid = Grid(len(self.blocks), replicas)
         try:
             return start(agreed_program, grid, self.links, device, failed, self._arrangement)
         finally:
             for each in data:
-                each.close()
+                if each is not None:
+                    each.close()
 
     def _read_weights(self) -> None:
         """Read all weights that are still in files, where one process has all blocks."""
@@ -215,7 +239,13 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             return self.train.threads or 1
         return self.train.threads or launch.threads_per_rank(blocks)
 
-    def settle(self, train: Data, ranks: int = 1, test: Data | None = None) -> Method:
+    def settle(
+        self,
+        train: Data,
+        ranks: int = 1,
+        test: Data | None = None,
+        validation: Data | None = None,
+    ) -> Method:
         """What `fit` trains by; ValueError, with the remedy, for settings that cannot work."""
         self._check_ranks(ranks)
         check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
@@ -225,7 +255,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
                 f"{wide[0]!r} is complex128, which safetensors files of a run folder cannot hold: "
                 "leave out= out, or take complex64"
             )
-        problem = Problem.of(self, self.blocks, train, test)
+        problem = Problem.of(self, self.blocks, train, test, validation)
         self.blocks = problem.blocks
         method = settle(problem, self)
         if self.train.compile or method.device.type == "cuda":

@@ -148,6 +148,10 @@ OTHERS: dict[str, list[Any]] = {
     "sync.lag": [0],
     "sync.outer_momentum": [0.5],
     "data.workers": [1],
+    "fill.name": ["penalty"],
+    "data.validation": [1 / 3],
+    "train.metric": ["loss"],
+    "train.metric_mode": ["min"],
     "solver.local_lr": [0.25],
     "solver.momentum": [0.25],
     "solver.clip_norm": [1e-3],
@@ -171,6 +175,7 @@ LISTED = {
     "optimizer.sharded": "who computes what",
     "train.report_every": "how often a run reports",
     "train.evaluate_every": "how often it is tested",
+    "train.verify": "what is compared before the first step",
     "train.threads": "speed, but for rounding",
     "train.device": "speed",
     "train.kernels": "speed",
@@ -189,7 +194,6 @@ LISTED = {
     "checkpoint.every": "what is kept",
     "checkpoint.minutes": "what is kept",
     "checkpoint.keep_last": "what is kept",
-    "checkpoint.best": "what is kept",
     "checkpoint.rollbacks": "a guard",
 }
 """What must not change the result, wherever it is not refused, and why."""

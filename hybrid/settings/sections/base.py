@@ -130,6 +130,6 @@ def in_commands(*names: str) -> Acts:
 
 
 TRAIN = in_commands("train")
-TESTED = Acts("there is a test set", lambda run: run.tested)
+TESTED = Acts("there is a validation or test set", lambda run: run.tested)
 TRAIN_OR_PLAN = in_commands("train", "plan")
 TRAIN_OR_BENCH = in_commands("train", "bench")

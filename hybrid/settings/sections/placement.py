@@ -106,6 +106,6 @@ class CheckpointSettings(Section):
     keep_last: int = Field(default=2, ge=0, le=MANY)
     """Number of checkpoints to keep; 0: all."""
     best: Annotated[bool, DROPS, TESTED] = False
-    """Also keep the checkpoint with the best test metric."""
+    """Also keep the checkpoint with the best train.metric, and end the run with its weights."""
     rollbacks: int = Field(default=3, ge=0, le=MANY)
     """How often a diverging run goes back to a checkpoint with smaller steps; 0: never."""

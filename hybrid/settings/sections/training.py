@@ -16,6 +16,7 @@ from hybrid.settings.sections.base import (
     Section,
     is_reference,
 )
+from hybrid.settings.selection import Selection
 from hybrid.solvers.acting import REPLICAS, Acts, Needs
 
 OWN_MODEL = Acts("model.name is a built-in network", lambda run: not is_reference(run.model.name))
@@ -55,6 +56,9 @@ class DataSettings(Section):
     """Use only the first N training samples; 0: all."""
     length: Annotated[int, OF_TEXT] = Field(default=256, ge=2, le=LONGEST_TEXT)
     """Bytes per text sample; the network predicts each next byte."""
+    validation: Annotated[float, TRAIN_OR_PLAN] = Field(default=0.0, ge=0, lt=1)
+    """Fraction of the training set to hold out for early stopping, the best checkpoint and plateau,
+    drawn by train.seed; the test set is then measured once, at the end. 0: none."""
     augment: Annotated[bool, IMAGES] = True
     """Standard augmentation (CIFAR: pad by 4, crop, flip; other data sets: none)."""
     workers: Annotated[int, READS] = Field(default=0, ge=0, le=1024)
@@ -92,6 +96,10 @@ TESTS_BEFORE_END = Acts(
         < run.train.epochs
     ),
 )
+SELECTS = Acts(
+    "train.early_stop or checkpoint.best follows it",
+    lambda run: run.train.early_stop or run.checkpoint.best,
+)
 NORMS = Acts("the network has BatchNorm", lambda run: run.normed)
 EQUAL_SHARES = Needs(
     "replicas have equal shares",
@@ -127,10 +135,15 @@ class TrainSettings(Section):
     report_every: Annotated[int, TRAIN_OR_PLAN] = Field(default=16, ge=1, le=MANY)
     """Mini-batches between reports, where a run can stop; unflushed pipelines: times the blocks."""
     evaluate_every: Annotated[int, TRAIN_OR_PLAN, TESTED] = Field(default=1, ge=1, le=MANY)
-    """Epochs between tests; the last epoch is always tested."""
+    """Epochs between measurements on the validation (else test) set; the last epoch always is."""
     early_stop: Annotated[int, TRAIN_OR_PLAN, TESTS_BEFORE_END] = Field(default=0, ge=0, le=10**6)
-    """Stop after N epochs without a better test metric (training loss, if nothing is tested);
+    """Stop after N epochs without a better train.metric (training loss, if nothing is measured);
     0: never."""
+    metric: Annotated[str, TRAIN_OR_PLAN, TESTED, SELECTS] = ""
+    """Metric that early_stop and checkpoint.best follow on the validation (else test) set: loss,
+    accuracy, or your own; empty: accuracy, else loss."""
+    metric_mode: Annotated[Literal["min", "max"] | None, TRAIN_OR_PLAN, TESTED, SELECTS] = None
+    """Which values of train.metric are better; unset: min for loss, max for accuracy."""
     verify: Annotated[Literal["auto", "always", "never"], TRAIN] = "auto"
     """Compare gradients with the undivided network's before the first step, and a mini-batch's
     loss with its parts' while training; auto: for your own network, data or loss."""
@@ -154,6 +167,11 @@ class TrainSettings(Section):
         if isinstance(names, list | tuple):
             return dict.fromkeys(map(str, names), 0)
         return dict(_flattened(given)) if isinstance(given, Mapping) else given
+
+    @property
+    def selection(self) -> Selection:
+        """What early_stop and checkpoint.best follow."""
+        return Selection(self.metric, self.metric_mode)
 
     @field_validator("frozen")
     @classmethod

@@ -7,8 +7,9 @@ import pytest
 from callback_program import STEPS, few, short
 
 from hybrid.folder import checkpoint
-from hybrid.folder.checkpoint import best, score
+from hybrid.folder.checkpoint import best
 from hybrid.settings.config import CheckpointSettings
+from hybrid.settings.selection import Selection
 
 BEST = CheckpointSettings(keep_last=1, best=True)
 
@@ -39,8 +40,8 @@ def tell(run, epoch, **told):
     path.write_text(json.dumps({**body, "sha256": checkpoint.digest(body)}))
 
 
-def best_epoch(run):
-    found = best(checkpoint.complete(run / "checkpoints"))
+def best_epoch(run, selection=None):
+    found = best(checkpoint.complete(run / "checkpoints"), selection or Selection())
     return None if found is None else int(found.name) // STEPS
 
 
@@ -86,6 +87,19 @@ def test_a_damaged_checkpoint_does_not_count(run):
     assert best_epoch(run) == 1
 
 
+def test_the_best_is_that_of_the_metric_and_of_the_newest_set(run):
+    for epoch, (loss, f1) in enumerate([(3.0, 0.2), (1.0, 0.9), (2.0, float("nan"))], 1):
+        tell(run, epoch, tested={"accuracy": epoch / 4, "loss": loss, "f1": f1})
+    assert best_epoch(run) == 3
+    assert best_epoch(run, Selection("loss")) == 2
+    assert best_epoch(run, Selection("f1", "min")) == 1
+    assert best_epoch(run, Selection("missing", "min")) is None
+    tell(run, 1, tested={"accuracy": 0.1}, tested_on="validation")
+    tell(run, 2, tested={"accuracy": 0.1}, tested_on="validation")
+    tell(run, 3, tested_step=None)
+    assert best_epoch(run) == 1, "the epochs that were validated"
+
+
 @pytest.mark.parametrize(
     ("results", "found"),
     [
@@ -96,7 +110,7 @@ def test_a_damaged_checkpoint_does_not_count(run):
     ],
 )
 def test_the_accuracy_counts_or_else_the_loss(results, found):
-    assert score(results) == found
+    assert Selection().score(results) == found
 
 
 def test_a_setting_that_keeps_nothing_more_is_refused():

@@ -64,20 +64,28 @@ def test_early_stop_without_a_test_set_goes_by_the_training_loss(tmp_path):
         return trainer(out=tmp_path / "run", settings=settings, **more).fit((X.abs() * 1e-6, Y))
 
     summary = run()
-    assert "no better training loss than in epoch" in summary["stopped_early"]
+    assert "no better training loss than" in summary["stopped_early"]
     stopped(tmp_path / "run", 6)
     assert run(resume=True)["stopped_early"] == summary["stopped_early"]
 
 
 NEEDS_A_TEST = {
-    "tests": ({"settings": {"evaluate_every": 2}}, "evaluate_every is 2", "there is a test set"),
+    "tests": (
+        {"settings": {"evaluate_every": 2}},
+        *("evaluate_every is 2", "there is a validation or test set"),
+    ),
+    "a metric to follow": (
+        {"settings": {"metric": "loss"}},
+        *("train.metric is 'loss'", "there is a validation or test set"),
+    ),
+    "a plateau": ({"schedule": "plateau"}, "follows a validation or test set"),
     "the best test": (
         {"checkpoint": {"best": True}},
-        *("checkpoint.best is True", "there is a test set"),
+        *("checkpoint.best is True", "there is a validation or test set"),
     ),
     "a metric of tests": (
         {"metrics": {"luck": lambda out, y: out.sum(1)}},
-        *("metrics has 'luck'", "measured on a test set"),
+        *("metrics has 'luck'", "measured on a validation or test set"),
     ),
 }
 
@@ -120,11 +128,11 @@ def test_a_function_may_give_training_data_alone(function, tmp_path, monkeypatch
     assert "batch_size = 16" in Path(tmp_path / "run" / "config.toml").read_text()
     given = {"model": names["model.name"], "data": names["data.name"]}
     said = refusal(restore.evaluate, tmp_path / "run", **given)
-    assert "have no test set" in said
+    assert "have no validation or test set" in said
 
 
 def test_a_function_that_gives_nothing_is_refused():
-    assert "gave a NoneType, not (training, test) data" in refusal(
+    assert "gave a NoneType, not (training, test) or (training" in refusal(
         references.make_data_sets, f"{__name__}:nothing"
     )
 

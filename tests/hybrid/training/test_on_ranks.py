@@ -115,7 +115,9 @@ def test_a_run_stops_early_on_all_ranks_where_it_does_on_threads(world, hybrid, 
     assert told[0] == told[1]
     assert told[0][0] < 30
     again = output(world.hybrid(2, "train", "--resume", "--out", ranks))
-    assert f"has ended after {told[0][0]} epochs (EarlyStopping: no better test metric" in again
+    assert (
+        f"has ended after {told[0][0]} epochs (train.early_stop: no better test accuracy" in again
+    )
 
 
 @pytest.mark.parametrize("hook", ["on_start", "on_report", "state"])

@@ -127,7 +127,7 @@ def test_a_file_alone_runs_no_code(trained, arguments, said):
         (("--model", "mine:one"), "gave a Tensor, not a torch.nn.Module"),
         (("--model", "mine:leaving"), "mine:leaving failed: SystemExit: 0"),
         (("--data", "mine:failing"), "--data mine:failing"),
-        (("--data", "mine:one"), "gave a Tensor, not (training, test) data"),
+        (("--data", "mine:one"), "gave a Tensor, not (training, test) or (training"),
     ],
 )
 def test_what_is_no_function_or_gives_the_wrong_thing_is_refused(words, said, tmp_path):
@@ -179,4 +179,4 @@ def test_a_run_that_kept_no_best_says_how_to(hybrid, run_folder, tmp_path):
 def test_a_run_without_a_tested_checkpoint_has_no_best(hybrid, run_folder, first_is_best):
     told(run_folder, tested_step=None)
     (run_folder / "checkpoints" / "00000010" / "manifest.json").unlink()
-    assert_one_line(hybrid("evaluate", run_folder, "--best"), "weights that were tested")
+    assert_one_line(hybrid("evaluate", run_folder, "--best"), "weights that were measured")

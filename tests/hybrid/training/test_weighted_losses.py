@@ -12,6 +12,7 @@ from trainings import trainer_of
 from hybrid.data.mapped import Mapped
 from hybrid.data.sampling import epoch_order
 from hybrid.links import run_threads
+from hybrid.rounds.evaluation import measure_network
 from hybrid.solvers import (
     DDG,
     FDG,
@@ -27,7 +28,6 @@ from hybrid.solvers import (
 from hybrid.solvers.block import Block
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.sync.local_sgd import LocalSGD
-from hybrid.training.rank_training import measure_network
 
 BATCH, STEPS, CLASSES = 13, 4, 3
 WEIGHT = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)
