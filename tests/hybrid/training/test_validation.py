@@ -132,8 +132,8 @@ def test_the_test_set_is_measured_once_on_the_best_weights(blocks, replicas, tmp
     assert "stopped_early" not in found
     results = [results for _, results in told.of("on_epoch")]
     assert all("validation_accuracy" in one and "test_accuracy" not in one for one in results)
-    assert found["validation_loss"] == phases[2]["loss"] == results[2]["validation_loss"]
-    assert found["test_loss"] == phases[6]["loss"]
+    assert found["validation_loss"] == phases[2]["validation_loss"] == results[2]["validation_loss"]
+    assert found["test_loss"] == phases[6]["test_loss"]
     assert phases[6]["selected_epoch"] == 3
     # the weights that were tested stay in the network, and are those of the best checkpoint
     again = made.evaluate(test)
@@ -154,7 +154,7 @@ def test_weights_are_the_last_ones_where_the_best_are_not_kept(tmp_path):
 def test_a_resumed_run_stops_and_selects_as_an_undisturbed_one(tmp_path):
     kept = {"checkpoint": {"keep_last": 9, "best": True}, "epochs": 9}
     values = (0.3, float("nan"), 0.1, 0.1, 0.4, 0.5, 0.05)
-    keys = ("epochs", "stopped_early", "selected_epoch", "test_loss", "validation_metrics")
+    keys = ("epochs", "stopped_early", "selected_epoch", "test_loss", "validation_odd")
     whole = validated(tmp_path, metric=Odd(*values), **kept).fit(*few(), validation=0.25)
     assert whole["stopped_early"] == (
         "train.early_stop: no better validation odd than 0.1 (epoch 3) up to epoch 6"
