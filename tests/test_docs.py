@@ -97,7 +97,7 @@ def test_what_a_benchmark_imports_is_there(file):
 
 def test_the_page_on_your_own_network_does_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "".join(code_of("your-own-network")).count("Trainer(") == 5
+    assert "".join(code_of("your-own-network")).count("Trainer(") == 6
     run_page("your-own-network")
     assert (tmp_path / "runs" / "own" / "summary.json").exists()
 
