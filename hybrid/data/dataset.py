@@ -171,7 +171,7 @@ def hold_out(train: Data, share: float, seed: int) -> tuple[Data, Data]:
             "set of its own, or a DataLoader with shuffle=True"
         )
     count = len(train)
-    held = round(share * count)
+    held = round(share * count) if 0 < share < 1 else 0
     if not 0 < held < count:
         least = 1 / count
         raise ValueError(
