@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,18 +22,17 @@ from hybrid.ranks import launch
 from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.report.summary import Summary
 from hybrid.rounds.evaluation import Evaluation, check_weights
+from hybrid.rounds.one_rank import OneRank
 from hybrid.rounds.phase_report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
-from hybrid.settings.config import Section
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Window
 from hybrid.training.callbacks import (
     CallbackError,
     Callbacks,
     EarlyStopping,
-    ProgressPrinter,
-    RunInfo,
 )
+from hybrid.training.progress_printer import ProgressPrinter
 from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import SharedFolder
 from hybrid.training.summary import (
@@ -44,13 +43,9 @@ from hybrid.training.summary import (
     go_on,
     make_config_text,
     make_summary,
+    run_info,
     share_of_rank,
 )
-
-RATE = "images", "serial_seconds", "parallel_seconds"
-"""The totals that a rate is made of."""
-CLEARLY = 0.9
-"""Of the rate that is estimated for one rank: below it the run says that one would be faster."""
 
 
 class Run:
@@ -94,8 +89,8 @@ class Run:
         links.watch = self.trace.add
         with links.agreement():
             self.training = self._make_training(self.callbacks)
-            self.one_rank = self.method.time_one_rank(self.training.block, links)
-            """Seconds of a mini-batch's passes on one rank, until this run is compared with it."""
+            seconds = self.method.time_one_rank(self.training.block, links)
+            self.one_rank = OneRank(seconds, options.train.batch_size)
             if self.training.plateau is not None and not deciding:
                 raise ValueError(
                     "the schedule is plateau, which follows a validation or test set, and there is "
@@ -129,7 +124,7 @@ class Run:
 
     def _train(self, notices: list[str]) -> dict[str, Any]:
         options, at = self.options, self.training.position
-        self.callbacks.call("on_start", self._run_info())
+        self.callbacks.call("on_start", run_info(self.method, options, at))
         self.callbacks.agree()
         self.progress.follow(self.training.block, self.stop)
         waits = self.training.rounds.waits
@@ -164,30 +159,6 @@ class Run:
         self.callbacks.call("on_end", Summary(summary, self.history, options.out))
         self.callbacks.agree()
         return summary
-
-    def _run_info(self) -> RunInfo:
-        """What callbacks learn of the run."""
-        options, at = self.options, self.training.position
-        sections = {
-            "train": options.train,
-            "optimizer": options.optimizer,
-            "schedule": options.schedule,
-        }
-        return RunInfo(
-            names=dict(options.names),
-            cuts=list(self.method.problem.blocks.cuts),
-            epochs=options.train.epochs,
-            steps_per_epoch=self.method.steps,
-            step=at.step,
-            results=at.results,
-            settings={
-                f"{name}.{key}": value
-                for name, section in sections.items()
-                if isinstance(section, Section)
-                for key, value in section.model_dump().items()
-            },
-            out=options.out,
-        )
 
     @property
     def _is_done(self) -> bool:
@@ -306,8 +277,8 @@ class Run:
                 if self.training.rounds.news.due:
                     self._write_checkpoint()
         self.training.rounds.end_epoch()
-        if self.one_rank:
-            self._compare_with_one_rank(before)
+        if notice := self.one_rank.compare(before, at.totals):
+            self.progress.say(notice)
         if statistics := self.training.sampler.share_statistics():
             self._write_metric({"phase": "sampler", **statistics})
         at.epoch += 1
@@ -331,19 +302,6 @@ class Run:
             self._stop_with_checkpoint()
         if self._epoch_is_due(self.options.checkpoint.every):
             self._write_checkpoint()
-
-    def _compare_with_one_rank(self, before: Mapping[str, float]) -> None:
-        """Say, after an epoch that `before` are the totals of, if one rank would be faster."""
-        totals, size = self.training.position.totals, self.options.train.batch_size
-        images, *seconds = (totals[key] - before[key] for key in RATE)
-        rate, alone = images / max(sum(seconds), 1e-9), size / self.one_rank
-        self.one_rank = 0.0
-        if rate < CLEARLY * alone:
-            self.progress.say(
-                f"one rank would be faster: this run trains {rate:,.0f} samples/s, and one rank "
-                f"would train about {alone:,.0f}, by its passes' times: take one block, or a "
-                "larger batch"
-            )
 
     def _run_rounds(self, pairs: list[tuple[Window, Window]]) -> list[PhaseReport]:
         at = self.training.position

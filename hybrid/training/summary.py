@@ -21,7 +21,8 @@ from hybrid.settings.resolve import to_toml
 from hybrid.solvers import acting, registry
 from hybrid.solvers.delayed.waits import Waits
 from hybrid.training import references
-from hybrid.training.callbacks import Callback
+from hybrid.training.callbacks import Callback, RunInfo
+from hybrid.training.checkpointing import Position
 
 OWN_LOSS = "your own"
 """The name that config.toml has for a loss of the caller's own."""
@@ -122,6 +123,26 @@ def make_config_text(options: RunOptions, method: Method, waits: Sequence[Waits]
     if options.loss is not None:
         tables["train"]["loss"] = OWN_LOSS
     return "\n".join([*notes, to_toml(Config.model_validate(tables))])
+
+
+def run_info(method: Method, options: RunOptions, at: Position) -> RunInfo:
+    """What callbacks learn of the run."""
+    sections = {name: getattr(options, name) for name in ("train", "optimizer", "schedule")}
+    return RunInfo(
+        names=dict(options.names),
+        cuts=list(method.problem.blocks.cuts),
+        epochs=options.train.epochs,
+        steps_per_epoch=method.steps,
+        step=at.step,
+        results=at.results,
+        settings={
+            f"{name}.{key}": value
+            for name, section in sections.items()
+            if isinstance(section, Section)
+            for key, value in section.model_dump().items()
+        },
+        out=options.out,
+    )
 
 
 def describe_run(

@@ -1,0 +1,30 @@
+"""Whether one rank would train faster than a run does by its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+RATE = "images", "serial_seconds", "parallel_seconds"
+"""The totals that a rate is made of."""
+CLEARLY = 0.9
+"""Of the rate that is estimated for one rank: below it a run says that one would be faster."""
+
+
+class OneRank:
+    """The rate of one rank, estimated before training, until a run has been compared with it."""
+
+    def __init__(self, seconds: float, batch_size: int) -> None:
+        """`seconds` are of a mini-batch's passes; 0: nothing is compared."""
+        self.rate = batch_size / seconds if seconds else 0.0
+
+    def compare(self, before: Mapping[str, float], after: Mapping[str, float]) -> str:
+        """What to say after the first epoch, from a run's totals before and after it."""
+        alone, self.rate = self.rate, 0.0
+        samples, *seconds = (after[key] - before[key] for key in RATE)
+        rate = samples / max(sum(seconds), 1e-9)
+        if rate >= CLEARLY * alone:
+            return ""
+        return (
+            f"one rank would be faster: this run trains {rate:,.0f} samples/s, and one rank would "
+            f"train about {alone:,.0f}, by its passes' times: take one block, or a larger batch"
+        )
