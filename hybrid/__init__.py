@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hybrid.training.callbacks import Callback as Callback
     from hybrid.training.restore import export as export
     from hybrid.training.restore import load as load
-    from hybrid.training.services import MLflowLogger as MLflowLogger
-    from hybrid.training.services import WandbLogger as WandbLogger
+    from hybrid.report.services import MLflowLogger as MLflowLogger
+    from hybrid.report.services import WandbLogger as WandbLogger
     from hybrid.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -33,11 +33,11 @@ _SECTIONS = ("Checkpoint", "Delay", "Link", "Optimizer", "Round", "Schedule", "T
 _HOMES = {
     "Blocks": "hybrid.networks.blocks",
     "Callback": "hybrid.training.callbacks",
-    "MLflowLogger": "hybrid.training.services",
+    "MLflowLogger": "hybrid.report.services",
     "StoppedError": "hybrid.errors",
     "Summary": "hybrid.report.summary",
     "Trainer": "hybrid.training.trainer",
-    "WandbLogger": "hybrid.training.services",
+    "WandbLogger": "hybrid.report.services",
     "export": "hybrid.training.restore",
     "load": "hybrid.training.restore",
     "split": "hybrid.networks.partition",

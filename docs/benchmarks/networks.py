@@ -7,6 +7,7 @@ Two blocks on threads, a few mini-batches: as by default and with waits filled, 
 
 from __future__ import annotations
 
+import re
 import sys
 from math import isfinite
 from pathlib import Path
@@ -28,22 +29,20 @@ BLOCKS, WINDOW = 2, 2
 WAITS = [(8, 0), (0, 8)]
 """Samples of local work of each block, where mini-batches so small leave time for none."""
 PAGE = ROOT / "docs" / "networks.md"
-HEAD = f"""---
-hide: [toc]  # a wide table
----
+HEAD = f"""# Networks
 
-# Networks
-
-Any `nn.Module` is cut between the calls of its own forward
-(`hybrid.split(model, K, sample=batch)`) and trained by `Trainer.fit`. Each network below was
-trained by each method on {{blocks}} blocks for {{steps}} mini-batches of {BATCH} samples. A method
-whose ranks can step where they would wait did so in a second training, on {WAITS[0][0]} samples in
-every tick; a method with sub-problems in windows of {WINDOW}. "yes": every training ended, and the
-loss of the test is finite. A number leads to the one line that says why not.
+Any `nn.Module` is cut between the calls of its forward (`hybrid.split(model, K, sample=batch)`)
+and trained by `Trainer.fit`. Each method trained each network below on {{blocks}} blocks, for
+{{steps}} mini-batches of {BATCH} samples: methods with sub-problems in windows of {WINDOW}, and
+methods that can fill idle time a second time, with {WAITS[0][0]} local samples in every tick. Every
+training ended with a finite test loss, but for the exceptions at the end.
 
 Made by `python docs/benchmarks/networks.py` with torch {{torch}}, torchvision {{torchvision}} and
-timm {{timm}}; the networks are those of the tests (`tests/support/networks.py`), which compare
-them with plain loops of torch bit for bit.
+timm {{timm}}. The tests compare the same networks (`tests/support/networks.py`) with plain loops of
+torch, bit for bit.
+
+- **Networks:** {{networks}}
+- **Methods:** {{methods}}
 
 """
 DEFECT = "Defect"
@@ -52,35 +51,34 @@ DEFECT = "Defect"
 
 def main() -> None:
     torch.set_num_threads(1)
-    refused: list[str] = []
-    lines = [["network", *(f"`{method}`" for method in registry.names())]]
-    lines.append(["---"] * len(lines[0]))
+    exceptions: list[tuple[str, str, str]] = []
     for name, network in ZOO.items():
-        lines.append([name, *(cell(network, method, refused) for method in registry.names())])
-        print("  ".join(lines[-1]), flush=True)
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = "\n".join(
-        fill(f"{number}. {line}", 119, subsequent_indent="   ")
-        for number, line in enumerate(refused, 1)
-    )
+        for method in registry.names():
+            faults = (fault(network, method, way) for way in ways(method))
+            if line := next(filter(None, faults), ""):
+                exceptions.append((name, f"`{method}`", line))
+                print("  ".join(exceptions[-1]), flush=True)
+    PAGE.write_text(written(exceptions))
+    sys.exit(any(line.startswith(DEFECT) for _, _, line in exceptions))
+
+
+def written(exceptions: list[tuple[str, str, str]]) -> str:
+    """The page: what was tried, and each network, method and reason that did not train."""
     head = HEAD.format(
         blocks=BLOCKS,
         steps=EPOCHS * (TRAIN // BATCH),
         torch=plain(torch.__version__),
+        networks=", ".join(ZOO),
+        methods=", ".join(f"`{method}`" for method in registry.names()),
         **{name: plain(package(name).__version__) for name in ("torchvision", "timm")},
     )
-    PAGE.write_text(f"{head}{table}\n" + (f"\n{notes}\n" if notes else ""))
-    sys.exit(any(line.startswith(DEFECT) for line in refused))
-
-
-def cell(network: Network, method: str, refused: list[str]) -> str:
-    """Whether a method trains a network, or the number of its refusal."""
-    line = next(filter(None, (fault(network, method, way) for way in ways(method))), "")
-    if not line:
-        return "yes"
-    if line not in refused:
-        refused.append(line)
-    return str(refused.index(line) + 1)
+    lines = [("Network", "Method", "Why not"), ("---", "---", "---"), *exceptions]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    text = "\n".join(
+        fill(line, 120, subsequent_indent="  " * (line[:1] == "-"), break_on_hyphens=False)
+        for line in re.sub(r"(?<!\n)\n(?![\n-])", " ", head).split("\n")
+    )
+    return f"{text}{table}\n" if exceptions else text
 
 
 def fault(network: Network, method: str, way: dict[str, Any]) -> str:
