@@ -16,6 +16,7 @@ from types import ModuleType
 
 import pytest
 from trainings import assert_same, digits, trainer
+from world import for_mpirun
 
 from hybrid.ranks import launch, progress
 from hybrid.ranks.progress import PLAIN, Bar
@@ -154,7 +155,7 @@ def interrupt(words, hybrid_cli, tmp_path):
     job = subprocess.Popen(
         [*words, str(hybrid_cli), *WORDS, "--out", str(tmp_path / "run")],
         **dict.fromkeys(("stdin", "stdout", "stderr"), made.side),
-        env=environment,
+        env=environment | for_mpirun(),
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
@@ -165,6 +166,15 @@ def interrupt(words, hybrid_cli, tmp_path):
     job.send_signal(signal.SIGINT)
     written += read(made.main).encode()
     return written.decode(), job.wait(timeout=60)
+
+
+def test_under_mpirun_the_terminal_is_mpiruns_and_ctrl_c_is_answered_there(hybrid_cli, tmp_path):
+    words = [str(hybrid_cli.parent / "mpirun"), "-n", "2"]
+    written, status = interrupt(words, hybrid_cli, tmp_path)
+    assert status != 0
+    assert re.search(r"epoch 1/500 \S*━", written), "a bar"
+    said = f"interrupted; go on with: mpirun -n 2 hybrid train --resume --out {tmp_path / 'run'}"
+    assert written.count(f"hybrid: {said}") == 1
 
 
 def test_ctrl_c_takes_the_bar_away_and_names_the_command_that_goes_on(hybrid_cli, tmp_path):
