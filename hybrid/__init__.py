@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from hybrid.settings.config import RoundSettings as RoundSettings
     from hybrid.settings.config import ScheduleSettings as ScheduleSettings
     from hybrid.settings.config import TrainSettings as TrainSettings
-    from hybrid.training.callbacks import Callback as Callback
+    from hybrid.training.callbacks.base import Callback as Callback
+    from hybrid.training.callbacks.services import MLflowLogger as MLflowLogger
+    from hybrid.training.callbacks.services import WandbLogger as WandbLogger
     from hybrid.training.restore import export as export
     from hybrid.training.restore import load as load
-    from hybrid.report.services import MLflowLogger as MLflowLogger
-    from hybrid.report.services import WandbLogger as WandbLogger
     from hybrid.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -32,12 +32,12 @@ __version__ = "0.1.0"
 _SECTIONS = ("Checkpoint", "Delay", "Link", "Optimizer", "Round", "Schedule", "Train")
 _HOMES = {
     "Blocks": "hybrid.networks.blocks",
-    "Callback": "hybrid.training.callbacks",
-    "MLflowLogger": "hybrid.report.services",
+    "Callback": "hybrid.training.callbacks.base",
+    "MLflowLogger": "hybrid.training.callbacks.services",
     "StoppedError": "hybrid.errors",
     "Summary": "hybrid.report.summary",
     "Trainer": "hybrid.training.trainer",
-    "WandbLogger": "hybrid.report.services",
+    "WandbLogger": "hybrid.training.callbacks.services",
     "export": "hybrid.training.restore",
     "load": "hybrid.training.restore",
     "split": "hybrid.networks.partition",

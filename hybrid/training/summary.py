@@ -21,7 +21,7 @@ from hybrid.settings.resolve import to_toml
 from hybrid.solvers import acting, registry
 from hybrid.solvers.delayed.waits import Waits
 from hybrid.training import references
-from hybrid.training.callbacks import Callback, RunInfo
+from hybrid.training.callbacks.base import Callback, RunInfo
 from hybrid.training.checkpointing import Position
 
 OWN_LOSS = "your own"

@@ -15,7 +15,7 @@ from hybrid import Trainer, files, split
 from hybrid.folder import checkpoint
 from hybrid.solvers import DDG
 from hybrid.training import restore
-from hybrid.training.callbacks import Callback
+from hybrid.training.callbacks.base import Callback
 
 X = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 DATA = X, X[:, :4].argmax(1)

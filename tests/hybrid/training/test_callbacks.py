@@ -11,8 +11,8 @@ from trainings import interrupted, refused, summary
 from hybrid import Callback
 from hybrid.folder.checkpoint import complete, read_manifest
 from hybrid.rounds.phase_report import PhaseReport
-from hybrid.training.callbacks import EarlyStopping, RunInfo
-from hybrid.training.progress_printer import ProgressPrinter
+from hybrid.training.callbacks.base import EarlyStopping, RunInfo
+from hybrid.training.callbacks.progress_printer import ProgressPrinter
 
 HOOKS = ("on_start", "on_report", "on_epoch", "state", "on_end")
 

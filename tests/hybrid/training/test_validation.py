@@ -15,7 +15,7 @@ from hybrid.data.mapped import Mapped
 from hybrid.folder import checkpoint
 from hybrid.report import records, single
 from hybrid.solvers import DDG
-from hybrid.training.callbacks import EarlyStopping
+from hybrid.training.callbacks.base import EarlyStopping
 
 X, Y = torch.arange(40.0)[:, None], torch.arange(40) % 4
 KINDS = {

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from hybrid.folder.board import scalars
 from hybrid.rounds.phase_report import PhaseReport
-from hybrid.training.callbacks import Callback, RunInfo
+from hybrid.training.callbacks.base import Callback, RunInfo
 
 
 class _Service(Callback, ABC):

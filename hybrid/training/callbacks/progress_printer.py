@@ -15,7 +15,7 @@ from hybrid.rounds.evaluation import format_results
 from hybrid.rounds.phase_report import PhaseReport
 from hybrid.solvers.block import Block
 from hybrid.solvers.numerics.draws import Key
-from hybrid.training.callbacks import Callback, RunInfo
+from hybrid.training.callbacks.base import Callback, RunInfo
 
 SECONDS = 30
 """The least time between two lines of progress within an epoch."""
