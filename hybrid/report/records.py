@@ -49,7 +49,7 @@ class Line(BaseModel):
     """For each cut, ||lam - x|| / ||x||."""
 
 
-class Summary(BaseModel):
+class SummaryFile(BaseModel):
     """summary.json, or as much of it as is known of a run that has not ended.
 
     It also has every metric of the validation and the test set, as validation_NAME and test_NAME.
@@ -121,7 +121,7 @@ class Record:
     run: Path
     settings: Config | None
     """None for a library run, whose settings are in no file."""
-    summary: Summary
+    summary: SummaryFile
     ended: bool
     lines: list[Line]
 
@@ -137,7 +137,9 @@ def read(run: Path) -> Record:
     path = run / "summary.json"
     ended = os.path.lexists(path)
     summary = (
-        checked(Summary, read_whole(path, MOST_BYTES), path) if ended else _so_far(settings, lines)
+        checked(SummaryFile, read_whole(path, MOST_BYTES), path)
+        if ended
+        else _so_far(settings, lines)
     )
     return Record(run, settings, summary, ended, lines)
 
@@ -190,9 +192,9 @@ def checked(cls: type[M], content: bytes, place: object) -> M:
     raise ValueError(f"{place}: {fault}: correct it or remove it")
 
 
-def _so_far(settings: Config | None, lines: list[Line]) -> Summary:
+def _so_far(settings: Config | None, lines: list[Line]) -> SummaryFile:
     """The summary of a run that has not ended, as far as its lines and settings tell."""
-    unfinished = Summary(
+    unfinished = SummaryFile(
         residual=next((line.residual for line in reversed(lines) if line.residual), [])
     )
     if settings is not None:

@@ -15,7 +15,7 @@ from hybrid.report.page import (
     row,
     table,
 )
-from hybrid.report.records import Record, Summary, trained
+from hybrid.report.records import Record, SummaryFile, trained
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED
 from hybrid.settings.resolve import resolve
@@ -57,7 +57,7 @@ def _how_far(record: Record) -> str:
     )
 
 
-def facts(summary: Summary, ended: bool) -> Html:
+def facts(summary: SummaryFile, ended: bool) -> Html:
     """What was run and how it went, without rows of which nothing is known."""
     seconds = summary.seconds
     phases = [("serial", summary.serial_seconds), ("parallel", summary.parallel_seconds)]
@@ -90,7 +90,7 @@ def facts(summary: Summary, ended: bool) -> Html:
     return table("Run" if ended else "Run so far", (), shown)
 
 
-def _ranks(summary: Summary) -> list[Html]:
+def _ranks(summary: SummaryFile) -> list[Html]:
     """A row for each rank, if the summary has anything about ranks."""
     columns: list[tuple[str, list[str]]] = [
         ("idle share", [f"{idle:.1%}" for idle in summary.idle_share]),
@@ -108,7 +108,7 @@ def _ranks(summary: Summary) -> list[Html]:
     return [table("Ranks", header, numbered)] if numbered else []
 
 
-def _cuts(summary: Summary) -> list[Html]:
+def _cuts(summary: SummaryFile) -> list[Html]:
     """A row for each cut."""
     residuals = [f"{residual:.3g}" for residual in summary.residual]
     cells = zip_longest(summary.cuts, residuals, fillvalue=UNKNOWN)

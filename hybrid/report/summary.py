@@ -98,7 +98,7 @@ class Summary(dict[str, Any]):
         return [*super().__dir__(), *self]
 
     def _repr_html_(self) -> str:
-        return single.facts(records.Summary.model_validate(self), ended=True)
+        return single.facts(records.SummaryFile.model_validate(self), ended=True)
 
     def plot(self, file: str | Path | None = None) -> Drawing:
         """The curves of `hybrid report`, which a notebook shows; `file` gets them as a page.
@@ -122,7 +122,7 @@ class Summary(dict[str, Any]):
             on = "validation" if "validation_loss" in epoch else "test"
             tested = {**epoch, "phase": on, "seconds": 0.0, "samples": 0}
             lines += map(records.Line.model_validate, (trained, tested))
-        return records.Record(Path(), None, records.Summary.model_validate(self), True, lines)
+        return records.Record(Path(), None, records.SummaryFile.model_validate(self), True, lines)
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,7 +12,7 @@ from answers import assert_one_line
 from hybrid.report import write
 from hybrid.report.curves import RUN, Group, curves
 from hybrid.report.page import Chart, amount, drawing, page, plain
-from hybrid.report.records import Line, Record, Summary, read
+from hybrid.report.records import Line, Record, SummaryFile, read
 from hybrid.training import restore
 
 HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"
@@ -133,7 +133,7 @@ def test_hostile_text_in_a_chart_is_text(tmp_path):
 
 def drawn_of(*lines):
     """Title -> chart."""
-    found = curves(RUN, [Group("", [Record(Path(), None, Summary(), False, [*lines])])])
+    found = curves(RUN, [Group("", [Record(Path(), None, SummaryFile(), False, [*lines])])])
     return {title.partition(",")[0]: chart for title, chart in found}
 
 
