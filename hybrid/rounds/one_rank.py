@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 RATE = "images", "serial_seconds", "parallel_seconds"
 """The totals that a rate is made of."""
+WARM_UP = 5.0
+"""Seconds of a first epoch below which its rate tells nothing."""
 CLEARLY = 0.9
 """Of the rate that is estimated for one rank: below it a run says that one would be faster."""
 
@@ -16,11 +18,15 @@ class OneRank:
     def __init__(self, seconds: float, batch_size: int) -> None:
         """`seconds` are of a mini-batch's passes; 0: nothing is compared."""
         self.rate = batch_size / seconds if seconds else 0.0
+        self.cold = True
 
-    def compare(self, before: Mapping[str, float], after: Mapping[str, float]) -> str:
-        """What to say after the first epoch, from a run's totals before and after it."""
-        alone, self.rate = self.rate, 0.0
+    def compare(self, before: Mapping[str, float], after: Mapping[str, float], last: bool) -> str:
+        """What to say after an epoch, from a run's totals before and after it; at most once."""
         samples, *seconds = (after[key] - before[key] for key in RATE)
+        cold, self.cold = self.cold and sum(seconds) < WARM_UP, False
+        if cold and not last:
+            return ""
+        alone, self.rate = self.rate, 0.0
         rate = samples / max(sum(seconds), 1e-9)
         if rate >= CLEARLY * alone:
             return ""

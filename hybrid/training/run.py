@@ -277,11 +277,11 @@ class Run:
                 if self.training.rounds.news.due:
                     self._write_checkpoint()
         self.training.rounds.end_epoch()
-        if notice := self.one_rank.compare(before, at.totals):
-            self.progress.say(notice)
         if statistics := self.training.sampler.share_statistics():
             self._write_metric({"phase": "sampler", **statistics})
         at.epoch += 1
+        if notice := self.one_rank.compare(before, at.totals, self._is_done):
+            self.progress.say(notice)
         if self._epoch_is_due(self.options.train.evaluate_every):
             self._evaluate()
         tested = at.tested_step == at.step
