@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
 from pathlib import Path
@@ -37,6 +38,7 @@ from torch import Tensor, nn
 
 from hybrid import Trainer, split
 from hybrid.data.sources import digits
+from hybrid.rounds.phase_report import DivergedError
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings, TrainSettings
 from hybrid.solvers import Backprop, BlockADMM
 from hybrid.solvers.layers.projection import Projection, Sign
@@ -62,6 +64,7 @@ class Row:
     seed: int
     epochs: int
     accuracy: float = 0.0
+    """Of the test set; 0 if the training diverged."""
     seconds: float = 0.0
 
 
@@ -137,7 +140,9 @@ def train(row: Row) -> Row:
     else:
         trainer = Trainer(split(network, 1), Backprop(), **common)
     begin = perf_counter()
-    accuracy = trainer.fit(*digits(), epochs=row.epochs)["test_accuracy"]
+    accuracy = 0.0
+    with suppress(DivergedError):
+        accuracy = trainer.fit(*digits(), epochs=row.epochs)["test_accuracy"]
     return replace(row, accuracy=accuracy, seconds=round(perf_counter() - begin, 1))
 
 
