@@ -7,8 +7,8 @@
 Back-propagation and block-ADMM have the same networks, initial weights, optimizers, learning rates
 and see the training set `--epochs` times. Back-propagation gets the whole grid with every seed, and
 constant rates, too. Block-ADMM, which takes ten times as long, gets it with the first seed, the
-linear decay and a quarter of the epochs; its best row is then trained in full with every seed. Rows
-that the raw file has are not run again.
+linear decay and a quarter of the epochs; its best row is then trained in full with every seed (all
+rows where there is one step). Rows that the raw file has are not run again.
 
 Sigmoids: 19 hidden layers of 64 and a linear layer, from one of three initial weights:
 
@@ -16,9 +16,12 @@ Sigmoids: 19 hidden layers of 64 and a linear layer, from one of three initial w
     centered biases   the same, with biases that center the inputs of the sigmoids
     PyTorch's         nn.Linear's own
 
-Steps: 3 hidden layers of 64 from nn.Linear's weights, each followed by a sign, or by the arg-max of
-each group of 8 values as a one-hot vector. Their gradient is zero almost everywhere:
-back-propagation trains what is above the last of them, or passes them "straight through".
+Steps: layers whose gradient is zero almost everywhere. Back-propagation trains what is above the
+last of them, or passes its gradient "straight through". A step is a sign, or the arg-max of each
+group of 8 values as a one-hot vector:
+
+    three     64-64 | step, 64-64 | step, 64-64 | step, 64-10
+    one       64-128, ReLU, 128-64, BatchNorm | step, 64-128, ReLU, 128-10
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
 from pathlib import Path
@@ -37,14 +41,15 @@ from torch import Tensor, nn
 
 from hybrid import Trainer, split
 from hybrid.data.sources import digits
+from hybrid.rounds.phase_report import DivergedError
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings, TrainSettings
 from hybrid.solvers import Backprop, BlockADMM
 from hybrid.solvers.layers.projection import Projection, Sign
 
 FILE = Path(__file__).with_suffix(".json")
-LAYERS, WIDTH, GAIN, GROUP = 20, 64, 4.0, 8
+LAYERS, WIDTH, GAIN, GROUP, BLOCKS = 20, 64, 4.0, 8, 10
 WEIGHTS = ("zero biases", "centered biases", "PyTorch's")
-STEPS = ("sign", "arg-max")
+STEPS = ("one sign", "one arg-max", "three signs", "three arg-maxes")
 RATES = {"sgd": (0.01, 0.1, 1.0), "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)}
 SCHEDULES = ("linear", "constant")
 
@@ -62,6 +67,7 @@ class Row:
     seed: int
     epochs: int
     accuracy: float = 0.0
+    """Of the test set; 0 if the training diverged."""
     seconds: float = 0.0
 
 
@@ -103,19 +109,33 @@ def sigmoids(weights: str, seed: int) -> nn.Sequential:
 
 def steps(kind: str, seed: int, flat: bool) -> nn.Sequential:
     torch.manual_seed(seed)
+
+    def step() -> nn.Module:
+        layer = Sign() if "sign" in kind else ArgMax()
+        return Flat(layer) if flat else layer
+
+    if kind.startswith("one"):
+        below = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU())
+        norm = nn.Sequential(nn.Linear(128, WIDTH), nn.BatchNorm1d(WIDTH))
+        above = nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, 10))
+        return nn.Sequential(below, norm, step(), above)
     layers: list[nn.Module] = [nn.Flatten()]
     for _ in range(3):
-        step = Sign() if kind == "sign" else ArgMax()
-        layers += [nn.Linear(64, WIDTH), Flat(step) if flat else step]
+        layers += [nn.Linear(64, WIDTH), step()]
     return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
 
 
-def cuts(row: Row) -> list[str]:
-    """Of sigmoids before linear layers, evenly; of steps before each."""
-    if row.network in STEPS:
-        return ["2", "4", "6"]
-    blocks = int(row.method.split()[1])
-    return [str(1 + 2 * round(k * LAYERS / blocks)) for k in range(1, blocks)]
+def admm_of(network: str) -> tuple[list[str], BlockADMM]:
+    """Its cuts, of sigmoids before linear layers and evenly, and its settings."""
+    if network in STEPS:
+        cuts = ["2"] if network.startswith("one") else ["2", "4", "6"]
+        return cuts, BlockADMM(
+            rho=0.1, lam_step=1.0, kappa_step=0.1, order="jacobi", local_lr=1.0
+        )  # fmt: skip
+    cuts = [str(1 + 2 * round(k * LAYERS / BLOCKS)) for k in range(1, BLOCKS)]
+    return cuts, BlockADMM(
+        rho=1.0, lam_step=0.5, kappa_step=0.3, theta_steps=2, order="jacobi", local_lr=1.0
+    )  # fmt: skip
 
 
 def train(row: Row) -> Row:
@@ -129,15 +149,15 @@ def train(row: Row) -> Row:
     settings = TrainSettings(threads=1, evaluate_every=1000, seed=row.seed)
     common = {"train": settings, "optimizer": optimizer, "schedule": schedule, "quiet": True}
     if row.method.startswith("block-ADMM"):
-        solver = BlockADMM(
-            rho=1.0, lam_step=0.5, kappa_step=0.3, theta_steps=2, order="jacobi", local_lr=1.0
-        )
-        blocks = split(network, cuts=cuts(row))
+        cuts, solver = admm_of(row.network)
+        blocks = split(network, cuts=cuts)
         trainer = Trainer(blocks, solver, window="all", correct_every=0, **common)
     else:
         trainer = Trainer(split(network, 1), Backprop(), **common)
     begin = perf_counter()
-    accuracy = trainer.fit(*digits(), epochs=row.epochs)["test_accuracy"]
+    accuracy = 0.0
+    with suppress(DivergedError):
+        accuracy = trainer.fit(*digits(), epochs=row.epochs)["test_accuracy"]
     return replace(row, accuracy=accuracy, seconds=round(perf_counter() - begin, 1))
 
 
@@ -176,14 +196,15 @@ def backprop(rows: Rows, epochs: int, seeds: list[int]) -> None:
 
 def admm(rows: Rows, epochs: int, seeds: list[int]) -> None:
     for network in (*WEIGHTS, *STEPS):
-        method = f"block-ADMM {4 if network in STEPS else 10}"
+        method = f"block-ADMM {len(admm_of(network)[0]) + 1}"
         tried = [
             rows.get(Row(network, method, optimizer, lr, SCHEDULES[0], seeds[0], epochs // 4))
             for optimizer, lr in grid()
         ]
         chosen = max(tried, key=lambda row: row.accuracy)
-        for seed in seeds:
-            rows.get(replace(chosen, seed=seed, epochs=epochs))
+        whole = tried if network.startswith("one") else [chosen]
+        for row, seed in product(whole, seeds):
+            rows.get(replace(row, seed=seed, epochs=epochs))
 
 
 def best(rows: list[Row], epochs: int, seeds: list[int]) -> Iterator[tuple[str, list[Row]]]:
@@ -198,8 +219,8 @@ def best(rows: list[Row], epochs: int, seeds: list[int]) -> Iterator[tuple[str, 
         for row in group:
             trials.setdefault((row.lr, row.schedule), []).append(row)
         name = f"{network} | {method}, {optimizer}"
-        done = [trial for trial in trials.values() if len(trial) == len(seeds)]
-        yield name, max(done, key=lambda trial: mean(row.accuracy for row in trial))
+        if done := [trial for trial in trials.values() if len(trial) == len(seeds)]:
+            yield name, max(done, key=lambda trial: mean(row.accuracy for row in trial))
 
 
 def main() -> None:
