@@ -33,8 +33,8 @@ def test_every_command_and_every_block_of_code_works(tmp_path, monkeypatch, hybr
     script = told[next(line for line in told if line.startswith("hybrid submit"))]
     assert "#SBATCH --ntasks-per-node=2" in script
     assert "--set model.name=own:network --set data.name=own:data" in script
-    ddg = [tmp_path / "runs" / name / "summary.json" for name in ("ddg", "ddg-mpi")]
-    accuracies = [re.search(r'"test_accuracy": ([\d.]+)', file.read_text())[1] for file in ddg]
+    fdg = [tmp_path / "runs" / name / "summary.json" for name in ("fdg", "fdg-mpi")]
+    accuracies = [re.search(r'"test_accuracy": ([\d.]+)', file.read_text())[1] for file in fdg]
     assert accuracies[0] == accuracies[1]
 
 

@@ -95,7 +95,7 @@ def generate(
     ] = None,
     best: Best = False,
 ) -> None:
-    """Generate text with a run that was trained on --data text."""
+    """Generate text with a run trained on --data text."""
     from hybrid.training import restore
 
     def written() -> Iterator[str]:

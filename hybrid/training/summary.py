@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hybrid.errors import counted
 from hybrid.method.method import Method
 from hybrid.method.plateau import Plateau
 from hybrid.method.training_options import Converted, Options, settings_of
@@ -184,8 +185,8 @@ def describe_end(options: RunOptions, epoch: int, stopped: str) -> str:
     why = f" ({stopped})" * bool(stopped)
     more = "let it wait for more epochs" if stopped else "give more --epochs"
     return (
-        f"{options.out} has ended after {epoch} epochs{why}, and nothing is left to do: to train "
-        f"on, {more}"
+        f"{options.out} has ended after {counted(epoch, 'epoch')}{why}, and nothing is left to "
+        f"do: to train on, {more}"
     )
 
 

@@ -140,7 +140,7 @@ def test_a_bar_moves_within_a_report_and_leaves_the_bits(monkeypatch):
         drawn = trained(quiet=False)
     assert {*range(1, 9)} <= {*counted}, "every mini-batch, though a report has 16"
     written = screen.text()
-    assert "epoch 2/2, test" in written
+    assert "epoch 2/2, evaluation" in written
     assert len(re.findall(r"\x1b\[2Kepoch \d/2  test", written)) == 2, "a line for each epoch"
     assert_same(trained(quiet=True), drawn)
 

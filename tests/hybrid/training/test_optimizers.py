@@ -119,7 +119,7 @@ def test_the_command_tests_evaluates_and_exports_the_average(tmp_path):
     made = build.build_trainer(config, loaded, tmp_path / "run", False)
     made.quiet = True
     tested = made.fit(*loaded)["test_accuracy"]
-    assert restore.evaluate(tmp_path / "run")[0]["accuracy"] == tested
+    assert restore.evaluate(tmp_path / "run")[0]["test"]["accuracy"] == tested
     assert_same(
         restore.restore(tmp_path / "run")[2].state_dict(),
         dict(made.blocks.model.state_dict()),

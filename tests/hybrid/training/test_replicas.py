@@ -144,8 +144,8 @@ def test_replicas_are_equal_after_every_step_and_have_the_bits_of_virtual_clocks
     seen: dict[tuple[int, int], list[str]] = {}
     make = Run._make_training
 
-    def watched(run):
-        training = make(run)
+    def watched(run, callbacks):
+        training = make(run, callbacks)
         block, place = training.block, run.links.place
         log = seen.setdefault((place.block, place.replica), [])
         after = block.sync.after_step

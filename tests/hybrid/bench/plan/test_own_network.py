@@ -200,7 +200,7 @@ def test_the_command_it_prints_trains(hybrid, kind):
         (("--model", "mine:skips", "--ranks", "9973"), "9973 ranks are no K blocks x R replicas"),
         (
             ("--model", "mine:skips", "--set", "model.survival=0.5"),
-            "model.name is a network of",
+            "model.name is a built-in network",
         ),
         (("own.toml",), "code that would run, and a file says so: give --model mine:skips"),
     ],
