@@ -31,7 +31,7 @@ def evaluate(
     loss: Annotated[str | None, typer.Option(help="Loss; your own: module:function.")] = None,
     best: Best = False,
 ) -> None:
-    """Measure the newest checkpoint of a run on its validation and test sets."""
+    """Measure the newest checkpoint of a run on its test set."""
     from hybrid.training import restore
 
     def said() -> str:

@@ -183,7 +183,7 @@ def go_on(options: RunOptions) -> str:
 def describe_end(options: RunOptions, epoch: int, stopped: str) -> str:
     """What is said of a run that has ended before; `stopped` is why it stopped early, if it did."""
     why = f" ({stopped})" * bool(stopped)
-    more = "let it wait for more epochs" if stopped else "give more --epochs"
+    more = "let it wait for more epochs" if stopped else "give it more epochs"
     return (
         f"{options.out} has ended after {counted(epoch, 'epoch')}{why}, and nothing is left to "
         f"do: to train on, {more}"

@@ -89,7 +89,7 @@ def test_links_of_another_package_train_by_their_name(another, few, expected):
         ({"kind": "threads"}, 2, "'threads', which runs in one process"),
         ({"kind": "mpi"}, 0, "'mpi', whose ranks are processes, and no launcher has started any"),
         ({"kind": "virtual", "timeout": 3.0}, 0, "links.timeout is 3.0, which has an effect"),
-        ({"kind": "mpi", "latency_microseconds": 3.0}, 2, "links.kind reads it (virtual): leave it out"),
+        ({"kind": "mpi", "latency_microseconds": 3.0}, 2, "reads it (virtual): leave it out"),
         ({"kind": "threads", "device": "nccl"}, 0, "links.device is 'nccl', which has an effect"),
         ({"kind": "mpi", "device": "nccl"}, 2, "links.device is 'nccl', which has an effect"),
         ({"gigabits_per_second": 1.0}, 0, "links.gigabits_per_second is 1.0, which"),
