@@ -257,7 +257,7 @@ def test_another_share_or_fewer_epochs_are_refused_in_a_resume(tmp_path, capsys)
     made.quiet = False
     assert made.fit(*given) == summary(tmp_path)
     assert (
-        "has ended after 3 epochs, and nothing is left to do: to train on, give more --epochs"
+        "has ended after 3 epochs, and nothing is left to do: to train on, give it more epochs"
         in capsys.readouterr().out
     )
 
