@@ -31,15 +31,13 @@ WAITS = [(8, 0), (0, 8)]
 PAGE = ROOT / "docs" / "networks.md"
 HEAD = f"""# Networks
 
-Any `nn.Module` is cut between the calls of its forward (`hybrid.split(model, K, sample=batch)`)
-and trained by `Trainer.fit`. Each method trained each network below on {{blocks}} blocks, for
-{{steps}} mini-batches of {BATCH} samples: methods with sub-problems in windows of {WINDOW}, and
-methods that can fill idle time a second time, with {WAITS[0][0]} local samples in every tick. Every
-training ended with a finite test loss, but for the exceptions at the end.
+Each method trained each network below on {{blocks}} blocks, for {{steps}} mini-batches of {BATCH}
+samples: methods with sub-problems in windows of {WINDOW}, and methods that can fill idle time a
+second time, with {WAITS[0][0]} local samples in every tick. All but the exceptions ended with a
+finite test loss.
 
 Made by `python docs/benchmarks/networks.py` with torch {{torch}}, torchvision {{torchvision}} and
-timm {{timm}}. The tests compare the same networks (`tests/support/networks.py`) with plain loops of
-torch, bit for bit.
+timm {{timm}}. The tests compare the same networks with plain loops of torch, bit for bit.
 
 - **Networks:** {{networks}}
 - **Methods:** {{methods}}
