@@ -14,16 +14,16 @@ from hybrid.solvers import acting, registry
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
 
-The command line (`--set section.key=value`) overrides a TOML file, which overrides these defaults
-(in parentheses: other values). A setting is rejected unless the last column's conditions hold;
-*train or plan*: only these commands read it. `hybrid explain SECTION.KEY` prints a setting, `hybrid
-train --print-config` a run's file.
+`--set section.key=value` overrides a TOML file, which overrides these defaults (in parentheses:
+other values). A setting is rejected unless its conditions hold (″: as above; train/plan: only these
+commands read it). `hybrid explain SECTION.KEY` prints a setting, `hybrid train --print-config` a
+run's file.
 """
 CORRECTION = """
 ## correction
 
 The serial passes of a hybrid have the settings of [`backprop`](#backprop), such as
-`correction.messages`. Beside a delayed method, `correction.micro_batches` defaults to the method's.
+`correction.messages`.
 """
 OTHERS = """
 ## {name}
@@ -31,8 +31,13 @@ OTHERS = """
 Settings of [`hybrid {name}`]({name}.md), which also reads `[links]`.
 
 """
-REASON = re.compile(r"^the command is |, (?:since|as|with|which|whose|because)\b.*")
+REASON = re.compile(r", (?:since|as|with|which|whose|because)\b.*")
 """What the table leaves out of a condition; `hybrid explain` has it."""
+COMMAND = re.compile(r"^the command is (\w+)(?: or (\w+))?")
+EQUAL = re.compile(
+    r"\b(\w+\.\w+) is (not )?(?!(?:not|an?|above|at|unset|your)\b)'?([\w-]+)(?![\w-])'?(?! or|,)"
+)
+ABOVE = re.compile(r"\b(\w+\.\w+)(?: is)? above (\d+)")
 
 
 class Row(NamedTuple):
@@ -110,10 +115,17 @@ def _row(section: str, key: str, value: Any, known: dict[str, str], owner: str =
     if key not in acting.declared(cls):
         return Row(_shown(value), text)
     asked = acting.conditions(cls, section, key, whole_section=False)
-    where = "; ".join(dict.fromkeys(REASON.sub("", condition.where) for condition in asked))
+    where = "; ".join(dict.fromkeys(_brief(condition.where) for condition in asked))
     choices = [x for x in acting.declared(cls)[key].choices if x != value]
     also = "" if all(x in text for x in choices) else f" ({', '.join(choices)})"
     return Row(_shown(value) + also, text, where)
+
+
+def _brief(where: str) -> str:
+    """A condition without its reason, in the letters of `--set`."""
+    text = COMMAND.sub(lambda x: "/".join(filter(None, x.groups())), REASON.sub("", where))
+    text = EQUAL.sub(lambda x: f"{x[1]}{'≠' if x[2] else '='}{x[3]}", text)
+    return ABOVE.sub(r"\1>\2", text)
 
 
 def _declared(settings: Any) -> Rows:
@@ -124,9 +136,13 @@ def _declared(settings: Any) -> Rows:
 
 def _table(section: str, rows: Rows) -> str:
     titles = ["Name", "Default", "Meaning"]
-    titles += ["Acts when"] * any(row.where for row in rows.values())
+    titles += ["Conditions"] * any(row.where for row in rows.values())
     lines = [titles, ["---"] * len(titles)]
-    lines += [[f"`{section}.{key}`", *row][: len(titles)] for key, row in rows.items()]
+    before = ""
+    for key, (default, text, where) in rows.items():
+        same = " " in where and where == before
+        lines += [[f"`{section}.{key}`", default, text, "″" if same else where][: len(titles)]]
+        before = where
     escaped = ("|".join(cell.replace("|", r"\|") for cell in line) for line in lines)
     return "".join(f"|{line}|\n" for line in escaped)
 

@@ -76,8 +76,8 @@ class Delayed(Solver):
     """Whether a step is on the sum over a mini-batch, which is exact where weights are equal."""
 
     micro_batches: CountOrZero = 0
-    """m, micro-batches per mini-batch: more make delays shorter. 0: a power of two, the smallest
-    with which no gradient is more than half a step late, of at least 16 samples each."""
+    """m, micro-batches per mini-batch: more make delays shorter. 0: the smallest power of
+    two with which no gradient is over half a step late, at least 16 samples each."""
     messages: WireFormat = "float32"
     """Number format of messages between blocks."""
     clip_norm: NotNegative = 0.0

@@ -70,7 +70,7 @@ class DDG(Delayed):
     stash: Annotated[bool, SEVERAL_BLOCKS, FLOAT32] = True
     """Weight stashing: backward passes use their forward pass's weights; false: the newest."""
     recompute: Annotated[bool, SEVERAL_BLOCKS, STASHES] = False
-    """Gradient checkpointing: keep block inputs only and repeat the forward pass; same bits."""
+    """Gradient checkpointing: keep only block inputs and recompute; same bits."""
 
     @property
     def replays(self) -> bool:

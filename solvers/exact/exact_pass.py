@@ -55,11 +55,11 @@ class PassSettings(Settings):
 
     micro_batches: CountOrZero = 0
     """m, micro-batches per mini-batch; with 1 a step is exact, bit for bit. 0: 1, or in a
-    correction as many as the solver's steps have."""
+    correction the solver's."""
     clip_norm: NotNegative = 0.0
     """Clip the norm of the whole network's gradient; 0: no clipping."""
     recompute: bool = False
-    """Gradient checkpointing: keep block inputs only and repeat the forward pass; same bits."""
+    """Gradient checkpointing: keep only block inputs and recompute; same bits."""
     messages: WireFormat = "float32"
     """Number format of messages between blocks."""
     filter: Count = 1

@@ -44,8 +44,7 @@ class SplitSettings(Section):
     cuts: list[str] = Field(default=[])
     """First unit of each block after the first; overrides balance."""
     replicas: Annotated[int, KEEPS_UNITS, ONE_DICTIONARY] = Field(default=0, ge=0, le=MANY)
-    """Replicas of the chain, each training on a share of every mini-batch; 0: ranks divided by
-    blocks, or 1 in one process."""
+    """Replicas of the chain; 0: ranks divided by blocks, or 1 in one process."""
     side_by_side: Annotated[Literal["auto", "chain", "peers"], REPLICAS] = "auto"
     """What adjacent ranks share: a chain or a block's replicas; auto: whichever sends more."""
 
@@ -102,10 +101,10 @@ class CheckpointSettings(Section):
     every: int = Field(default=1, ge=1, le=MANY)
     """Epochs between checkpoints."""
     minutes: float = Field(default=15.0, ge=0, le=LARGE)
-    """Also write a checkpoint within an epoch when the last one is this old; 0: never."""
+    """Age at which a checkpoint is also written within an epoch; 0: never."""
     keep_last: int = Field(default=2, ge=0, le=MANY)
     """Number of checkpoints to keep; 0: all."""
     best: Annotated[bool, DROPS, TESTED] = False
-    """Also keep the checkpoint with the best train.metric, and end the run with its weights."""
+    """Also keep the checkpoint with the best train.metric, and end with its weights."""
     rollbacks: int = Field(default=3, ge=0, le=MANY)
     """How often a diverging run goes back to a checkpoint with smaller steps; 0: never."""

@@ -107,8 +107,8 @@ class RoundOptions:
     window: Annotated[
         int | Literal["all"] | None, INEXACT, HAS_WINDOWS, PLAIN_BATCHES, IN_ANY_ORDER
     ] = None
-    """Mini-batches per round, trained by exact passes and then by sweeps; all: the training set,
-    whose auxiliary variables are kept; unset: 4."""
+    """Mini-batches per round, trained by exact passes, then by sweeps; all: the training set;
+    unset: 4."""
     sweeps: Annotated[int | None, Field(ge=1, le=10**6), ALTERNATES] = None
     """Sweeps over each window; unset: the solver's default."""
     correct_every: Annotated[int | None, Field(ge=0, le=MANY), INEXACT, TRAINS_BETWEEN] = None
@@ -117,10 +117,10 @@ class RoundOptions:
     serial_epochs: Annotated[float, Field(ge=0, le=MANY), INEXACT, ENDS_BEFORE_LAST] = 0.0
     """Initial epochs of exact training only, without delays or local steps."""
     serial_end: Annotated[bool, CAN_CLOSE] = False
-    """End each epoch with a serial round, so that the tested weights have no delayed gradient."""
+    """End each epoch with a serial round, without delays, before the test."""
     waits: Annotated[Sequence[tuple[_Count, _Count]], FILLS] = ()
-    """Local samples per tick for each block, [before, after] its backward pass; empty: from
-    counted operations and timed messages."""
+    """Local samples per tick for each block, [before, after] its backward pass; empty:
+    predicted."""
     memory_gb: Annotated[float, Field(gt=0, le=LARGE)] = 4.0
     """Most memory for a rank's auxiliary variables, in GB (10^9 bytes)."""
 

@@ -130,7 +130,7 @@ class ScheduleSettings(Section):
     interval: Annotated[Literal["epoch", "step"] | None, OF_TORCH] = None
     """When the scheduler steps; unset: every epoch (OneCycleLR, CyclicLR: every step)."""
     metric: Annotated[str, PLATEAU] = "loss"
-    """Metric that plateau follows on the validation (else test) set: loss, accuracy, or yours."""
+    """Metric that plateau follows: loss, accuracy, or your own."""
     arguments: dict[str, Any] = Field(default={}, validate_default=True)
     """Arguments of a torch scheduler, e.g. schedule.arguments.gamma = 0.9."""
 

@@ -39,9 +39,9 @@ class ModelSettings(Section):
     """Network: resnet20 (6n+2), wrn-16-4, revnet20, resnet18; for text gpt-4-128 (layers, width);
     your own: module:function."""
     survival: Annotated[float, OWN_MODEL] = Field(default=1.0, gt=0, le=1)
-    """Stochastic depth: probability of keeping the last residual unit in a training pass."""
+    """Stochastic depth: probability of keeping the last residual unit."""
     weights: Annotated[str, TRAIN_OR_PLAN] = ""
-    """Pretrained weights: a safetensors file or a folder; a rank reads those of its block."""
+    """Pretrained weights: a safetensors file or folder."""
 
 
 class DataSettings(Section):
@@ -57,8 +57,8 @@ class DataSettings(Section):
     length: Annotated[int, OF_TEXT] = Field(default=256, ge=2, le=LONGEST_TEXT)
     """Bytes per text sample; the network predicts each next byte."""
     validation: Annotated[float, TRAIN_OR_PLAN] = Field(default=0.0, ge=0, lt=1)
-    """Fraction of the training set to hold out for early stopping, the best checkpoint and plateau,
-    drawn by train.seed; the test set is then measured once, at the end. 0: none."""
+    """Fraction of the training set held out for validation; the test set is then measured only at
+    the end. 0: none."""
     augment: Annotated[bool, IMAGES] = True
     """Standard augmentation (CIFAR: pad by 4, crop, flip; other data sets: none)."""
     workers: Annotated[int, READS] = Field(default=0, ge=0, le=1024)
@@ -140,16 +140,16 @@ class TrainSettings(Section):
     """Stop after N epochs without a better train.metric (training loss, if nothing is measured);
     0: never."""
     metric: Annotated[str, TRAIN_OR_PLAN, TESTED, SELECTS] = ""
-    """Metric that early_stop and checkpoint.best follow on the validation (else test) set: loss,
-    accuracy, or your own; empty: accuracy, else loss."""
+    """Metric that early_stop and checkpoint.best follow: loss, accuracy, or your own; empty:
+    accuracy, else loss."""
     metric_mode: Annotated[Literal["min", "max"] | None, TRAIN_OR_PLAN, TESTED, SELECTS] = None
     """Which values of train.metric are better; unset: min for loss, max for accuracy."""
     verify: Annotated[Literal["auto", "always", "never"], TRAIN] = "auto"
-    """Compare gradients with the undivided network's before the first step, and a mini-batch's
-    loss with its parts' while training; auto: for your own network, data or loss."""
+    """Compare gradients with the undivided network's before the first step, and losses while
+    training; auto: for your own network, data or loss."""
     threads: int = Field(default=0, ge=0, le=1024)
-    """Threads per rank; 0: OMP_NUM_THREADS, else the rank's cores, shared with the ranks that use
-    the same ones. Another number of threads can give other bits."""
+    """Threads per rank; 0: OMP_NUM_THREADS, else the rank's share of the cores. Another number can
+    give other bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of a block; auto: the local rank's GPU, if any."""
     kernels: Literal["auto", "torch", "cupy"] = "auto"
