@@ -26,6 +26,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 scheduler = get_linear_schedule_with_warmup(optimizer, 4, 24)
 
 blocks = split(model, 2, sample=next(iter(train)))
-given = {"optimizer": optimizer, "schedule": (scheduler, "step"), "out": "runs/hybrid"}
-trainer = Trainer(blocks, "backprop", **given)
+trainer = Trainer(
+    blocks, "backprop", optimizer=optimizer, schedule=(scheduler, "step"), out="runs/hybrid"
+)
 trainer.fit(train, epochs=3)

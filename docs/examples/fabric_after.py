@@ -25,7 +25,8 @@ def next_token_loss(output, labels):
     return cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
-schedule = {"name": "constant", "warmup_steps": 0}
-given = {"optimizer": optimizer, "schedule": schedule, "out": "runs/hybrid"}
-trainer = Trainer(split(model, 2, sample=ids), "backprop", loss=next_token_loss, **given)
+blocks, flat = split(model, 2, sample=ids), {"name": "constant", "warmup_steps": 0}
+trainer = Trainer(
+    blocks, "backprop", optimizer=optimizer, schedule=flat, loss=next_token_loss, out="runs/hybrid"
+)
 trainer.fit(train, epochs=3)

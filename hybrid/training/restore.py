@@ -172,7 +172,9 @@ def _text_model(run: Path, model: str | None, best: bool) -> tuple[int, nn.Modul
     """
     settings = _settings(run)
     if settings.data.name != TEXT:
-        raise ValueError(f"{run} was trained on {settings.data.name}, and only text is written")
+        raise ValueError(
+            f"{run} was trained on {settings.data.name}, and only runs trained on text can generate"
+        )
     length = settings.data.length
     network = _network(run, settings, model, Texts.empty(length))
     return length, _load_weights(network, _read(run, best), _where(run, model)).eval()

@@ -138,7 +138,9 @@ def advice(
     where = f"{count} rank{'s' * (count > 1)}"
     if any(p.grid != chosen.grid for p in predictions):
         where += f" (--blocks {chosen.blocks} --replicas {chosen.replicas})"
-    lines.append(f"{chosen.recipe.name} on {where}\n{command(chosen, settings)}")
+    lines.append(
+        f"fastest to an accuracy: {chosen.recipe.name} on {where}\n{command(chosen, settings)}"
+    )
     return "\n".join(lines)
 
 

@@ -53,7 +53,7 @@ def _solver(run: Any) -> str:
 
 
 INEXACT = Acts(
-    "the solver is not exact, whose steps are all serial",
+    "the solver is not exact",
     lambda run: not run.solver.exact,
     here=_solver,
 )

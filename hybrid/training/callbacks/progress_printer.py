@@ -123,7 +123,7 @@ class ProgressPrinter(Callback):
         steps_left = self.epochs * self.steps_per_epoch - self.step
         left = elapsed / max(1, self.step - self.start_step) * steps_left
         parts = [
-            f"loss {first.loss:.4f}",
+            f"train loss {first.loss:.4f}",
             *([] if first.accuracy is None else [f"accuracy {first.accuracy:6.2%}"]),
             self.rate,
             *([f"residual {max(last.residual):.3f}"] if any(last.residual) else []),

@@ -193,7 +193,7 @@ def test_a_text_is_trained_on_tested_in_bits_and_written(hybrid, tmp_path):
 
 
 def test_only_what_was_trained_on_text_is_written(hybrid, run_folder):
-    assert_one_line(hybrid("generate", run_folder), "trained on digits", "only text")
+    assert_one_line(hybrid("generate", run_folder), "trained on digits", "trained on text")
 
 
 @pytest.mark.parametrize(
