@@ -19,6 +19,7 @@ from hybrid.method.given_optimizer import GivenOptimizer
 from hybrid.method.optimizers import find_vectors, make_optimizer, placed
 from hybrid.method.problem import Problem
 from hybrid.method.training_options import Options
+from hybrid.networks.models import Chain
 from hybrid.ranks import launch
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.batch_sampler import BatchSampler
@@ -333,10 +334,12 @@ class Method:
     def time_one_rank(self, block: Block, links: RankLinks) -> float:
         """Seconds in which one rank with all blocks would pass a mini-batch, estimated.
 
-        0 where the number of micro-batches is not this package's choice. All ranks call it.
+        0 where the number of micro-batches is not this package's choice, or where the network is
+        the user's: a pass beside the training could change its state. All ranks call it.
         """
         solver, setup = self.solver, self.setup
-        if setup.blocks == 1 or not isinstance(solver, Delayed) or solver.micro_batches:
+        chosen = isinstance(solver, Delayed) and not solver.micro_batches
+        if setup.blocks == 1 or not chosen or not isinstance(self.problem.blocks.model, Chain):
             return 0.0
         return time_one_rank(links, block, self._sample, setup.total or setup.batch_size)
 

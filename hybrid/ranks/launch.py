@@ -232,7 +232,8 @@ def threads_per_rank(blocks: int) -> int:
     that torchrun sets where its user has set nothing does not count, so that mpirun and torchrun
     choose alike.
     """
-    here, asked = ranks(), _number("OMP_NUM_THREADS")
+    here, given = ranks(), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    asked = int(given) if given.isdecimal() and len(given) < 5 else 0
     if asked and not (
         _is_by_torch() and asked == 1 and not launcher.launcher_has("OMP_NUM_THREADS")
     ):

@@ -52,7 +52,7 @@ def screen(own: bool) -> os.terminal_size | None:
 
     mpirun gives its ranks a terminal whatever its output is, so the launcher's counts: not `own`.
     """
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):  # a closed output is None
         if own:
             return os.get_terminal_size(sys.stdout.fileno())
         descriptor = _output(outside_the_rank(), 1)

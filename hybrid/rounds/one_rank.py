@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 RATE = "images", "serial_seconds", "parallel_seconds"
 """The totals that a rate is made of."""
-WARM_UP = 5.0
-"""Seconds of a first epoch below which its rate tells nothing."""
+ENOUGH = 2.0
+"""Seconds of training whose rate can be told; of a first epoch as short as this none counts."""
 CLEARLY = 0.9
 """Of the rate that is estimated for one rank: below it a run says that one would be faster."""
 
@@ -18,16 +18,18 @@ class OneRank:
     def __init__(self, seconds: float, batch_size: int) -> None:
         """`seconds` are of a mini-batch's passes; 0: nothing is compared."""
         self.rate = batch_size / seconds if seconds else 0.0
-        self.cold = True
+        self.start: Mapping[str, float] | None = None
 
-    def compare(self, before: Mapping[str, float], after: Mapping[str, float], last: bool) -> str:
-        """What to say after an epoch, from a run's totals before and after it; at most once."""
-        samples, *seconds = (after[key] - before[key] for key in RATE)
-        cold, self.cold = self.cold and sum(seconds) < WARM_UP, False
-        if cold and not last:
+    def compare(self, before: Mapping[str, float], after: Mapping[str, float]) -> str:
+        """What to say after an epoch, from a run's totals before and after it; at most once.
+
+        A short first epoch warms up; the epochs after it count together.
+        """
+        samples, *seconds = (after[key] - (self.start or before)[key] for key in RATE)
+        self.start = self.start or dict(before if sum(seconds) >= ENOUGH else after)
+        if not self.rate or sum(seconds) < ENOUGH:
             return ""
-        alone, self.rate = self.rate, 0.0
-        rate = samples / max(sum(seconds), 1e-9)
+        alone, self.rate, rate = self.rate, 0.0, samples / sum(seconds)
         if rate >= CLEARLY * alone:
             return ""
         return (

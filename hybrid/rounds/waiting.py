@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -12,7 +10,6 @@ from hybrid.links import RankLinks
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.waits import Measured
 from hybrid.solvers.exact.pipeline import Wire
-from hybrid.solvers.numerics.attributes import kept_attributes
 from hybrid.solvers.numerics.buffers import frozen_statistics
 
 STREAM = 16
@@ -64,8 +61,7 @@ def _time_block(
         lam = inputs if block.first else links.from_previous()
         seconds, x = _time_passes(links, block, lam)
         passes.append(seconds)
-        with suppress(Exception):  # of a network for batches of one size
-            halves.append(_time_passes(links, block, lam[:half])[0])
+        halves.append(_time_passes(links, block, lam[:half])[0])
         if not block.last:
             links.to_next(x)
     links.flush()
@@ -85,7 +81,7 @@ def _time_passes(links: RankLinks, block: Block, lam: Tensor) -> tuple[float, Te
     lam = lam.to(device).detach()
     if not block.first and lam.is_floating_point():
         lam.requires_grad_()
-    with frozen_statistics(module), kept_attributes(module.modules()):
+    with frozen_statistics(module):
         _wait_for(device)
         start = links.now()
         out = block.forward(lam, (2, 0, 0))

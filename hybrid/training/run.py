@@ -243,8 +243,12 @@ class Run:
         at, self.training.position = self.training.position, end
         results: dict[str, Any] = at.results
         if evaluation.tests_at_end:
-            with self.trace.span("evaluate"):
-                tested = evaluation.measure("test", self.training.block, at.step)
+            tested: dict[str, float] = {}
+            try:
+                with self.trace.span("evaluate"):
+                    tested = evaluation.measure("test", self.training.block, at.step)
+            except DivergedError as error:  # which is no reason to lose the training
+                self.progress.say(f"{error}: the summary has no figures of the test set")
             tests = {f"test_{name}": value for name, value in tested.items()}
             self._write_metric({"phase": "test", **tests, "selected_epoch": at.epoch})
             results |= tests
@@ -280,7 +284,7 @@ class Run:
         if statistics := self.training.sampler.share_statistics():
             self._write_metric({"phase": "sampler", **statistics})
         at.epoch += 1
-        if notice := self.one_rank.compare(before, at.totals, self._is_done):
+        if notice := self.one_rank.compare(before, at.totals):
             self.progress.say(notice)
         if self._epoch_is_due(self.options.train.evaluate_every):
             self._evaluate()

@@ -198,7 +198,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             with no_exit():
                 labels = self._choose_loss()
                 for each in sets:
-                    if isinstance(each, float) and data[0] is not None:
+                    if isinstance(each, float) and len(data) == 2 and data[0] is not None:
                         data[0], each = hold_out(data[0], each, self.train.seed)
                     absent = each is None and len(data) > 0
                     data.append(None if absent else as_data(each, labels_are_inputs=labels))

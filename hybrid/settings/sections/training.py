@@ -94,6 +94,7 @@ TESTS_BEFORE_END = Acts(
     lambda run: (
         (every := run.train.evaluate_every) * (1 - -run.train.early_stop // every)
         < run.train.epochs
+        or run.resume  # whose epochs are compared with those that were trained
     ),
 )
 SELECTS = Acts(

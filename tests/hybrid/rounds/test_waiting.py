@@ -7,6 +7,7 @@ from torch import nn
 from hybrid import split
 from hybrid.links import Network, run_virtual
 from hybrid.rounds import waiting
+from hybrid.rounds.one_rank import OneRank
 from hybrid.rounds.waiting import measure_waits, time_one_rank
 from hybrid.solvers.block import Block
 from hybrid.solvers.exact.pipeline import Wire
@@ -48,3 +49,29 @@ def test_one_rank_passes_a_whole_mini_batch_at_the_cost_of_one_pass_a_block(monk
         return time_one_rank(links, block, torch.randn(SAMPLES, 4), 64)
 
     assert run_virtual(2, program) == pytest.approx([3 + 128 + 3 + 64] * 2)
+
+
+def totals(samples, seconds):
+    return {"images": samples, "serial_seconds": 0.0, "parallel_seconds": seconds}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "said"),
+    [
+        ([(100, 3.0)], [True]),  # 33 samples/s for 40
+        ([(115, 3.0)], [False]),  # 38 for 40: not clearly behind
+        ([(1, 1.0), (100, 3.0), (100, 3.0)], [False, True, False]),  # once, and not while cold
+        ([(1, 1.0), (50, 1.5), (50, 1.5)], [False, False, True]),  # short epochs count together
+        ([(1, 1.0)], [False]),
+    ],
+    ids=str,
+)
+def test_a_run_says_once_and_from_enough_seconds_that_one_rank_is_faster(epochs, said):
+    one, now, found = OneRank(0.1, 4), totals(7, 5.0), []
+    for samples, seconds in epochs:
+        before = dict(now)
+        now["images"] += samples
+        now["parallel_seconds"] += seconds
+        found.append(one.compare(before, now).startswith("one rank would be faster: "))
+    assert found == said
+    assert not OneRank(0.0, 4).compare(totals(0, 0.0), totals(1, 100.0))

@@ -211,7 +211,9 @@ def test_a_plain_line_an_epoch(capsys):
     progress.on_report(10, 0, REPORTS)
     progress.on_epoch(1, {"test_accuracy": 0.75})
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("epoch 1/4  test 75.00%  train loss 1.5000  accuracy 50.00%  250 samples/s")
+    assert line.startswith(
+        "epoch 1/4  test 75.00%  train loss 1.5000  accuracy 50.00%  250 samples/s"
+    )
     assert "residual 0.300" in line
     assert "left" in line
     progress.on_epoch(2, {"test_accuracy": None})

@@ -267,15 +267,31 @@ def test_micro_batches_that_a_run_chooses_are_those_that_a_user_could_name(
     assert_same(chosen, trained_weights(named, many))
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(1e9, False), (1e-9, True)])
-def test_a_run_that_is_behind_one_rank_by_its_defaults_says_so_once(
-    few, monkeypatch, capsys, seconds, told
+@pytest.mark.parametrize(
+    ("make", "timed"),
+    [
+        (lambda: trainer(DDG()), True),
+        (lambda: trainer(DDG(micro_batches=2)), False),
+        (lambda: trainer(Backprop()), False),
+        (
+            lambda: trainer_of(
+                nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, 10)),
+                DDG(),
+                2,
+                sample=torch.zeros(2, 1, 8, 8),
+            ),
+            False,
+        ),
+    ],
+    ids=("chosen", "named", "exact", "the user's network"),
+)
+def test_passes_are_timed_only_where_micro_batches_are_chosen_and_no_code_of_the_user_runs(
+    few, monkeypatch, make, timed
 ):
-    monkeypatch.setattr("hybrid.method.method.time_one_rank", lambda *_: seconds)
-    for solver, expected in ((DDG(), told), (DDG(micro_batches=2), False), (Backprop(), False)):
-        trainer(solver, quiet=False).fit(*few)
-        said = capsys.readouterr().out
-        assert said.count("one rank would be faster: ") == expected, solver
+    seen: list[int] = []
+    monkeypatch.setattr("hybrid.method.method.time_one_rank", lambda *_: float(seen.append(1) or 1))
+    make().fit(*few, epochs=1)
+    assert bool(seen) == timed
 
 
 def test_the_first_line_says_what_fits_into_idle_time(few, capsys):

@@ -334,3 +334,13 @@ class Stubborn(Callback):
 def test_callbacks_stay_as_they_are_where_the_best_weights_are_taken(tmp_path):
     found = validated(tmp_path, callbacks=[Stubborn()]).fit(*few(), validation=0.25)
     assert found["selected_epoch"] == 3
+
+
+def test_a_test_set_that_is_not_finite_costs_its_figures_alone(tmp_path, capsys):
+    (train, test), run = few(), tmp_path / "run"
+    bad = TensorDataset(test.batch(torch.arange(8), 0, 0, False) * 3e38, torch.zeros(8).long())
+    found = short([], out=run, epochs=1, quiet=False).fit(train, bad, validation=0.25)
+    assert "the test loss is not finite after step " in capsys.readouterr().out
+    assert (found.test_loss, found.test_accuracy) == (None, None)
+    assert found.validation_loss > 0
+    assert summary(run)["test_loss"] is None
