@@ -21,6 +21,7 @@ from hybrid.networks.units import BlockModule, Modes, Unit, mode
 from hybrid.solvers.base import Shape
 from hybrid.solvers.exact.pipeline import Cost
 from hybrid.solvers.layers.bundle import Bundle, call_network
+from hybrid.solvers.metrics import FAULTS, failure
 from hybrid.solvers.numerics.attributes import attributes, hand_over, is_number, user_modules
 from hybrid.solvers.numerics.draws import NumberedDraws, find_random_parts
 
@@ -240,7 +241,13 @@ class Blocks:
                 for i, unit in enumerate(self.units_of(index), self.starts[index]):
                     for part in unit.parts.values() if not numbered else ():
                         known[part] = (*known.get(part, ()), i)
-                draws, x = find_random_parts(module, known, x)
+                try:
+                    draws, x = find_random_parts(module, known, x)
+                except FAULTS as error:
+                    raise ValueError(
+                        f"block {index} fails on {len(x)} samples in training mode: "
+                        f"{failure(error)}"
+                    ) from error
                 drawing = {part: known[part] for part in draws}
                 numbers.append(drawing | {part: () for part in numbered if part.draws_numbers})
             for each in self._calls:

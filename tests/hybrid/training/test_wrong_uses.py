@@ -376,3 +376,19 @@ def test_a_network_that_is_not_cut_is_refused():
 
 def test_a_block_without_parameters_trains():
     assert fit(cuts=["1", "2"])["blocks"] == 3
+
+
+class Many(nn.Module):
+    """Works on at least three samples."""
+
+    def forward(self, x):
+        if self.training and len(x) < 3:
+            raise RuntimeError(f"{len(x)} are too few")
+        return x
+
+
+def test_a_module_that_fails_on_two_samples_is_named_by_its_block():
+    net = nn.Sequential(nn.Linear(4, 4), Many(), nn.Linear(4, 2))
+    x, y = torch.randn(128, 4), torch.zeros(128).long()
+    said = refusal(Trainer(split(net, cuts=["1"], sample=x)).fit, (x, y))
+    assert said == "block 1 fails on 2 samples in training mode: RuntimeError: 2 are too few"
