@@ -57,6 +57,9 @@ def _how_far(record: Record) -> str:
     )
 
 
+_GRID = [("split", name) for name in ("blocks", "cuts", "replicas")]
+
+
 def facts(summary: SummaryFile, ended: bool) -> Html:
     """What was run and how it went, without rows of which nothing is known."""
     seconds = summary.seconds
@@ -109,8 +112,8 @@ def _ranks(summary: SummaryFile) -> list[Html]:
 
 
 def _cuts(summary: SummaryFile) -> list[Html]:
-    """A row for each cut."""
-    residuals = [f"{residual:.3g}" for residual in summary.residual]
+    """A row for each cut; a residual that no method measured is unknown."""
+    residuals = [f"{residual:.3g}" for residual in summary.residual if any(summary.residual)]
     cells = zip_longest(summary.cuts, residuals, fillvalue=UNKNOWN)
     rows = [(str(number), *row) for number, row in enumerate(cells, 1)]
     header = ("cut", "before unit", "residual ‖λ - x‖ / ‖x‖")
@@ -118,14 +121,14 @@ def _cuts(summary: SummaryFile) -> list[Html]:
 
 
 def _settings(config: Config) -> list[Html]:
-    """The settings that are not the defaults of their method."""
+    """The settings that are not the defaults of their method, but for the grid, which is above."""
     methods = {s: {"name": getattr(config, s)["name"]} for s in ("solver", *NAMED)}
     plain = resolve(methods).model_dump()
     rows = [
         (f"{section}.{key}", str(value), str(plain[section].get(key, UNKNOWN)))
         for section, settings in config.model_dump().items()
         for key, value in settings.items()
-        if value != plain[section].get(key)
+        if value != plain[section].get(key) and (section, key) not in _GRID
     ]
     shown = table("Settings other than the defaults", ("", "this run", "default"), rows)
     return [heading("How it was made"), shown] if rows else []
