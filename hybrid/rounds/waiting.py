@@ -66,9 +66,7 @@ def _time_block(
             links.to_next(x)
     links.flush()
     fixed = 0.0
-    if halves and half < len(
-        inputs
-    ):  # of a time a + b samples, a: no more than the smaller pass takes
+    if half < len(inputs):  # of a time a + b samples, a: no more than the smaller pass takes
         a_sample = (min(passes) - min(halves)) / (len(inputs) - half)
         fixed = min(max(0.0, min(passes) - a_sample * len(inputs)), min(halves))
     return min(passes), fixed, [lam] * (not block.first) + [x] * (not block.last)

@@ -257,9 +257,7 @@ def test_what_cannot_be_had_here_is_refused(train, rounds, said, many):
 
 
 @pytest.mark.parametrize(("blocks", "parts"), [(2, 2), (3, 4)])
-def test_micro_batches_that_a_run_chooses_are_those_that_a_user_could_name(
-    many, capsys, blocks, parts
-):
+def test_micro_batches_that_a_run_chooses_are_those_that_a_user_could_name(many, blocks, parts):
     """Passes that are timed before training leave no trace."""
     size = {"train": {"epochs": 1, "batch_size": 64}}
     chosen = trained_weights(trainer(DDG(), None, blocks, model="revnet8", **size), many)
