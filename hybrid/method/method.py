@@ -36,6 +36,7 @@ from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.exact.pipeline import Cost, Wire
 from hybrid.solvers.layers.projection import leading_projection
 from hybrid.solvers.norms import SharedNorms
+from hybrid.solvers.numerics.attributes import has_user_hooks, user_modules
 from hybrid.solvers.numerics.draws import Draws, NumberedDraws
 from hybrid.solvers.numerics.freezing import Freezing
 from hybrid.solvers.numerics.optimizer_state import Average
@@ -339,9 +340,15 @@ class Method:
         """
         solver, setup = self.solver, self.setup
         chosen = isinstance(solver, Delayed) and not solver.micro_batches
-        if setup.blocks == 1 or not chosen or not isinstance(self.problem.blocks.model, Chain):
+        if setup.blocks == 1 or not chosen or not self._may_be_timed:
             return 0.0
         return time_one_rank(links, block, self._sample, setup.total or setup.batch_size)
+
+    @property
+    def _may_be_timed(self) -> bool:
+        """Whether passes beside the training run no code of the user's, whose state they change."""
+        model = self.problem.blocks.model
+        return isinstance(model, Chain) and not user_modules(model) and not has_user_hooks(model)
 
     @property
     def _sample(self) -> Tensor:
@@ -349,12 +356,15 @@ class Method:
         return self.problem.sample[torch.arange(self.micro_batch) % len(self.problem.sample)]
 
     def _fitting(self, block: Block, links: RankLinks) -> list[Waits]:
-        """The local work that fits, by counted operations and by messages that are timed here."""
+        """The local work that fits, by counted operations and by messages that are timed here.
+
+        Messages of a user's network count as none.
+        """
         solver, samples = self.solver, self.micro_batch
         costs, K = self.costs, self.setup.blocks
         delays = [solver.delay(k, K) for k in range(K)]
         fit = partial(fit_local_work, costs, delays, samples, solver.replays)
-        if K == 1 or (links.in_one_process and not links.clocked):
+        if K == 1 or (links.in_one_process and not links.clocked) or not self._may_be_timed:
             return fit()
         wire = Wire(getattr(solver, "messages", "float32"))
         return fit(measure_waits(links, block, self._sample, wire))

@@ -22,6 +22,7 @@ _LIBRARIES = {"builtins", "torch", "numpy", "transformers", "hybrid", "threading
 MOST_ITEMS = 10_000
 """Of a container that is looked into."""
 _HOOKS = "_forward_hooks", "_forward_pre_hooks"
+_ALL_HOOKS = *_HOOKS, "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks"
 ELSEWHERE = "_elsewhere"
 """The attribute that names a module's tensors of other blocks, which are none of its state."""
 
@@ -31,6 +32,13 @@ def user_modules(module: nn.Module) -> dict[str, nn.Module]:
     named = ((path, code_of(m)) for path, m in module.named_modules())
     own = ("torch.", "hybrid.")
     return {path: m for path, m in named if not type(m).__module__.startswith(own)}
+
+
+def has_user_hooks(module: nn.Module) -> bool:
+    """Whether a hook that is not this package's runs in its passes."""
+    holders = [*module.modules(), *module.parameters()]
+    tables = [getattr(holder, name, None) for holder in holders for name in _ALL_HOOKS]
+    return not all(_is_own(hook) for table in tables if table for hook in table.values())
 
 
 def code_of(module: nn.Module) -> nn.Module:
