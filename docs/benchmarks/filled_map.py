@@ -358,15 +358,9 @@ def picture() -> None:
                 margin = value / order[1][1][0]
                 high = impossible(f"K={K},", found.get(way, {"speed_up": 1.0}))
                 axes.add_patch(_tile(column, row, colors[winner]))
-                ink = "white" if winner == "replicas" else "black"  # on its dark blue
-                axes.text(
-                    column,
-                    row,
-                    f"{value:.2f}{'!' * high}\n+{margin - 1:.0%}",
-                    ha="center",
-                    va="center",
-                    color=ink,
-                )
+                text = axes.text(column, row, f"{value:.2f}{'!' * high}\n+{margin - 1:.0%}")
+                text.set(ha="center", va="center")
+                text.set_color("white" if winner == "replicas" else "black")  # on its dark blue
         axes.set_xlim(-0.5, 2.5)
         axes.set_ylim(len(LINKS) - 0.5, -0.5)
         axes.set_xticks(range(3), ["K=2", "4", "8"])
@@ -375,16 +369,9 @@ def picture() -> None:
         axes.tick_params(length=0)
     handles = [_tile(0, 0, color) for color in colors.values()]
     names = [*list(colors)[:-2], "filled = ddg, fdg: nobody waits", "filled"]
-    figure.legend(
-        handles,
-        names,
-        title="!: a calculated rate above the number of ranks, which cannot be",
-        title_fontsize="small",
-        ncols=6,
-        loc="outside lower center",
-        frameon=False,
-        fontsize="small",
-    )
+    place = {"ncols": 6, "loc": "outside lower center", "frameon": False, "fontsize": "small"}
+    legend = figure.legend(handles, names, **place)
+    legend.set_title("!: a calculated rate above the number of ranks, which cannot be")
     site = Path(__file__).parents[1] / "site"
     figure.savefig(site / "filled-map.png", dpi=110)
 
@@ -402,14 +389,10 @@ def main() -> None:
         "--models", nargs="+", default=["resnet20", "wrn-16-4", "gpt-8-256", "resnet18"]
     )
     options = parser.parse_args()
-    if options.what == "rates":
-        rates(options.models)
-    elif options.what == "check":
-        check(options.models)
-    elif options.what == "table":
-        table()
+    if options.what in ("rates", "check"):
+        {"rates": rates, "check": check}[options.what](options.models)
     else:
-        picture()
+        {"table": table, "picture": picture}[options.what]()
 
 
 if __name__ == "__main__":
