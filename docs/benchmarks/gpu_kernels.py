@@ -21,15 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid.solvers.kernels.choice import choose, set_launcher
-from hybrid.solvers.kernels.operations import (
-    ascend,
-    couple,
-    multiply,
-    pack,
-    step,
-    unpack,
-)
+from hybrid.solvers.kernels.launcher import choose, set_launcher
+from hybrid.solvers.kernels.operations import ascend, couple, multiply, step
 from hybrid.solvers.layers.projection import Box
 
 Work = Callable[[], Any]
@@ -47,7 +40,7 @@ def works(values: int, device: str) -> dict[str, tuple[Work, int]]:
 
     x, lam, kappa, p = (tensor() for _ in range(4))
     x16, lam16, kappa16 = (tensor(torch.bfloat16) for _ in range(3))
-    big, scaled = tensor(times=2), pack(x, torch.int8)
+    big = tensor(times=2)
     factors, right = torch.rand(2, x.numel() // 16, 16, device=device)
     gram = torch.rand(16, 16, device=device)
     size = x.numel()
@@ -63,9 +56,6 @@ def works(values: int, device: str) -> dict[str, tuple[Work, int]]:
             24 * size,
         ),
         "ascend": (partial(ascend, kappa, lam, x, 0.1), 16 * size),
-        "pack, bfloat16, filter 2": (partial(pack, big, torch.bfloat16, 2), 18 * size),
-        "pack, int8": (partial(pack, x, torch.int8), 5 * size),
-        "unpack, int8": (partial(unpack, *scaled, torch.float32), 5 * size),
         "multiply, rank 16, 30 times": (partial(multiply, right, gram, factors, 30), 12 * size),
     }
 

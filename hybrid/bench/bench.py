@@ -31,7 +31,7 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds
 from hybrid.solvers import registry
-from hybrid.solvers.kernels.choice import choose
+from hybrid.solvers.kernels.launcher import choose
 from hybrid.training import build
 
 

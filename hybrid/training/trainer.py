@@ -32,7 +32,7 @@ from hybrid.rounds.evaluation import Evaluation, measure_network
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import RoundOptions
 from hybrid.solvers.block import Block
-from hybrid.solvers.kernels.choice import choose
+from hybrid.solvers.kernels.launcher import choose
 from hybrid.training.run import Run
 from hybrid.training.summary import OWN_DATA, RunOptions
 

@@ -2,16 +2,21 @@
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hybrid.solvers.kernels import fused
-from hybrid.solvers.kernels.choice import launcher
-from hybrid.solvers.kernels.fused import Interval
+from hybrid.solvers.kernels.launcher import elementwise, launcher, num_blocks
 
 EPSILON = 1e-8
 """Keeps the quotients of `multiply` finite."""
+MAXIMUM_RANK = 32
+"""Largest rank of a factorization for which `multiply` uses one thread's registers."""
+SETS = ("free", "box", "quantized", "sign")
+
+Interval = tuple[str, float, float, float]
+"""A set to project onto: its name in SETS, low end, high end and spacing."""
 
 
 class Coupling(NamedTuple):
@@ -33,22 +38,23 @@ def couple(
     p_out = S^T (-2 beta (lam - S x) - kappa) / samples; a kappa of None stands for zero. lam and
     kappa may have 16 bits; computed is in float32, or in float64 if an argument is.
     """
-    if (launch := launcher(x, lam, kappa)) is not None:
-        p_out, sums = fused.couple(launch, x, lam, kappa, beta, factor, samples)
-        return Coupling(sums[0], p_out, sums[1:])
-    y = pool(wide(x), factor)
-    r = wide(lam) - y
-    square = dot(r, r)
-    loss = beta * square
-    if kappa is None:
-        p = r.mul(-2 * beta)
+    y = x if factor == 1 else pool(wide(x), factor)
+    if (launch := launcher(y, lam, kappa)) is not None:
+        inputs = y, lam, None if kappa is None else kappa.to(lam.dtype)
+        numbers = beta, samples
+        (p,), sums = elementwise(launch, "couple", inputs, numbers, (y, lam), outputs=[0], sums=3)
+        loss, squares = sums[0], sums[1:]
     else:
-        kappa = wide(kappa)
-        loss = loss + dot(kappa, r)
-        p = torch.add(kappa, r, alpha=2 * beta).neg_()
-    if samples != 1:
-        p = p / samples
-    squares = torch.stack((square, dot(y, y)))
+        y = wide(y)
+        r = wide(lam) - y
+        square = dot(r, r)
+        loss, p = beta * square, r.mul(-2 * beta)
+        if kappa is not None:
+            kappa = wide(kappa)
+            loss = loss + dot(kappa, r)
+            p = torch.add(kappa, r, alpha=2 * beta).neg_()
+        p = p if samples == 1 else p / samples
+        squares = torch.stack((square, dot(y, y)))
     return Coupling(loss, pool_transpose(p, factor).to(x.dtype), squares)
 
 
@@ -92,12 +98,16 @@ def step(
 
     With `flat`, P is applied to S^+ S of its argument: lam' is constant over each square.
     """
-    launch = launcher(lam, x, kappa, p_in)
+    launch = launcher(lam, x, kappa, p_in) if factor == 1 else None
     interval = ("free", 0.0, 0.0, 0.0) if constraint is None else constraint.interval
     if launch is not None and interval is not None:
-        return Stepped(
-            *fused.step(launch, lam, x, kappa, p_in, beta, eta, ascent, factor, flat, interval)
+        name, *ends = interval
+        inputs = lam, x, None if kappa is None else kappa.to(lam.dtype), p_in.float()
+        numbers = [beta, eta, ascent, np.int32(SETS.index(name)), *ends]
+        (new, new_kappa), squares = elementwise(
+            launch, "step", inputs, numbers, (x, lam), outputs=[0, 2], sums=2
         )
+        return Stepped(new, new, new_kappa, squares)
     moved = descend(lam, x, kappa, p_in, beta, eta, factor)
     if flat:
         moved = upsample(pool(moved, factor), factor)
@@ -172,7 +182,10 @@ def step_limit(
 def ascend(kappa: Tensor, lam: Tensor, x: Tensor, ascent: float) -> Tensor:
     """kappa + ascent (lam - x), all of one shape, in kappa's number format."""
     if (launch := launcher(kappa, lam, x)) is not None:
-        return fused.ascend(launch, kappa, lam, x, ascent)
+        inputs = kappa, lam.to(kappa.dtype), x
+        new, _ = elementwise(launch, "ascend", inputs, [ascent], (x, kappa), outputs=[0])
+        ascended: Tensor = new[0]
+        return ascended
     return (wide(kappa) + ascent * (wide(lam) - wide(x))).to(kappa.dtype)
 
 
@@ -181,10 +194,15 @@ def multiply(right: Tensor, gram: Tensor, start: Tensor, iterations: int) -> Ten
 
     With T ~ M S, right = T S^T and gram = S S^T step M; M^T T and M^T M, transposed, step S^T.
     """
-    launch, narrow = launcher(right, gram, start), start.shape[1] <= fused.MAXIMUM_RANK
-    if launch is not None and start.dtype == right.dtype == gram.dtype == torch.float32 and narrow:
-        return fused.multiply(launch, right, gram, start, iterations, EPSILON)
-    M = start
+    (rows, rank), M = start.shape, start
+    launch, formats = launcher(right, gram, start), {right.dtype, gram.dtype, start.dtype}
+    if launch is not None and formats == {torch.float32} and rank <= MAXIMUM_RANK:
+        out = torch.empty_like(start, memory_format=torch.contiguous_format)
+        registers = next(n for n in (8, 16, MAXIMUM_RANK) if rank <= n)
+        numbers = np.int64(rows), np.int32(rank), np.int32(iterations), np.float32(EPSILON)
+        tensors = right.contiguous(), gram.contiguous(), start.contiguous()
+        launch(f"multiply<{registers}>", num_blocks(rows), *tensors, *numbers, out)
+        return out
     for _ in range(iterations):
         M = M * (right / (M @ gram + EPSILON))
     return M
@@ -195,13 +213,6 @@ def pack(x: Tensor, dtype: torch.dtype, factor: int = 1) -> tuple[Tensor, Tensor
 
     s is that of each sample and channel, (N, C, 1, 1), or without pixels of each sample, (N, 1).
     """
-    launch = launcher(x)
-    # settings are checked so that the squares cover the image; if they do not, torch cuts it off
-    if launch is not None and x.dim() == 4 and not any(side % factor for side in x.shape[2:]):
-        if dtype is torch.int8 or (factor > 1 and dtype in fused.NAMES):
-            return fused.pack(launch, x, dtype, factor)
-        if factor == 1:
-            return x.to(dtype), None
     y = pool(wide(x), factor)
     if dtype is not torch.int8:
         return y.to(dtype), None
@@ -213,10 +224,6 @@ def pack(x: Tensor, dtype: torch.dtype, factor: int = 1) -> tuple[Tensor, Tensor
 
 def unpack(packed: Tensor, scale: Tensor | None, dtype: torch.dtype, factor: int = 1) -> Tensor:
     """S^+ y as `dtype`, where y is the result of `pack`."""
-    launch = launcher(scale) if packed.dtype is torch.int8 else launcher(packed)
-    useful = factor > 1 or packed.dtype is torch.int8
-    if launch is not None and packed.dim() == 4 and useful and dtype in fused.NAMES:
-        return fused.unpack(launch, packed, scale, dtype, factor)
     x = packed.to(dtype)
     return upsample(x if scale is None else x * scale.to(dtype), factor)
 

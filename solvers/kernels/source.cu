@@ -2,9 +2,9 @@
 // of solvers/kernels that computes the same in torch. Needs no header, so NVRTC compiles it as it
 // is; the tests compile it as C++, too, and run it thread by thread.
 //
-// All values are computed in float. A tensor is walked in the order of its memory, either
-// (N, C, H, W) or (N, H, W, C). Sums are deterministic: a grid of a size that depends on the tensor
-// alone leaves one partial sum a block, and `finish` adds those in order.
+// All values are computed in float, in the order of memory. Sums are deterministic: a grid of a size
+// that depends on the tensor alone leaves one partial sum for each block, and `finish` adds those in
+// order.
 
 constexpr int THREADS = 256;
 
@@ -113,37 +113,7 @@ __global__ void finish(const float* partial, int blocks, float* out) {
     if (threadIdx.x == 0) out[blockIdx.x] = static_cast<float>(sums[0]);
 }
 
-// Where the pixels of the `j`-th pooled value lie. Sizes of the pooled tensor: channels, height,
-// width; the whole one has factor times the height and the width.
-struct Square {
-    long long first, next_pixel, next_row;
-
-    __device__ Square(long long j, int channels, int height, int width, int factor, bool last) {
-        const long long wide = static_cast<long long>(width) * factor;
-        if (last) {
-            const long long c = j % channels, w = j / channels % width;
-            const long long row = j / channels / width;  // n height + h
-            first = (row * factor * wide + w * factor) * channels + c;
-            next_pixel = channels;
-            next_row = wide * channels;
-        } else {
-            const long long w = j % width, row = j / width;
-            first = row * factor * wide + w * factor;
-            next_pixel = 1;
-            next_row = wide;
-        }
-    }
-};
-
-template <typename T>
-__device__ float mean(const T* x, const Square& at, int factor) {
-    float sum = 0;
-    for (int r = 0; r < factor; ++r)
-        for (int c = 0; c < factor; ++c) sum += widen(x[at.first + r * at.next_row + c * at.next_pixel]);
-    return sum / (factor * factor);
-}
-
-// ---- couple: loss, p_out, (||r||^2, ||S x||^2)
+// ---- couple: loss, p_out, (||r||^2, ||x||^2)
 
 __device__ inline float couple_one(
     float y, float lam, float kappa, float beta, float samples, float (&sums)[3]) {
@@ -171,24 +141,7 @@ __global__ void couple(
     sum_up<3>(sums, partial);
 }
 
-template <typename X, typename T>
-__global__ void couple_pooled(
-    const X* x, const T* lam, const T* kappa, long long size, int channels, int height, int width,
-    int factor, int last, float beta, float samples, X* p, float* partial) {
-    float sums[3] = {0, 0, 0};
-    for (long long j = first_index(); j < size; j += stride()) {
-        const Square at(j, channels, height, width, factor, last);
-        const float k = kappa ? widen(kappa[j]) : 0;
-        const float y = mean(x, at, factor);
-        const float value = couple_one(y, widen(lam[j]), k, beta, samples, sums) / (factor * factor);
-        for (int r = 0; r < factor; ++r)
-            for (int c = 0; c < factor; ++c)
-                p[at.first + r * at.next_row + c * at.next_pixel] = narrow<X>(value);
-    }
-    sum_up<3>(sums, partial);
-}
-
-// ---- step: lam', kappa', (||S lam' - x||^2, ||2 beta (lam' - lam)||^2)
+// ---- step: lam', kappa', (||lam' - x||^2, ||2 beta (lam' - lam)||^2)
 
 enum Set { FREE, BOX, QUANTIZED, SIGN };
 
@@ -229,45 +182,6 @@ __global__ void step(
     sum_up<2>(sums, partial);
 }
 
-// `flat`: lam' is made constant over each square before it is projected
-template <typename X, typename T>
-__global__ void step_pooled(
-    const T* lam, const X* x, const T* kappa, const float* p, long long size, int channels,
-    int height, int width, int factor, int last, int flat, float beta, float eta, float ascent,
-    int set, float low, float high, float spacing, T* new_lam, T* shared, T* new_kappa,
-    float* partial) {
-    float sums[2] = {0, 0};
-    const int area = factor * factor;
-    for (long long j = first_index(); j < size; j += stride()) {
-        const Square at(j, channels, height, width, factor, last);
-        const float k = kappa ? widen(kappa[j]) : 0, y = widen(x[j]);
-        const float pull = (2 * beta * (mean(lam, at, factor) - y) + k) / area;
-        float level = 0;
-        if (flat)
-            for (int i = 0; i < area; ++i) {
-                const long long pixel =
-                    at.first + i / factor * at.next_row + i % factor * at.next_pixel;
-                level += (widen(lam[pixel]) - eta * (p[pixel] + pull)) / area;
-            }
-        float total = 0;
-        for (int i = 0; i < area; ++i) {
-            const long long pixel = at.first + i / factor * at.next_row + i % factor * at.next_pixel;
-            const float old = widen(lam[pixel]);
-            const float moved = flat ? level : old - eta * (p[pixel] + pull);
-            const float held = project(moved, set, low, high, spacing);
-            const float change = 2 * beta * (held - old);
-            new_lam[pixel] = narrow<T>(held);
-            total += rounded<T>(held);
-            sums[1] += change * change;
-        }
-        const float mean_of_new = rounded<T>(total / area), r = mean_of_new - y;
-        shared[j] = narrow<T>(mean_of_new);
-        if (kappa) new_kappa[j] = narrow<T>(k + ascent * r);
-        sums[0] += r * r;
-    }
-    sum_up<2>(sums, partial);
-}
-
 // kappa' = kappa + ascent (lam - x), on the side of a cut that does not own lam
 template <typename X, typename T, int V>
 __global__ void ascend(
@@ -280,78 +194,6 @@ __global__ void ascend(
 #pragma unroll
         for (int v = 0; v < V; ++v) k[v] += ascent * (l[v] - y[v]);
         save<V>(new_kappa, i, k);
-    }
-}
-
-// ---- pack: S x in fewer bits; unpack: S^+ of it
-
-template <typename X, typename Y>
-__global__ void pack(
-    const X* x, long long size, int channels, int height, int width, int factor, int last, Y* out) {
-    for (long long j = first_index(); j < size; j += stride()) {
-        const Square at(j, channels, height, width, factor, last);
-        out[j] = narrow<Y>(mean(x, at, factor));
-    }
-}
-
-// A block takes a sample's `lanes` channels: blockIdx.x = (n, group of channels). Threads run along
-// channels where these lie side by side in memory, else along pixels.
-template <typename X>
-__global__ void pack_int8(
-    const X* x, int channels, int height, int width, int factor, int last, int lanes,
-    signed char* out, X* scales) {
-    __shared__ float largest[THREADS];
-    const int groups = (channels + lanes - 1) / lanes;
-    const long long n = blockIdx.x / groups;
-    const int c = blockIdx.x % groups * lanes + threadIdx.x % lanes;
-    const int pixels = height * width;
-    const auto at = [&](int pixel) {
-        return last ? (n * pixels + pixel) * channels + c : (n * channels + c) * pixels + pixel;
-    };
-    float top = 0;
-    if (c < channels)
-        for (int i = threadIdx.x / lanes; i < pixels; i += THREADS / lanes) {
-            const float y = mean(x, Square(at(i), channels, height, width, factor, last), factor);
-            const float size = y < 0 ? -y : y;
-            if (top == top && !(size <= top)) top = size;  // a NaN stays
-        }
-    largest[threadIdx.x] = top;
-    for (int width_ = THREADS / 2; width_ >= lanes; width_ /= 2) {
-        __syncthreads();
-        if (threadIdx.x < width_) {
-            const float mine = largest[threadIdx.x], other = largest[threadIdx.x + width_];
-            if (mine == mine && !(other <= mine)) largest[threadIdx.x] = other;
-        }
-    }
-    __syncthreads();
-    if (c >= channels) return;
-    const float scale = rounded<X>(largest[threadIdx.x % lanes] / 127);
-    if (threadIdx.x < lanes) scales[n * channels + c] = narrow<X>(scale);
-    const float divisor = scale > 0 ? scale : 1;
-    for (int i = threadIdx.x / lanes; i < pixels; i += THREADS / lanes) {
-        const float y = mean(x, Square(at(i), channels, height, width, factor, last), factor);
-        const float q = rintf(y / divisor);
-        out[at(i)] = static_cast<signed char>(q > 127 ? 127 : q < -127 ? -127 : q != q ? 0 : q);
-    }
-}
-
-__device__ inline float widen(signed char q) { return q; }
-
-// x[pixel] = the packed value of its square, times the scale of its sample and channel if there is
-template <typename Y, typename X>
-__global__ void unpack(
-    const Y* packed, const X* scales, long long size, int channels, int height, int width,
-    int factor, int last, X* x) {
-    const long long pixels = static_cast<long long>(height) * width;
-    for (long long j = first_index(); j < size; j += stride()) {
-        const long long n = j / (pixels * channels);
-        const long long c = last ? j % channels : j / pixels % channels;
-        const float scale = scales ? widen(scales[n * channels + c]) : 1;
-        const X value = narrow<X>(widen(packed[j]) * scale);
-        const Square at(j, channels, height, width, factor, last);
-        for (int r = 0; r < factor; ++r)
-            for (int k = 0; k < factor; ++k)
-                x[at.first + r * at.next_row + k * at.next_pixel] = value;
     }
 }
 

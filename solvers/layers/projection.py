@@ -10,8 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hybrid.solvers.kernels.fused import Interval
-from hybrid.solvers.kernels.operations import EPSILON, multiply
+from hybrid.solvers.kernels.operations import EPSILON, Interval, multiply
 
 
 class Projection(nn.Module, ABC):

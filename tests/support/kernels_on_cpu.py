@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hybrid.solvers.kernels.fused import SOURCE, THREADS
+from hybrid.solvers.kernels.launcher import SOURCE, THREADS
 
 _FLOATS = ("float", "float16", "bfloat16")
 _PAIRS = [f"{x}, {t}" for x, t in product(_FLOATS, _FLOATS)]
 NAMES = [
     "finish",
     *(f"{k}<{p}, {v}>" for k, p, v in product(("couple", "step", "ascend"), _PAIRS, (1, 4))),
-    *(f"{k}<{p}>" for k, p in product(("couple_pooled", "step_pooled", "pack"), _PAIRS)),
-    *(f"pack_int8<{x}>" for x in _FLOATS),
-    *(f"unpack<{y}, {x}>" for y, x in product((*_FLOATS, "signed char"), _FLOATS)),
     *(f"multiply<{rank}>" for rank in (8, 16, 32)),
 ]
 """Every kernel that the host may ask for."""
