@@ -1,7 +1,6 @@
 """Write docs/settings.md, all settings with their defaults:  python docs/settings.py"""
 
 import re
-from importlib.metadata import entry_points
 from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, declaring, known_settings, values
 from hybrid.solvers import acting, registry
+from hybrid_rl.settings import RlSettings
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
@@ -26,9 +26,9 @@ The serial passes of a hybrid have the settings of [`backprop`](#backprop), such
 `correction.messages`.
 """
 OTHERS = """
-## {name}
+## rl
 
-Settings of [`hybrid {name}`]({name}.md), which also reads `[links]`.
+Settings of [`hybrid rl`](rl.md), which also reads `[links]`.
 
 """
 REASON = re.compile(r", (?:since|as|with|which|whose|because)\b.*")
@@ -54,11 +54,7 @@ Rows = dict[str, Row]
 def written() -> str:
     """The page, as the declarations make it."""
     sections = (_section(section) for section in Config.model_fields)
-    others = (
-        OTHERS.format(name=point.name) + _table(point.name, _declared(point.load()))
-        for point in entry_points(group="hybrid.settings")
-    )
-    return "".join([HEAD, *sections, *others])
+    return "".join([HEAD, *sections, OTHERS, _table("rl", _declared(RlSettings))])
 
 
 def _section(section: str) -> str:

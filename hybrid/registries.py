@@ -22,7 +22,6 @@ LINKS = Named(
         "virtual": "hybrid.links.virtual:VirtualLinks",
     },
     default=AUTO,
-    group="hybrid.links",
     base="hybrid.links.base:RankLinks",
 )
 """Name -> where its class is."""
@@ -35,7 +34,6 @@ SAMPLERS = Named(
         "selective-backprop": "hybrid.data.samplers.selective_backprop:SelectiveBackprop",
     },
     default="uniform",
-    group="hybrid.samplers",
     base="hybrid.data.samplers.base:Sampler",
 )
 """Name -> where its class is."""

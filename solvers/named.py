@@ -12,38 +12,46 @@ from hybrid.solvers.acting import unknown
 
 
 @cache
-def entry_points(group: str) -> EntryPoints:
-    """Those of a group. A search reads a file of every installed package: it is made once."""
-    return metadata.entry_points(group=group)
+def entry_points() -> EntryPoints:
+    """What other packages add. A search reads a file of every installed package: it is made once.
+
+    [project.entry-points.hybrid]
+    "solver.mine" = "its.module:Class"      also strategy, sampler, link, data, command, report
+    """
+    return metadata.entry_points(group="hybrid")
 
 
 class Named(Mapping[str, Any]):
     """What there is of a `kind`, name -> object: this package's, and that of other packages.
 
-    Another package adds an object by an entry point of the `group`, NAME = "its.module:it", under a
-    name that nobody has yet. A class must derive from `base`, and have this name as its `name`.
+    Another package adds an object by an entry point "KIND.NAME", under a name that nobody has yet.
+    A class must derive from `base`, and have this name as its `name`.
     ValueError, on one line, for a name that is not known and for an entry point that cannot be
     used, which must not end a command that has no need of it.
     """
 
     def __init__(
-        self, kind: str, places: Mapping[str, Any], group: str, default: str = "", base: str = ""
+        self, kind: str, places: Mapping[str, Any], default: str = "", base: str = ""
     ) -> None:
         """`places`: this package's names, and where each object is, as "module:attribute"."""
-        self.kind, self.places, self.group = kind, places, group
-        self.default, self.base = default, base
+        self.kind, self.places, self.default, self.base = kind, places, default, base
 
     def points(self) -> dict[str, EntryPoint]:
         """The entry points of other packages by name; the first one of a name counts."""
-        points = reversed([*entry_points(group=self.group)])
-        return {point.name: point for point in points if point.name not in self.places}
+        prefix = f"{self.kind.partition(' ')[0]}."
+        points = {
+            p.name.removeprefix(prefix): p
+            for p in reversed([*entry_points()])
+            if p.name.startswith(prefix)
+        }
+        return {name: point for name, point in points.items() if name not in self.places}
 
     def __getitem__(self, name: str) -> Any:
         if name in self.places:
             return imported(self.places[name])
         if name not in self.points():
             raise ValueError(unknown(name, self, self.kind))
-        return self._load(self.points()[name])
+        return self._load(name, self.points()[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self.places or name in self.points()
@@ -70,22 +78,22 @@ class Named(Mapping[str, Any]):
                 left_out(f"{error} (it is left out)")
         return objects
 
-    def _load(self, point: EntryPoint) -> Any:
+    def _load(self, name: str, point: EntryPoint) -> Any:
         package = "another package" if point.dist is None else point.dist.name
         try:
             thing = point.load()
         except (Exception, SystemExit) as error:  # whatever the module of another package raises
             why = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
-                f"{self.kind} {point.name!r} of {package} cannot be imported: {why}: install that "
+                f"{self.kind} {name!r} of {package} cannot be imported: {why}: install that "
                 "package again, or uninstall it"
             ) from None
         base = imported(self.base) if self.base else object
         fits = isinstance(thing, type) and issubclass(thing, base)
-        if self.base and not (fits and getattr(thing, "name", None) == point.name):
+        if self.base and not (fits and getattr(thing, "name", None) == name):
             raise ValueError(
-                f"{package} adds {point.value} as {self.kind} {point.name!r}, but that is no "
-                f"{base.__name__} whose name is {point.name!r}"
+                f"{package} adds {point.value} as {self.kind} {name!r}, but that is no "
+                f"{base.__name__} whose name is {name!r}"
             )
         return thing
 

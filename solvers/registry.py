@@ -27,13 +27,10 @@ OWN = {
 DEFAULT, WINDOWED = "ddg", "augmented-lagrangian"
 """The method of a run that names none, and of one that names none and asks for windows."""
 
-GROUP = "hybrid.solvers"
-"""The entry points by which another package adds a method: NAME = "its.module:Class"."""
-
 APART = {"ampnet": "wings/messages"}
 """Name -> folder of a package of this repository that adds the method."""
 
-SOLVERS = Named("solver", OWN, GROUP, DEFAULT, base="hybrid.solvers.base:Solver")
+SOLVERS = Named("solver", OWN, DEFAULT, base="hybrid.solvers.base:Solver")
 
 FILLS = Named(
     "local method",
@@ -42,7 +39,6 @@ FILLS = Named(
         **{name: OWN[name] for name in ("penalty", "augmented-lagrangian")},
     },
     default="none",
-    group="hybrid.fills",
 )
 """The local methods that can fill a rank's idle time."""
 
@@ -55,7 +51,6 @@ STRATEGIES = Named(
         "hpsgd": "hybrid.solvers.sync.hpsgd:HPSGD",
     },
     default="all-reduce",
-    group="hybrid.sync",
     base="hybrid.solvers.sync.base:Strategy",
 )
 """How replicas keep together: name -> where its class is."""

@@ -6,7 +6,6 @@ import inspect
 import re
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -19,6 +18,7 @@ from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, explained
 from hybrid.settings.resolve import load, parse_override
 from hybrid.solvers import Links, registry
+from hybrid_rl.settings import RlSettings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted({*ROOT.glob("docs/*.md")} - {ROOT / "docs/settings.md"})]
@@ -72,7 +72,7 @@ FLAGS = {
 }
 OWNERS = {"solver": registry.OWN, **NAMED}
 """Section -> whose settings it may have."""
-WINGS = {point.name: point.load() for point in entry_points(group="hybrid.settings")}
+WINGS = {"rl": RlSettings}
 SECTIONS = {*Config.model_fields, *WINGS}
 
 

@@ -21,8 +21,6 @@ ORDER = (
     *("plan", "bench", "doctor", "submit"),
 )
 """The commands in the order of their list, which begins with what a newcomer needs."""
-GROUP = "hybrid.commands"
-"""The entry points by which another package adds a command that trains: NAME = "module:app"."""
 
 
 class Commands(TyperGroup):
@@ -39,7 +37,7 @@ class Commands(TyperGroup):
 
     @property
     def _others(self) -> Named:
-        return Named("command", self.commands, GROUP)
+        return Named("command", self.commands)
 
 
 app = typer.Typer(

@@ -22,9 +22,6 @@ from hybrid.registries import TEXT
 from hybrid.solvers.acting import unknown
 from hybrid.solvers.named import Named
 
-GROUP = "hybrid.data"
-"""The entry points by which another package adds data sets: NAME = "its.module:function", which
-takes nothing and gives (training, test) data."""
 PIXELS = 3 * 32 * 32
 """Bytes of one of CIFAR's images."""
 # means and standard deviations are those of the training halves
@@ -48,7 +45,8 @@ def reference(name: str) -> str:
 
 
 def _known() -> Named:
-    return Named("data set", NAMES, GROUP)
+    """Those of other packages are functions that take nothing and give (training, test) data."""
+    return Named("data set", NAMES)
 
 
 def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:

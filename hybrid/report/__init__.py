@@ -12,8 +12,8 @@ from hybrid.report.records import read
 from hybrid.solvers.named import Named
 
 __all__ = ["command_of", "compare", "write"]
-REPORTS = Named("report", {}, "hybrid.reports")
-"""The entry points by which another package reports runs of its own: COMMAND = "its.module".
+REPORTS = Named("report", {})
+"""By command, the modules by which other packages report runs of their own.
 
 The module has `is_run(folder) -> bool` and `content(run) -> bytes`, the page.
 """

@@ -21,8 +21,8 @@ class Mine(Backprop):
 
 def others(monkeypatch, *points):
     """Let other packages add methods, as (name, "module:Class")."""
-    found = EntryPoints(EntryPoint(name, place, registry.GROUP) for name, place in points)
-    monkeypatch.setattr(named, "entry_points", lambda group: found.select(group=group))
+    found = EntryPoints(EntryPoint(f"solver.{name}", place, "hybrid") for name, place in points)
+    monkeypatch.setattr(named, "entry_points", lambda: found)
 
 
 @pytest.mark.parametrize("name", registry.OWN)

@@ -193,8 +193,8 @@ def test_official_sizes_are_expected(monkeypatch):
 
 
 def test_another_package_adds_a_data_set_by_an_entry_point(monkeypatch):
-    points = EntryPoints([EntryPoint("noise", "theirs:noise", sources.GROUP)])
-    monkeypatch.setattr(named, "entry_points", lambda group: points.select(group=group))
+    points = EntryPoints([EntryPoint("data.noise", "theirs:noise", "hybrid")])
+    monkeypatch.setattr(named, "entry_points", lambda: points)
     pair = TensorDataset(torch.zeros(2, 3), torch.ones(2).long())
     monkeypatch.setitem(sys.modules, "theirs", SimpleNamespace(noise=lambda: (pair, pair)))
     train, test = build.load_data_sets(DataSettings(name="noise"))

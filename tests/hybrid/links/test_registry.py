@@ -31,9 +31,9 @@ class CountingLinks(ThreadLinks):
 @pytest.fixture
 def another(monkeypatch):
     """Another package's links, known by an entry point."""
-    points = EntryPoints([EntryPoint("counting", "theirs:CountingLinks", LINKS.group)])
+    points = EntryPoints([EntryPoint("link.counting", "theirs:CountingLinks", "hybrid")])
     monkeypatch.setitem(sys.modules, "theirs", sys.modules[__name__])
-    monkeypatch.setattr(named, "entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr(named, "entry_points", lambda: points)
 
 
 @pytest.fixture(scope="module")

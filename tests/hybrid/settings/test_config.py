@@ -65,7 +65,7 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest_known_one(monkeypatch, tree, said):
-    monkeypatch.setattr(named, "entry_points", lambda group: EntryPoints())
+    monkeypatch.setattr(named, "entry_points", EntryPoints)
     assert refusal(resolve, tree).startswith(said)
 
 
