@@ -7,8 +7,8 @@
 
 A frozen dataclass and a pydantic model declare alike. A class has in `acts` ("section.key" or
 "section.*" -> condition) what holds for settings that it inherits, or where they are those of that
-section, and in `needs` what it needs whatever its settings are. A condition sees the facts of a
-run by name: solver, correction, setup, rounds, train, optimizer, sync, sampler, replicas, ...
+section, and in `needs` what it needs whatever its settings are. A condition sees the `Facts` of a
+run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from functools import cache
-from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 
@@ -48,15 +47,79 @@ class Allowed:
     holds: Callable[[Any], object]
 
 
+NOT_YET: Any = object()
+"""A fact that is not known yet."""
+
+
+class NotYetKnown(Exception):  # noqa: N818  it is no error, but leaves a condition for later
+    """A condition asks for a fact that is not known yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a condition may ask of a run. A fact that is not known yet raises `NotYetKnown`."""
+
+    settings: Any = NOT_YET
+    """The object that has the setting in question."""
+    command: str = NOT_YET
+    """train, bench or plan."""
+    solver: Any = NOT_YET
+    setup: Any = NOT_YET
+    sync: Any = NOT_YET
+    sampler: Any = NOT_YET
+    rounds: Any = NOT_YET
+    train: Any = NOT_YET
+    optimizer: Any = NOT_YET
+    schedule: Any = NOT_YET
+    delay: Any = NOT_YET
+    checkpoint: Any = NOT_YET
+    model: Any = NOT_YET
+    data: Any = NOT_YET
+    batch_transform: Any = NOT_YET
+    """The user's function of a mini-batch, or None."""
+    own_data: bool = NOT_YET
+    """Whether the data are the user's."""
+    ordered: bool = NOT_YET
+    """Whether the data say in what order samples come."""
+    streamed: bool = NOT_YET
+    """Whether they can be had in that order alone."""
+    tested: bool = NOT_YET
+    """Whether there is a validation or test set."""
+    resume: bool = NOT_YET
+    replicas: int = NOT_YET
+    ranks: int = NOT_YET
+    """Processes that a launcher has started."""
+    steps: int = NOT_YET
+    """Mini-batches of an epoch."""
+    draws: bool = NOT_YET
+    """Whether layers draw random numbers."""
+    normed: bool = NOT_YET
+    """Whether the network has running statistics."""
+    survival: float = NOT_YET
+    """Least probability that a unit is there in a pass."""
+    link_settings: frozenset[str] = NOT_YET
+    """The settings of [links] that the kind of links reads."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if value is NOT_YET:
+            raise NotYetKnown(name)
+        return value
+
+    def copy_with(self, **facts: Any) -> Facts:
+        """The same with some other facts."""
+        return Facts(**{**vars(self), **facts})
+
+
 @dataclass(frozen=True)
 class Acts:
     """Where a setting has an effect: elsewhere a value other than its default is rejected."""
 
     where: str
-    holds: Callable[[Any], object]
-    """Of the facts of a run; one that is not known yet counts as met."""
+    holds: Callable[[Facts], object]
+    """Whether the condition is met; it counts as met while a fact is not known yet."""
     remedy: str = "leave it out"
-    here: Callable[[Any], object] | None = None
+    here: Callable[[Facts], object] | None = None
     """What the facts are instead, for the message."""
 
     verb: ClassVar[str] = "has an effect"
@@ -83,17 +146,6 @@ REPLICAS = Acts(
 )
 
 
-class UnknownFactError(AttributeError):
-    """A condition asks for what is not known yet."""
-
-
-class Known(SimpleNamespace):
-    """The facts of a run that are known already; conditions on others are left for later."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise UnknownFactError(name)
-
-
 class Settings:
     """Of frozen dataclasses of settings: their values are those that their types allow."""
 
@@ -104,6 +156,20 @@ class Settings:
         cls: type = type(self)
         for name, setting in declared(cls).items():
             setting.check(name, getattr(self, name))
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The settings by name, with their defaults."""
+        of_class: Any = cls
+        return {
+            f.name: f.default if f.default_factory is MISSING else f.default_factory()
+            for f in fields(of_class)
+            if f.init
+        }
+
+    def usual(self) -> dict[str, Any]:
+        """Values that go with others where nobody asks for them, in place of their defaults."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -138,18 +204,18 @@ class Setting:
                 raise ValueError(f"{name} is {value!r}; it must {allowed.must}")
 
 
-def check(sections: Mapping[str, Any], run: Any) -> None:
+def check(sections: Mapping[str, Any], facts: Facts) -> None:
     """ValueError for the first setting that has no effect, or cannot work, in a run.
 
-    `sections`: by name, objects of settings, whose `usual()`, if they have it, are values that
-    nobody asked for beside the defaults; `run`: the facts, of which some may be `Known` alone.
+    `sections`: by name, objects of settings: `Settings`, or others that have `defaults` and `usual`
+    as these have.
     """
     for section, settings in sections.items():
-        cls: type = type(settings)
+        run, cls = facts.copy_with(settings=settings), type(settings)
         asked: list[tuple[str, Any, Sequence[Acts]]] = []
         if wanted := needs(cls):
             asked.append(("name", settings.name, wanted))
-        usual = settings.usual() if hasattr(settings, "usual") else {}
+        usual = settings.usual()
         for name, setting in declared(cls).items():
             value = getattr(settings, name)
             if value is not None and value != usual.get(name, setting.default):
@@ -160,7 +226,7 @@ def check(sections: Mapping[str, Any], run: Any) -> None:
                 raise ValueError(_refusal(f"{section}.{name}", value, unmet, run))
 
 
-def conditions(cls: type, section: str, name: str, whole_section: bool = True) -> list[Acts]:
+def conditions(cls: Any, section: str, name: str, whole_section: bool = True) -> list[Acts]:
     """Those of a class's setting where it stands in that section; of the whole section, too."""
     keys = {f"{section}.{name}", *([f"{section}.*"] if whole_section else [])}
     inherited = [
@@ -178,31 +244,18 @@ def needs(cls: type) -> list[Needs]:
 
 
 @cache
-def declared(cls: type) -> dict[str, Setting]:
-    """The settings of a dataclass or of a pydantic model by name."""
-    hints, found = get_type_hints(cls, include_extras=True), {}
-    for name, default in _defaults(cls).items():
+def declared(cls: Any) -> dict[str, Setting]:
+    """The settings of a class that has `defaults` by name."""
+    hints, settings = get_type_hints(cls, include_extras=True), {}
+    for name, default in cls.defaults().items():
         hint = hints[name]
         plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         choices = get_args(plain) if get_origin(plain) is Literal else ()
         marks = list(_marks(hint))
         allowed = tuple(mark for mark in marks if isinstance(mark, Allowed))
         acts = tuple(mark for mark in marks if isinstance(mark, Acts))
-        found[name] = Setting(default, choices, allowed, acts)
-    return found
-
-
-def _defaults(cls: Any) -> dict[str, Any]:
-    if hasattr(cls, "model_fields"):
-        return {
-            name: field.get_default(call_default_factory=True)
-            for name, field in cls.model_fields.items()
-        }
-    return {
-        f.name: f.default if f.default_factory is MISSING else f.default_factory()
-        for f in fields(cls)
-        if f.init
-    }
+        settings[name] = Setting(default, choices, allowed, acts)
+    return settings
 
 
 def _marks(hint: Any) -> Iterator[Any]:
@@ -214,14 +267,14 @@ def _marks(hint: Any) -> Iterator[Any]:
             yield from _marks(part)
 
 
-def _holds(condition: Acts, run: Any) -> bool:
+def _holds(condition: Acts, run: Facts) -> bool:
     try:
         return bool(condition.holds(run))
-    except UnknownFactError:
+    except NotYetKnown:
         return True
 
 
-def _refusal(setting: str, value: Any, unmet: Acts, run: Any) -> str:
+def _refusal(setting: str, value: Any, unmet: Acts, run: Facts) -> str:
     here = "" if unmet.here is None else f", and here {unmet.here(run)}"
     return (
         f"{setting} is {value!r}, which {unmet.verb} only where {unmet.where}{here}: {unmet.remedy}"

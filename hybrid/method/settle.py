@@ -30,7 +30,7 @@ from hybrid.settings.sections.base import Section
 from hybrid.settings.sections.rounds import WINDOW
 from hybrid.settings.selection import check_metric, check_mode
 from hybrid.solvers import acting, registry
-from hybrid.solvers.acting import Known, Settings
+from hybrid.solvers.acting import NOT_YET, Facts, Settings
 from hybrid.solvers.base import Setup, Solver
 from hybrid.solvers.delayed.waits import Waits
 from hybrid.solvers.exact.pipeline import Cost
@@ -60,7 +60,7 @@ def settle(problem: Problem, options: Options) -> Method:
         shares_products=_shares_products(problem, options),
     )
     method.solver.check(method.setup)
-    acting.check(sections(method), known(method))
+    acting.check(sections(method), facts_of(method))
     _check_selection(method)
     _check_fill(method)
     _check_sparse(method)
@@ -195,8 +195,8 @@ def _check_fill(method: Method) -> None:
     if not isinstance(fill, Solver):
         return
     fill.check(method.setup)
-    run = vars(known(method)) | {"solver": fill, "setup": replace(method.setup, correct_every=1)}
-    acting.check({"fill": fill}, Known(**run))
+    corrected = replace(method.setup, correct_every=1)
+    acting.check({"fill": fill}, facts_of(method).copy_with(solver=fill, setup=corrected))
     _check_single_samples(method)
 
 
@@ -245,11 +245,31 @@ def _shares_products(problem: Problem, options: Options) -> bool:
     return optimizer.count_operations() > WORTH_SHARING * passes * share
 
 
-def known(method: Method) -> Known:
-    """The facts of a training by the names that conditions use."""
+def facts_of(method: Method) -> Facts:
+    """What conditions may ask of a training."""
     options, problem = method.options, method.problem
-    facts = {**vars(problem), **vars(options), **vars(method), "draws": problem.draws}
-    return Known(**facts, command="train")
+    return Facts(
+        command="train",
+        solver=method.solver,
+        setup=method.setup,
+        sync=options.sync,
+        sampler=options.sampler,
+        rounds=options.rounds,
+        train=options.train,
+        optimizer=options.optimizer,
+        schedule=options.schedule,
+        delay=options.delay,
+        checkpoint=getattr(options, "checkpoint", NOT_YET),
+        resume=getattr(options, "resume", NOT_YET),
+        batch_transform=options.batch_transform,
+        replicas=options.replicas,
+        ordered=problem.ordered,
+        streamed=problem.streamed,
+        steps=problem.steps,
+        draws=problem.draws,
+        normed=problem.normed,
+        survival=problem.survival,
+    )
 
 
 def check_replicas(options: Options) -> None:
@@ -259,7 +279,7 @@ def check_replicas(options: Options) -> None:
         "split": SplitSettings(side_by_side=options.side_by_side),
         "train": options.train,
     }
-    acting.check(tables, Known(replicas=options.replicas, sync=options.sync))
+    acting.check(tables, Facts(replicas=options.replicas, sync=options.sync))
 
 
 def sections(method: Method) -> dict[str, Any]:

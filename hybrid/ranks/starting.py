@@ -14,7 +14,7 @@ from hybrid.links.grid import Arrangement, Grid, Place
 from hybrid.ranks import launch
 from hybrid.registries import AUTO, LINKS
 from hybrid.settings.config import LinkSettings
-from hybrid.solvers.acting import Known, check
+from hybrid.solvers.acting import Facts, check
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
         )
     else:
         read = LINKS[kind].settings
-    check({"links": settings}, Known(link_settings=read))
+    check({"links": settings}, Facts(link_settings=read))
 
 
 def _explained(program: Program[T]) -> Program[T]:

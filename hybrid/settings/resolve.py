@@ -20,7 +20,7 @@ from hybrid.settings.methods import NAMED
 from hybrid.settings.sections.base import first_fault
 from hybrid.settings.sections.rounds import settled, unnamed
 from hybrid.solvers import registry
-from hybrid.solvers.acting import Known, check
+from hybrid.solvers.acting import Facts, check
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -92,7 +92,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
     solver = methods.solver(config)
-    check({"model": config.model}, Known(solver=solver))
+    check({"model": config.model}, Facts(solver=solver))
     config.rounds = settled(solver, config.rounds)
     config.solver = {"name": solver.name, **methods.values(solver)}
     for section in NAMED:
@@ -105,7 +105,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
 def check_command(command: str, config: Config) -> None:
     """ValueError for a setting that a command does not read: train, bench or plan."""
     tables = {name: table for name, table in vars(config).items() if isinstance(table, Section)}
-    check(tables, Known(command=command, split=config.split, model=config.model))
+    check(tables, Facts(command=command, model=config.model))
 
 
 def refuse_rounds(config: Config, why: str) -> None:

@@ -31,7 +31,7 @@ from hybrid.settings.config import Config, DataSettings, SplitSettings
 from hybrid.settings.resolve import load, read_toml
 from hybrid.settings.sections.base import is_reference
 from hybrid.solvers import registry
-from hybrid.solvers.acting import Known, check
+from hybrid.solvers.acting import Facts, check
 from hybrid.solvers.base import Solver
 from hybrid.solvers.layers.projection import Projection
 from hybrid.training import references
@@ -198,7 +198,7 @@ def load_all_sets(wanted: DataSettings, loss: str = "", seed: int = 0) -> Sets:
 
 def _load_sets(wanted: DataSettings, loss: str) -> Sets:
     reference = data.reference(wanted.name)
-    check({"data": wanted}, Known(own_data=bool(reference), data=wanted))
+    check({"data": wanted}, Facts(own_data=bool(reference), data=wanted))
     if reference:
         of = partial(data.as_data, workers=wanted.workers, labels_are_inputs=loss == MODEL)
         train, *others = references.make_data_sets(reference)
@@ -271,7 +271,7 @@ def build_network(resolved: Config, data: Data) -> nn.Module:
 def _make_network(resolved: Config, data: Data) -> nn.Module:
     if not is_reference(resolved.model.name):
         return build_model(resolved, data)
-    check({"model": resolved.model}, Known(model=resolved.model))
+    check({"model": resolved.model}, Facts(model=resolved.model))
     torch.manual_seed(resolved.train.seed)
     return references.make_network(resolved.model.name)
 

@@ -73,7 +73,7 @@ class RunOptions(Options):
     def check_tests(self, tested: bool) -> None:
         """ValueError for what has no effect without a validation or test set."""
         sections = {"train": self.train, "checkpoint": self.checkpoint}
-        acting.check(sections, acting.Known(tested=tested))
+        acting.check(sections, acting.Facts(tested=tested))
         unseen = [name for name in self.metrics or () if name != "accuracy"]
         if unseen and not tested:
             raise ValueError(

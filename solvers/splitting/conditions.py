@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from hybrid.solvers.acting import Acts
+from hybrid.solvers.acting import Acts, Facts
 
 CORRECTED = Acts(
     "rounds.correct_every is above 0, or it fills waits",
@@ -49,7 +47,7 @@ STEPS_OF_Z = Acts(
 )
 
 
-def _has_plain_cut(run: Any) -> bool:
+def _has_plain_cut(run: Facts) -> bool:
     """Whether a cut has no factorization."""
     setup = run.setup
     return not setup.factorized or len(setup.factorized) < setup.blocks - 1

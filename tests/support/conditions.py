@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from hybrid.solvers.acting import Known
+from hybrid.solvers.acting import Facts
 from hybrid.solvers.acting import check as check_conditions
 
 
@@ -10,5 +10,5 @@ def check(solver, setup, precision="float32", **facts):
     """ValueError as of a run with this setup; `facts`: what else is known of it."""
     solver.check(setup)
     train = SimpleNamespace(precision=precision)
-    known = Known(solver=solver, setup=setup, train=train, **facts)
+    known = Facts(solver=solver, setup=setup, train=train, **facts)
     check_conditions({"solver": solver}, known)

@@ -55,6 +55,16 @@ class Section(BaseModel):
         return made
 
     @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The settings by name, with their defaults; as in `Settings`."""
+        described = cls.model_fields.items()
+        return {name: field.get_default(call_default_factory=True) for name, field in described}
+
+    def usual(self) -> dict[str, Any]:
+        """Values that go with others where nobody asks for them, in place of their defaults."""
+        return {}
+
+    @classmethod
     def of(cls: type[S], section: str, given: Mapping[str, Any]) -> S:
         """The settings of a mapping; ValueError names the `section`, too."""
         _check_names(cls, given, f"{section}.")

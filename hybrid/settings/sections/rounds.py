@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 
 from hybrid.settings.sections.base import LARGE, MANY, Section, field_docs
 from hybrid.solvers import registry
-from hybrid.solvers.acting import Acts, Known, Needs, check
+from hybrid.solvers.acting import Acts, Facts, Needs, check
 
 if TYPE_CHECKING:
     from hybrid.solvers import Solver
@@ -43,12 +43,12 @@ def unnamed(rounds: Mapping[str, Any], fill: object) -> str:
     return registry.WINDOWED if windowed and fill == registry.FILLS.default else registry.DEFAULT
 
 
-def _last_start(run: Any) -> int:
+def _last_start(run: Facts) -> int:
     """The first mini-batch of the last round."""
     return int(run.train.epochs * run.steps - 1 - (run.steps - 1) % run.setup.window)
 
 
-def _solver(run: Any) -> str:
+def _solver(run: Facts) -> str:
     return f"it is {run.solver.name!r}"
 
 
@@ -164,7 +164,7 @@ def settled(solver: Solver, rounds: RoundSettings) -> RoundSettings:
     The same rule for the command, the library and the files they write. ValueError for what has no
     effect.
     """
-    check({"rounds": rounds}, Known(solver=solver, rounds=rounds))
+    check({"rounds": rounds}, Facts(solver=solver, rounds=rounds))
     if solver.exact:
         return rounds
     every = every_round(solver, rounds)

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from hybrid.settings import torch_classes
 from hybrid.settings.sections.base import LARGE, MANY, TRAIN_OR_PLAN, Section
-from hybrid.solvers.acting import Acts, Needs
+from hybrid.solvers.acting import Acts, Facts, Needs
 
 WITH_MOMENTUM = Acts(
     "optimizer.name is sgd, adamw, nadamw, muon or soap, as others take it as an argument",
@@ -46,7 +46,7 @@ DECAYS = Acts(
 DECAY_IS_SET = Acts("optimizer.weight_decay is above 0", lambda run: run.optimizer.weight_decay)
 
 
-def steps_outside(run: Any) -> bool:
+def steps_outside(run: Facts) -> bool:
     """Whether the optimizer's momentum is used, and not only the solver's own."""
     alone = run.solver.alternates and run.solver.own_momentum
     return run.setup.corrects or not alone

@@ -10,7 +10,7 @@ from hybrid.method.optimizers import make_optimizer
 from hybrid.networks import models
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Block
-from hybrid.solvers.acting import Known, check
+from hybrid.solvers.acting import Facts, check
 
 
 def decays(settings):
@@ -111,7 +111,7 @@ def test_a_setting_that_an_optimizer_does_not_read_is_refused(given, said):
 
 
 def check_optimizer(settings):
-    check({"optimizer": settings}, Known(optimizer=settings))
+    check({"optimizer": settings}, Facts(optimizer=settings))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from hybrid.method import schedule as schedules
 from hybrid.method.schedule import Schedule
 from hybrid.settings.config import ScheduleSettings
-from hybrid.solvers.acting import Known, check
+from hybrid.solvers.acting import Facts, check
 
 NAMES = ("cosine", "linear", "step", "constant")
 
@@ -144,4 +144,4 @@ def test_a_function_of_the_step_gives_finite_rates_that_are_not_negative(rate):
 )
 def test_a_setting_that_a_schedule_does_not_read_is_refused(given, said):
     settings = ScheduleSettings(**given)
-    assert said in refusal(check, {"schedule": settings}, Known(schedule=settings))
+    assert said in refusal(check, {"schedule": settings}, Facts(schedule=settings))

@@ -11,7 +11,7 @@ from hybrid.method import settle
 from hybrid.settings.config import ModelSettings
 from hybrid.settings.methods import conditions
 from hybrid.solvers import acting, registry
-from hybrid.solvers.acting import Acts, Count, Known, Needs, Positive, Settings
+from hybrid.solvers.acting import Acts, Count, Facts, Needs, Positive, Settings
 from tests.test_settings_act import MODES, _asked, train
 
 
@@ -20,25 +20,32 @@ class Base(Settings):
     """As another package may have it."""
 
     name: ClassVar[str] = "own"
-    needs: ClassVar = (Needs("the moon is full", lambda run: run.moon == 1, "wait"),)
+    needs: ClassVar = (Needs("it runs alone", lambda run: run.ranks == 1, "wait"),)
 
     size: Count = 1
-    mode: Annotated[Literal["a", "b"], Acts("size is above 1", lambda run: run.own.size > 1)] = "a"
+    mode: Annotated[
+        Literal["a", "b"], Acts("size is above 1", lambda run: run.settings.size > 1)
+    ] = "a"
     rate: Positive | None = None
 
 
 @dataclass(frozen=True)
 class Derived(Base):
     acts: ClassVar = {
-        "own.rate": Acts("there is a clock", lambda run: run.clock, here=lambda run: "none"),
+        "own.rate": Acts("there is a test", lambda run: run.tested, here=lambda run: "none"),
         "other.*": Acts("never", lambda run: False),
     }
+
+
+@dataclass(frozen=True)
+class Misspelled(Settings):
+    size: Annotated[int, Acts("there are replicas", lambda run: run.replcas > 1)] = 1
 
 
 def refused(settings, section="own", **facts):
     """What is said of settings; empty if nothing is."""
     try:
-        acting.check({section: settings}, Known(own=settings, **facts))
+        acting.check({section: settings}, Facts(**facts))
     except ValueError as error:
         return str(error)
     return ""
@@ -55,30 +62,35 @@ def refused(settings, section="own", **facts):
         (Base(size=2, mode="b", rate=1.0), ""),
         (
             Derived(rate=1.0),
-            "own.rate is 1.0, which has an effect only where there is a clock, and here none: "
+            "own.rate is 1.0, which has an effect only where there is a test, and here none: "
             "leave it out",
         ),
     ],
     ids=repr,
 )
 def test_a_setting_without_an_effect_is_refused(settings, said):
-    assert refused(settings, moon=1, clock=None) == said
+    assert refused(settings, ranks=1, tested=False) == said
 
 
 def test_a_class_that_cannot_work_is_refused_whatever_its_settings_are():
-    said = "own.name is 'own', which works only where the moon is full: wait"
-    assert refused(Derived(), moon=0) == said
+    said = "own.name is 'own', which works only where it runs alone: wait"
+    assert refused(Derived(), ranks=2) == said
 
 
 def test_conditions_of_a_section_hold_there_alone():
-    assert refused(Derived(rate=1.0), moon=1, clock=1) == ""
-    assert "only where never" in refused(Derived(rate=1.0), "other", moon=1, clock=1)
+    assert refused(Derived(rate=1.0), ranks=1, tested=True) == ""
+    assert "only where never" in refused(Derived(rate=1.0), "other", ranks=1, tested=True)
 
 
 def test_what_is_not_known_yet_is_left_for_later():
     assert refused(Derived(rate=1.0)) == ""
-    with pytest.raises(AttributeError, match="moon"):
-        _ = Known(clock=1).moon
+
+
+def test_a_misspelled_fact_is_an_error():
+    with pytest.raises(AttributeError, match="'Facts' object has no attribute 'replcas'"):
+        acting.check({"own": Misspelled(size=2)}, Facts())
+    with pytest.raises(TypeError, match="'replcas'"):
+        Facts(replcas=2)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +128,9 @@ def test_every_condition_can_be_asked_of_a_run(solver):
         train(_asked(next(mode for mode in MODES if mode.solver == solver)))
     ((sections, run),) = asked
     more = {"own_data": False, "model": ModelSettings(), "tested": True}
-    known = SimpleNamespace(**{**vars(run), **more, "ranks": 1})
+    known = run.copy_with(**more, ranks=1)
     for section, settings in sections.items():
-        cls = type(settings)
+        cls, known = type(settings), known.copy_with(settings=settings)
         for name in acting.declared(cls):
             for condition in acting.conditions(cls, section, name):
                 bool(condition.holds(known))

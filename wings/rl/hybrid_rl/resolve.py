@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from hybrid.settings.resolve import read_toml
 from hybrid.settings.sections.base import first_fault
 from hybrid.solvers import acting
-from hybrid.solvers.acting import Known, unknown
+from hybrid.solvers.acting import Facts, unknown
 from hybrid_rl.settings import RlConfig, RlSettings, help_texts
 
 
@@ -87,7 +87,7 @@ def check_start(config: RlConfig, ranks: int) -> None:
     if max(ranks, rl.blocks) > 2 + rl.actors:
         raise ValueError(too_many(max(ranks, rl.blocks), rl.actors))
     check_links(links, ranks)
-    acting.check({"links": links}, Known(ranks=ranks))
+    acting.check({"links": links}, Facts(ranks=ranks))
 
 
 def _check(config: RlConfig) -> None:
@@ -117,7 +117,7 @@ def _check(config: RlConfig) -> None:
             f"rl.units is {rl.units}, which is not a multiple of rl.layers ({rl.layers}): take "
             f"{max(1, rl.units // rl.layers) * rl.layers}"
         )
-    acting.check({"rl": rl, "links": links}, Known(rl=rl))
+    acting.check({"rl": rl, "links": links}, Facts())
 
 
 def too_many(ranks: int, actors: int) -> str:

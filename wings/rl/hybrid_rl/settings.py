@@ -11,7 +11,7 @@ from hybrid.settings.config import LinkSettings, Section
 from hybrid.settings.sections.base import LARGE, MANY
 from hybrid.solvers.acting import Acts
 
-REPRESENTED = Acts("rl.representation is on", lambda run: run.rl.representation)
+REPRESENTED = Acts("rl.representation is on", lambda run: run.settings.representation)
 
 
 class RlLinkSettings(LinkSettings):
