@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from functools import partial
@@ -24,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 CONCEPTS = ("window", "micro_batches", "sweeps", "waits")
 RECIPES = {
-    "default": [],
+    "default with local work": ["--set", "fill.name=augmented-lagrangian"],
     "ddg": ["--solver", "ddg"],
     "backprop, 2 replicas": ["--solver", "backprop", "--replicas", "2"],
 }
@@ -51,22 +52,22 @@ def lines(paths: list[Path]) -> int:
 
 def refusing_lines(path: Path) -> set[int]:
     """Lines of checks: functions that are called so, guarded raises of ValueError, refuse()."""
-    found: set[int] = set()
+    numbers: set[int] = set()
 
     def take(node: ast.AST) -> None:
-        found.update(range(node.lineno, node.end_lineno + 1))  # type: ignore[attr-defined]
+        numbers.update(range(node.lineno, node.end_lineno + 1))  # type: ignore[attr-defined]
 
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.FunctionDef(name) if re.match("_?(check|refus)", name):
                 take(node)
             case ast.If(body=body) if any(map(_raises, body)):
-                found.update(range(node.lineno, node.body[-1].end_lineno + 1))  # type: ignore[operator]
+                numbers.update(range(node.lineno, node.body[-1].end_lineno + 1))  # type: ignore[operator]
             case ast.Raise() if _raises(node):
                 take(node)
             case ast.Expr(ast.Call(ast.Attribute(attr=name))) if "refuse" in name:
                 take(node)
-    return found
+    return numbers
 
 
 def _raises(node: ast.AST) -> bool:
@@ -83,15 +84,15 @@ def arrows(paths: list[Path]) -> dict[str, set[str]]:
         for path in paths
     }
     short = partial(re.sub, r"^hybrid\.solvers\b", "solvers")  # which is a link to the folder
-    found: dict[str, set[str]] = {name: set() for name in names}
+    graph: dict[str, set[str]] = {name: set() for name in names}
     for name, path in names.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                found[name] |= {short(alias.name) for alias in node.names}
+                graph[name] |= {short(alias.name) for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 inner = {short(f"{node.module}.{alias.name}") for alias in node.names}
-                found[name] |= (inner & names.keys()) or {short(str(node.module))}
-    return {name: others & names.keys() for name, others in found.items()}
+                graph[name] |= (inner & names.keys()) or {short(str(node.module))}
+    return {name: others & names.keys() for name, others in graph.items()}
 
 
 def of_folders(graph: dict[str, set[str]]) -> dict[str, set[str]]:
@@ -145,19 +146,19 @@ def prose(path: Path) -> int:
     return len(path.read_text().split())
 
 
-def counted() -> dict[str, Any]:
-    """All that is told from the files alone."""
+def house() -> dict[str, Any]:
+    """Counts that need the files alone."""
     core = tracked("hybrid/*.py", "solvers/*.py")
     wings, tests = tracked("wings/*.py"), tracked("tests/*.py")
-    own_tests = [path for path in wings if "tests" in path.parts]
-    wings = [path for path in wings if path not in own_tests]
+    wing_tests = [path for path in wings if "tests" in path.parts]
+    wings = [path for path in wings if path not in wing_tests]
     graph = arrows(core)
     rooms: Counter[str] = Counter()
     for path in core + wings:
         rooms[room(path)] += lines([path])
     texts = {path: path.read_text() for path in core}
     return {
-        "lines": {"core": lines(core), "wings": lines(wings), "tests": lines(tests + own_tests)},
+        "lines": {"core": lines(core), "wings": lines(wings), "tests": lines(tests + wing_tests)},
         "lines by room": dict(sorted(rooms.items())),
         "files of the core": len(core),
         "lines that refuse": sum(len(refusing_lines(path)) for path in core),
@@ -211,25 +212,20 @@ def counting(argv: list[str]) -> tuple[Counter[str], int]:
 
 def of_one_batch(recipe: str) -> dict[str, float]:
     """Per rank and mini-batch: a training of 64 mini-batches less one of 32, by 32."""
-    import tempfile
-
-    found = []
-    ranks = 4 if "replicas" in recipe else 2
+    options = {"checkpoint.minutes": 0, "train.report_every": 1000}
+    if "local" in recipe:
+        options |= {"rounds.waits": "[[2,0],[0,2]]"}  # the same work on every machine
+    counts = []
     for batches in (32, 64):
         with tempfile.TemporaryDirectory() as folder:
             argv = ["train", *RECIPES[recipe], "--blocks", "2", "--batch-size", "8"]
-            argv += [
-                "--epochs",
-                "1",
-                "--out",
-                f"{folder}/run",
-                "--set",
-                f"data.limit={8 * batches}",
-            ]
-            argv += ["--set", "checkpoint.minutes=0", "--set", "train.report_every=1000"]
-            found.append(counting(argv))
-    (few, less), (many, more) = found
-    entered = [file for file in many if many[file] - few[file] >= 16]
+            argv += ["--epochs", "1", "--out", f"{folder}/run"]
+            for name, value in (options | {"data.limit": 8 * batches}).items():
+                argv += ["--set", f"{name}={value}"]
+            counts.append(counting(argv))
+    (calls, less), (more_calls, more) = counts
+    entered = [file for file in more_calls if more_calls[file] - calls[file] >= 16]
+    ranks = 4 if "replicas" in recipe else 2
     return {"files": len(entered), "changes of file": round((more - less) / 32 / ranks)}
 
 
@@ -237,12 +233,11 @@ def main() -> None:
     """Print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", action="store_true", help="train, and count one mini-batch")
-    wanted = parser.parse_args()
-    print(json.dumps(counted(), indent=2))
-    if wanted.batch:
-        for recipe in RECIPES:
-            sys.argv = ["hybrid"]
-            print(recipe, partial(of_one_batch, recipe)(), file=sys.stderr)
+    options = parser.parse_args()
+    print(json.dumps(house(), indent=2))
+    for recipe in RECIPES if options.batch else ():
+        sys.argv = ["hybrid"]
+        print(recipe, of_one_batch(recipe), file=sys.stderr)
 
 
 if __name__ == "__main__":
