@@ -64,7 +64,7 @@ FLOORS = (
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
 CORE = 38_250
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 244, 36_750, 5_450
+CORE_FILES, TESTS, BENCHMARKS = 244, 36_800, 5_450
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 800,
