@@ -211,7 +211,7 @@ def check(sections: Mapping[str, Any], facts: Facts) -> None:
     as these have.
     """
     for section, settings in sections.items():
-        run, cls = facts.copy_with(settings=settings), type(settings)
+        run, cls = facts.copy_with(settings=settings), settings.__class__
         asked: list[tuple[str, Any, Sequence[Acts]]] = []
         if wanted := needs(cls):
             asked.append(("name", settings.name, wanted))
