@@ -35,7 +35,7 @@ SOLVERS = Named("solver", OWN, DEFAULT, base="hybrid.solvers.base:Solver")
 FILLS = Named(
     "local method",
     {
-        "none": "hybrid.solvers.delayed.filling:Unfilled",
+        "none": "hybrid.solvers.local_work.work:Unfilled",
         **{name: OWN[name] for name in ("penalty", "augmented-lagrangian")},
     },
     default="none",

@@ -55,6 +55,8 @@ FLOORS = (
     ("solvers.splitting", "solvers.delayed", "solvers.local", "solvers.sync", "solvers.optimizers"),
     ("solvers.checks",),
     ("solvers.exact",),
+    ("solvers.engine",),
+    ("solvers.local_work",),
     ("solvers.*",),
     ("solvers.numerics",),
     ("solvers.layers",),

@@ -42,11 +42,12 @@ from hybrid.links import Network
 from hybrid.networks import models
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Solver
-from hybrid.solvers.delayed.waits import Pipeline
-from hybrid.solvers.exact.pipeline import Cost, Kind, Wire, WireFormat, pass_order
+from hybrid.solvers.engine.schedule import Kind, Span, flushed
+from hybrid.solvers.local_work.budget import Cost, Pipeline
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.local_sgd import LocalSGD
+from hybrid.solvers.wire import Wire, WireFormat
 from hybrid.training import build
 
 RAW = Path(__file__).with_suffix(".json")
@@ -149,14 +150,17 @@ class Timed:
         """Seconds of a mini-batch in a flushed pipeline."""
         p = self.pipeline(DDG(micro_batches=self.m), form, network)
         K, (f, b) = len(self.costs), p.passes()
-        orders = [deque(pass_order(k, K, self.m)) for k in range(K)]
+        span = Span.of([self.m])
+        orders = [
+            deque(a for a in flushed(k, K, span) if a.kind is not Kind.STEP) for k in range(K)
+        ]
         free = [0.0] * K
         up, down = ([dict[int, float]() for _ in range(K)] for _ in range(2))
         wires = [[0.0, 0.0] for _ in range(K)]
         while any(orders):
             for k, order in enumerate(orders):
                 while order:
-                    kind, i = order[0].kind, order[0].item
+                    kind, i = order[0].kind, order[0].micro_batch
                     forward = kind is Kind.FORWARD
                     inbox = up[k] if forward else down[k]
                     if i not in inbox and (k > 0 if forward else k < K - 1):

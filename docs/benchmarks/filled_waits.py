@@ -38,10 +38,7 @@ from hybrid.settings.config import (
     TrainSettings,
 )
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, Penalty, Solver
-from hybrid.solvers.base import Links, Program, Setup
-from hybrid.solvers.block import Block
-from hybrid.solvers.delayed.ddg import StashingProgram
-from hybrid.solvers.exact.pipeline import Wire
+from hybrid.solvers.wire import Wire
 
 RAW = Path(__file__).with_suffix(".json")
 M, MICRO_BATCH = 8, 16
@@ -64,19 +61,11 @@ class SparseWire(Wire):
         put(torch.where(flat.abs() >= least, flat, 0).view_as(x))
 
 
-class SparseProgram(StashingProgram):
-    """The same program with those messages, both ways."""
-
-    def begin(self) -> None:
-        super().begin()
-        self._wire = SparseWire()
-
-
 class Sparse(DDG):
     """`ddg` that sends an eighth of the values."""
 
-    def start(self, block: Block, links: Links, setup: Setup) -> Program:
-        return SparseProgram(self, block, links, setup)
+    def wire(self) -> Wire:
+        return SparseWire()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from hybrid.rounds.epoch_windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window
 from hybrid.solvers.block import Block
-from hybrid.solvers.delayed import ddg
+from hybrid.solvers.engine import unstashed
 
 
 class Kept:
@@ -110,7 +110,9 @@ def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> lis
                 again = getattr(solver, "recompute", False)
                 if again or isinstance(solver, (FeaturesReplay, Petra)):
                     # the graphs of the others hold what they keep
-                    flights = [t for f in program._flights for t in (f.lam, *f.stash.values())]
+                    flights = [
+                        t for f in program._flights.values() for t in (f.lam, *f.stash.values())
+                    ]
                     kept.queues = sum(
                         t.numel() * t.element_size() for t in flights if t is not None
                     )
@@ -118,7 +120,7 @@ def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> lis
             program.drain()
         return kept.peak
 
-    with patch.object(ddg, "saved_tensors_hooks", counting_hooks):
+    with patch.object(unstashed, "saved_tensors_hooks", counting_hooks):
         return run_threads(blocks_count, peak)
 
 

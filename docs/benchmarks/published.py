@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hybrid.bench.plan.device import Device, Roofline
 from hybrid.networks.partition import balance_starts, split
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost
 
 PEAK_FLOPS, PEAK_BYTES, COMPUTES, MOVES = 11.76e12, 346e9, 0.6, 0.8
 P40 = Device(

@@ -30,7 +30,7 @@ from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.exact.pipeline import WireFormat
+from hybrid.solvers.wire import WireFormat
 from hybrid.training import build
 
 MODELS = ("resnet20", "wrn-16-4", "resnet18")

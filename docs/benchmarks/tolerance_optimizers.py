@@ -11,12 +11,13 @@ from torch import Tensor
 
 from hybrid.solvers import DDG
 from hybrid.solvers.base import program_of
-from hybrid.solvers.delayed.ddg import StashingProgram
-from hybrid.solvers.delayed.stash import Flight
-from hybrid.solvers.exact.pipeline import MicroBatch
+from hybrid.solvers.block import Block
+from hybrid.solvers.delayed.base import DelayedProgram
+from hybrid.solvers.engine.flights import Flight
+from hybrid.solvers.engine.policies import StashWeights
+from hybrid.solvers.micro_batches import MicroBatch
 from hybrid.solvers.numerics.optimizer_state import clone_optimizer, over
 from hybrid.solvers.state import Tensors
-from hybrid.solvers.windows import PhaseStats
 
 Group = dict[str, Any]
 
@@ -43,40 +44,35 @@ class TwoBuffered(DDG):
     name: ClassVar[str] = "2bw"
 
 
-@program_of(TwoBuffered)
-class TwoBufferedProgram(StashingProgram):
-    """DDG's ticks, with versions that change between mini-batches; m must be K - 1 at least."""
+class TwoBuffers(StashWeights):
+    """Versions that change between mini-batches; m must be K - 1 at least."""
 
-    def begin(self) -> None:
-        super().begin()
+    def __init__(self, block: Block) -> None:
+        super().__init__(block, recompute=False)
         self._newest: Tensors = {}
         self._before: Tensors = {}
 
+    def forward(self, flight: Flight) -> Tensor:
+        flight.weights = self._version(flight.part)
+        flight.out = self.compute(flight)
+        return flight.out
+
     def _version(self, part: MicroBatch) -> Tensors:
         if part.number == 0:
-            own = self._stash.parameters.items()
-            now = {n: p.detach().clone().requires_grad_(p.requires_grad) for n, p in own}
+            weights = self.stash.parameters.items()
+            now = {n: p.detach().clone().requires_grad_(p.requires_grad) for n, p in weights}
             self._before, self._newest = self._newest or now, now
         # a step of a block with a delay comes after its next mini-batch's first forward pass
         return self._before if self.block.last else self._newest
 
-    def _forward(self, flight: Flight) -> Tensor:
-        flight.weights = self._version(flight.part)
-        flight.out = self._compute(flight)
-        return flight.out.detach()
 
-    def _classify(self, flight: Flight, stats: PhaseStats) -> Tensor:
-        flight.weights = self._version(flight.part)
-        return super()._classify(flight, stats)
+@program_of(TwoBuffered)
+class TwoBufferedProgram(DelayedProgram):
+    """DDG's ticks with two buffers on every block."""
 
-    def _loss_adjoint(self, flight: Flight) -> Tensor | None:
-        p_in, weights = super()._loss_adjoint(flight), flight.weights
-        assert weights is not None
-        for name, parameter in self._stash.parameters.items():
-            grad, weights[name].grad = weights[name].grad, None
-            if grad is not None:
-                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
-        return p_in
+    def begin(self) -> None:
+        super().begin()
+        self.policy = TwoBuffers(self.block)
 
 
 class RotatedAdam(torch.optim.Optimizer):

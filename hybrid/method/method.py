@@ -26,15 +26,14 @@ from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.epoch_windows import Rate, Windows
 from hybrid.rounds.kinds import AlternatingRounds, MiniBatchRounds
 from hybrid.rounds.trace import Trace
-from hybrid.rounds.waiting import measure_waits, time_one_rank
 from hybrid.solvers.base import Setup, Solver, SubProblems
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import Delayed, DelayedProgram
-from hybrid.solvers.delayed.filling import STORED_BATCHES, Filling
-from hybrid.solvers.delayed.waits import Waits, fit_local_work
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
-from hybrid.solvers.exact.pipeline import Cost, Wire
 from hybrid.solvers.layers.projection import leading_projection
+from hybrid.solvers.local_work.budget import Cost, LocalBudget, fit_local_work
+from hybrid.solvers.local_work.timing import measure_pipeline, time_one_rank
+from hybrid.solvers.local_work.work import STORED_BATCHES, LocalWork
 from hybrid.solvers.norms import SharedNorms
 from hybrid.solvers.numerics.attributes import has_user_hooks, user_modules
 from hybrid.solvers.numerics.draws import Draws, NumberedDraws
@@ -45,6 +44,7 @@ from hybrid.solvers.optimizers.mends import Extrapolation
 from hybrid.solvers.optimizers.muon import Muon
 from hybrid.solvers.peers import Sharing
 from hybrid.solvers.sync.ties import AllTies, Ties, lags
+from hybrid.solvers.wire import Wire
 
 FIRST = Place()
 
@@ -65,7 +65,7 @@ class Method:
     """The schedule of its groups, if it is a function of the step alone."""
     frozen: Mapping[str, int] = field(default_factory=dict)
     """By name of a parameter: the epochs for which it is not trained; 0: all."""
-    waits: tuple[Waits, ...] = ()
+    waits: tuple[LocalBudget, ...] = ()
     """Local work of each block in a tick, as it was asked for; empty: what fits is found."""
     costs: tuple[Cost, ...] = ()
     """Counted operations of each block for one sample, from which that is found."""
@@ -316,7 +316,7 @@ class Method:
             place.replicas,
         )
 
-    def fill(self, rounds: Rounds, waits: Sequence[Waits]) -> None:
+    def fill(self, rounds: Rounds, waits: Sequence[LocalBudget]) -> None:
         """Let this rank take local steps where it would wait, as a timetable has it."""
         fill, program, own = self.options.fill, rounds.program, waits[rounds.links.rank]
         assert isinstance(fill, Solver)
@@ -325,7 +325,7 @@ class Method:
         if any(own):
             local = fill.start(program.block, rounds.links, self._filled)
             assert isinstance(local, SubProblems)
-            program.filling = Filling(local, own)
+            program.filling = LocalWork(local, own)
 
     @property
     def _filled(self) -> Setup:
@@ -355,7 +355,7 @@ class Method:
         """Inputs of a micro-batch, packed, for timing."""
         return self.problem.sample[torch.arange(self.micro_batch) % len(self.problem.sample)]
 
-    def _fitting(self, block: Block, links: RankLinks) -> list[Waits]:
+    def _fitting(self, block: Block, links: RankLinks) -> list[LocalBudget]:
         """The local work that fits, by counted operations and by messages that are timed here.
 
         Messages of a user's network count as none.
@@ -367,4 +367,4 @@ class Method:
         if K == 1 or (links.in_one_process and not links.clocked) or not self._may_be_timed:
             return fit()
         wire = Wire(getattr(solver, "messages", "float32"))
-        return fit(measure_waits(links, block, self._sample, wire))
+        return fit(measure_pipeline(links, block, self._sample, wire))

@@ -32,8 +32,7 @@ from hybrid.settings.selection import check_metric, check_mode
 from hybrid.solvers import acting, registry
 from hybrid.solvers.acting import NOT_YET, Facts, Settings
 from hybrid.solvers.base import Setup, Solver
-from hybrid.solvers.delayed.waits import Waits
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost, LocalBudget
 from hybrid.solvers.numerics.optimizer_state import SPARSE
 from hybrid.solvers.optimizers.muon import Muon
 
@@ -138,9 +137,9 @@ def _window(options: Options, steps: int) -> int:
     return length
 
 
-def _waits(problem: Problem, options: Options) -> tuple[Waits, ...]:
+def _waits(problem: Problem, options: Options) -> tuple[LocalBudget, ...]:
     """The local work that was asked for; ValueError unless each block has its own."""
-    waits, count = tuple(Waits(*pair) for pair in options.rounds.waits), len(problem.blocks)
+    waits, count = tuple(LocalBudget(*pair) for pair in options.rounds.waits), len(problem.blocks)
     if waits and len(waits) != count:
         raise ValueError(
             f"rounds.waits has {len(waits)} pairs for {count} blocks: give one [before, after] for "

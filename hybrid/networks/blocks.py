@@ -19,8 +19,8 @@ from hybrid.networks.costs import count_costs, merge_packed_units
 from hybrid.networks.stretch import Stretch
 from hybrid.networks.units import BlockModule, Modes, Unit, mode
 from hybrid.solvers.base import Shape
-from hybrid.solvers.exact.pipeline import Cost
 from hybrid.solvers.layers.bundle import Bundle, call_network
+from hybrid.solvers.local_work.budget import Cost
 from hybrid.solvers.metrics import FAULTS, failure
 from hybrid.solvers.numerics.attributes import attributes, hand_over, is_number, user_modules
 from hybrid.solvers.numerics.draws import NumberedDraws, find_random_parts

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from hybrid.networks.units import Unit, make_single_unit_blocks, mode
-from hybrid.solvers.exact.pipeline import Cost
 from hybrid.solvers.layers.branches import nothing_left_out, survival
+from hybrid.solvers.local_work.budget import Cost
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.draws import DispatchMode
 from hybrid.solvers.numerics.uncompiled import paired

@@ -28,7 +28,7 @@ from torch.utils import swap_tensors
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.networks.blocks import Blocks
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost
 from hybrid.solvers.numerics.draws import DispatchMode
 from hybrid.weights import Weights, find_names
 

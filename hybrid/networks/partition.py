@@ -19,7 +19,7 @@ from hybrid.networks.costs import count_costs, measure_costs, merge_units
 from hybrid.networks.own_units import leave_unread
 from hybrid.networks.units import Chain, Unit, check_shared_tensors, is_sequence, units
 from hybrid.solvers.acting import nearest
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost
 
 BALANCES = ("operations", "measured", "even")
 UNEVEN = 1.2

@@ -21,9 +21,9 @@ from hybrid.rounds.phase_report import (
 )
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.base import Program
-from hybrid.solvers.delayed.filling import Filling
-from hybrid.solvers.delayed.waits import Waits
 from hybrid.solvers.exact.exact_pass import ExactPass
+from hybrid.solvers.local_work.budget import LocalBudget
+from hybrid.solvers.local_work.work import LocalWork
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window
 
@@ -80,7 +80,7 @@ class Rounds(ABC):
         """Losses of this rank's samples in the last call, in order, where a sampler needs them."""
         self.losses: list[list[Tensor]] = []
         """Those of every replica's last block, on the first replica's; empty elsewhere."""
-        self.waits: list[Waits] = []
+        self.waits: list[LocalBudget] = []
         """The local work that each block has time for in a tick; empty: none is asked for."""
         self.fill_steps, self.fill_seconds = 0, 0.0
         """This rank's local steps in waits in the last call, and their time within its phases."""
@@ -201,7 +201,7 @@ class Rounds(ABC):
         return self.program is not None and not isinstance(self.program, ExactPass)
 
     @property
-    def filling(self) -> Filling | None:
+    def filling(self) -> LocalWork | None:
         """The local work of this rank where it would wait, if there is any."""
         return getattr(self.program, "filling", None)
 

@@ -25,8 +25,8 @@ from hybrid.rounds.spoilt_samples import SpoiltSamples
 from hybrid.rounds.trace import Trace
 from hybrid.settings.selection import check_metric
 from hybrid.solvers.checks.mean_check import MeanCheck
-from hybrid.solvers.delayed.filling import STORED_BATCHES
-from hybrid.solvers.delayed.waits import Waits
+from hybrid.solvers.local_work.budget import LocalBudget
+from hybrid.solvers.local_work.work import STORED_BATCHES
 from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
@@ -181,7 +181,7 @@ class RankTraining:
             early = parts.keys() & {"sampler", "schedule"}
             first = {name: parts.pop(name) for name in sorted(early)}
             self.files.restore(first, folder, manifest, device, False)
-        waits = [Waits(*pair) for pair in manifest["waits"] if len(pair) == 2]
+        waits = [LocalBudget(*pair) for pair in manifest["waits"] if len(pair) == 2]
         alike = self._kinds["part"] == manifest["part"] and "program" in parts
         timed = [] if self.method.waits or number is None else self.rounds.waits
         if timed and alike and len(waits) == len(timed):

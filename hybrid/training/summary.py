@@ -20,7 +20,7 @@ from hybrid.settings import methods
 from hybrid.settings.config import CheckpointSettings, Config, Section
 from hybrid.settings.resolve import to_toml
 from hybrid.solvers import acting, registry
-from hybrid.solvers.delayed.waits import Waits
+from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.training import references
 from hybrid.training.callbacks.base import Callback, RunInfo
 from hybrid.training.checkpointing import Position
@@ -82,7 +82,7 @@ class RunOptions(Options):
             )
 
 
-def make_config_text(options: RunOptions, method: Method, waits: Sequence[Waits]) -> str:
+def make_config_text(options: RunOptions, method: Method, waits: Sequence[LocalBudget]) -> str:
     """Text of config.toml; objects of the caller's, which no file can hold, are only mentioned.
 
     `waits`: the timetable in use, so that the file repeats the run.
@@ -147,7 +147,7 @@ def run_info(method: Method, options: RunOptions, at: Position) -> RunInfo:
 
 
 def describe_run(
-    method: Method, options: RunOptions, waits: Sequence[Waits], resumed_after: int
+    method: Method, options: RunOptions, waits: Sequence[LocalBudget], resumed_after: int
 ) -> str:
     """Model, data, method and blocks on one line."""
     names, blocks = options.names, method.problem.blocks

@@ -13,8 +13,8 @@ from hybrid.solvers.block import Block
 from hybrid.solvers.checks.constant_draws import ConstantDraws
 from hybrid.solvers.checks.part_norms import normalized_by_parts
 from hybrid.solvers.checks.traces import graph_leaves, untraced
-from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.metrics import detached
+from hybrid.solvers.micro_batches import MicroBatch
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.peers import Peers
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from hybrid.solvers.base import program_of
-from hybrid.solvers.delayed.base import Delayed, DelayedProgram
-from hybrid.solvers.delayed.stash import Flight
-from hybrid.solvers.numerics.buffers import frozen_statistics
+from hybrid.solvers.block import Block
+from hybrid.solvers.delayed.base import Delayed
+from hybrid.solvers.engine.policies import BackwardPolicy, Replay
 
 
 @dataclass(frozen=True)
@@ -30,20 +26,5 @@ class FeaturesReplay(Delayed):
     def replays(self) -> bool:
         return True
 
-
-@program_of(FeaturesReplay)
-class ReplayingProgram(DelayedProgram):
-    """Keeps of its flights the inputs only."""
-
-    def _forward(self, flight: Flight) -> Tensor:
-        with torch.no_grad(), frozen_statistics(self.block.module):
-            x = self._compute(flight)
-        flight.x = None if self.filling is None else x
-        return x
-
-    def _backward(self, flight: Flight) -> Tensor | None:
-        # the adjoint may still be on its way: it is received after the replay
-        out = flight.out = self._compute(flight)
-        p_out = self._receive_adjoint(flight, out.dtype)
-        self.block.backward(out, p_out, key=flight.part.key)
-        return self._input_adjoint(flight)
+    def policy(self, block: Block) -> BackwardPolicy:
+        return Replay(block)

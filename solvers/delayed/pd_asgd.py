@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -21,11 +20,12 @@ from hybrid.solvers.delayed.base import (
     Delayed,
     tensor_bytes,
 )
-from hybrid.solvers.delayed.stash import CopyingStash, Stash
-from hybrid.solvers.delayed.timetable import MOST_SLOTS, Timetable
+from hybrid.solvers.delayed.timetable import MOST_SLOTS, Timetable, UnitPass
 from hybrid.solvers.delayed.unit_passes import UnitFlight, UnitProgram, Units, unit_slices
-from hybrid.solvers.exact.pipeline import Kind, MicroBatch, Op, split_into_micro_batches
+from hybrid.solvers.engine.schedule import Kind
+from hybrid.solvers.engine.stash import CopyingStash, Stash
 from hybrid.solvers.layers.branches import nothing_left_out
+from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window
@@ -169,9 +169,8 @@ class PDASGDProgram(UnitProgram):
 
     def _train_by_table(self, window: Window, stats: PhaseStats) -> None:
         """Do what the table says, up to the end of the window."""
-        oldest, last = self._ticks - len(self._flights), self.units.count - 1
-        flights = {oldest + i: flight for i, flight in enumerate(self.unit_flights)}
-        passes: list[Op] = []
+        last, flights = self.units.count - 1, self.unit_flights
+        passes: list[UnitPass] = []
         for batch in window.batches:
             for _ in range(self.num_micro_batches(batch)):
                 passes += self._table.passes_of_tick(self._ticks)
@@ -189,7 +188,7 @@ class PDASGDProgram(UnitProgram):
             self.units.forward(flights[op.item], op.unit)
             if op.unit == last:
                 self._send_or_classify(flights[op.item], stats)
-        self._flights = deque(flights.values())
+        self._flights = {**flights}
 
     def _train_in_any_order(self, window: Window, stats: PhaseStats) -> None:
         """All forward passes of the window, and the backward passes that threads have time for."""
@@ -198,7 +197,7 @@ class PDASGDProgram(UnitProgram):
             for part in self._micro_batches(window):
                 self._ticks += 1
                 flight = self.units.new_flight(part, self._leaf(self._fetch(part)))
-                self._forward(flight)
+                self.forward_units(flight)
                 self._send_or_classify(flight, stats)
                 yield flight
 
@@ -206,9 +205,9 @@ class PDASGDProgram(UnitProgram):
             while flight.units_left and not stop():
                 self.backward_unit(flight, flight.units_left - 1)
 
-        threads = AnyOrder(self.unit_flights, self.solver.queue)
+        threads = AnyOrder(self.unit_flights.values(), self.solver.queue)
         left = threads.run(forward_passes(), backward_pass, self.solver.backward_slots)
-        self._flights = deque(left)
+        self._flights = dict(enumerate(left, self._ticks - len(left)))
 
     def _micro_batches(self, window: Window) -> Iterator[MicroBatch]:
         for batch in window.batches:
@@ -236,7 +235,7 @@ class PDASGDProgram(UnitProgram):
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
-        left = [flight.units_left for flight in self.unit_flights]
+        left = [flight.units_left for flight in self.unit_flights.values()]
         if not self._any_order and left != self._table.under_way(self._ticks):
             # it was saved under other settings: what is under way has no place in this table
             self.drain()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.acting import Needs
-from hybrid.solvers.base import GraphBytes, program_of
-from hybrid.solvers.delayed.base import NOT_COMPILED, Delayed, DelayedProgram, tensor_bytes
-from hybrid.solvers.delayed.stash import Flight
+from hybrid.solvers.base import GraphBytes
+from hybrid.solvers.block import Block
+from hybrid.solvers.delayed.base import NOT_COMPILED, Delayed, tensor_bytes
+from hybrid.solvers.engine.policies import BackwardPolicy
+from hybrid.solvers.engine.reversal import Reverse, segments
 from hybrid.solvers.layers.branches import Reversible
 from hybrid.solvers.numerics.buffers import frozen_statistics
 
@@ -34,6 +35,7 @@ class Petra(Delayed):
     """
 
     name: ClassVar[str] = "petra"
+    returns_inputs: ClassVar[bool] = True
 
     needs: ClassVar = (
         Needs(
@@ -54,7 +56,7 @@ class Petra(Delayed):
         if index == count - 1:
             return graph(module, x)
         with torch.no_grad(), frozen_statistics(module):
-            for part in _segments(module):
+            for part in segments(module):
                 if isinstance(part, Reversible):
                     largest = max(largest, graph(part.residual, x.chunk(2, dim=1)[0]))
                 else:
@@ -63,91 +65,5 @@ class Petra(Delayed):
                 x = part(x)
         return largest + self.delay(index, count) * tensor_bytes(queued)
 
-
-@program_of(Petra)
-class PetraProgram(DelayedProgram):
-    """One rank's reversible units and the queues of the others."""
-
-    solver: Petra
-
-    def begin(self) -> None:
-        super().begin()
-        self._parts = _segments(self.block.module)
-
-    def _forward(self, flight: Flight) -> Tensor:
-        block, x, flight.lam = self.block, flight.lam, None
-        self._draw_for(flight)
-        spans = block.span("forward", flight.part.key)
-        with spans, torch.no_grad(), frozen_statistics(block.module), block.numbers():
-            for i, unit in enumerate(self._parts):
-                assert x is not None
-                if not isinstance(unit, Reversible):
-                    flight.stash[str(i)] = x
-                x = unit(x)
-        assert x is not None
-        return x
-
-    def _draw_for(self, flight: Flight) -> None:
-        if self.block.draws is not None:
-            self.block.draws.draw_for(flight.part.key)
-
-    def _receive_message(self) -> tuple[Tensor, ...]:
-        return *super()._receive_message(), *super()._receive_message()
-
-    def _backward(self, flight: Flight) -> Tensor | None:
-        block, message = self.block, self._oldest_message()
-        x = self._wire.receive(message, block.formats[-1])
-        p = self._wire.receive_adjoint(message, block.formats[-1], flight.part.size)
-        self._draw_for(flight)
-        with block.span("backward", flight.part.key):
-            x, p = self._reversed_pass(flight, x, p)
-        flight.lam = x
-        return None if block.first else p
-
-    def _reversed_pass(self, flight: Flight, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """The block's input and its adjoint, from its output and its adjoint."""
-        block = self.block
-        for i, unit in reversed([*enumerate(self._parts)]):
-            if isinstance(unit, Reversible):
-                with block.numbers():
-                    x, p = unit.reverse(x, p, self._branch_backward)
-            else:
-                wanted = not (block.first and i == 0)
-                x = flight.stash[str(i)].detach().requires_grad_(wanted)
-                with block.numbers():
-                    out = unit(x)
-                block.backward(out, p)
-                if wanted:
-                    x, p = x.detach(), block.input_adjoint(x)
-        return x, p
-
-    def _branch_backward(self, x: Tensor, out: Tensor, p_out: Tensor) -> Tensor:
-        block = self.block
-        block.backward(out, p_out.to(out.dtype) if block.scaler is None else p_out)
-        return block.input_adjoint(x)
-
-    def _send_adjoint(self, p_in: Tensor, flight: Flight) -> None:
-        assert flight.lam is not None
-        self._wire.send(self.links.to_previous, flight.lam.detach())
-        super()._send_adjoint(p_in, flight)
-
-
-class _Copy(nn.Module):
-    """Protects the inputs in a queue from a unit that works in place."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.clone()
-
-
-def _segments(module: nn.Module) -> list[nn.Module]:
-    """A block's reversible units, and runs of the others between them, in order."""
-    segments: list[nn.Module] = []
-    # children() leaves out the second use of a module
-    for kind, run in groupby(module._modules.values(), lambda part: isinstance(part, Reversible)):
-        parts = [part for part in run if part is not None]
-        if kind:
-            segments += parts
-        else:
-            before = [_Copy()] if getattr(parts[0], "inplace", False) else []
-            segments.append(nn.Sequential(*before, *parts))
-    return segments
+    def policy(self, block: Block) -> BackwardPolicy:
+        return Reverse(block)

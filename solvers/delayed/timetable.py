@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from hybrid.solvers.exact.pipeline import Kind, Op
+from hybrid.solvers.engine.schedule import Kind
+
+
+class UnitPass(NamedTuple):
+    """One entry of the table; sorted, entries are in the order in which they are taken."""
+
+    time: int
+    kind: Kind
+    unit: int
+    item: int
+    """Which micro-batch."""
+
 
 MOST_SLOTS = 2
 """Backward slots that one forward slot can feed: a backward pass takes two ticks."""
@@ -59,10 +71,10 @@ class Timetable:
         """When its step of a unit has been made."""
         return self.backward_start(item) + 2 * (self.units - unit)
 
-    def passes_of_tick(self, item: int) -> list[Op]:
+    def passes_of_tick(self, item: int) -> list[UnitPass]:
         """What begins with an item's forward pass and before the next item's, in order."""
         start, end = self.forward_start(item), self.forward_start(item + 1)
-        ops = [Op(start + unit, Kind.FORWARD, unit, item) for unit in range(self.units)]
+        ops = [UnitPass(start + unit, Kind.FORWARD, unit, item) for unit in range(self.units)]
         for each in self._unfinished(item):
             ops += [op for op in self._backward_passes(each) if start < op.time <= end]
         return sorted(ops)
@@ -86,7 +98,8 @@ class Timetable:
         """Items up to this one whose backward pass may not be complete."""
         return range(max(0, item - self.queue - 3), item + 1)
 
-    def _backward_passes(self, item: int) -> list[Op]:
+    def _backward_passes(self, item: int) -> list[UnitPass]:
         return [
-            Op(self.step_time(item, unit), Kind.BACKWARD, unit, item) for unit in range(self.units)
+            UnitPass(self.step_time(item, unit), Kind.BACKWARD, unit, item)
+            for unit in range(self.units)
         ]

@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import DelayedProgram
-from hybrid.solvers.delayed.stash import CopyingStash, Flight, Stash
-from hybrid.solvers.exact.pipeline import MicroBatch
+from hybrid.solvers.engine.flights import Flight
+from hybrid.solvers.engine.stash import CopyingStash, Stash
 from hybrid.solvers.metrics import failure
+from hybrid.solvers.micro_batches import MicroBatch
 from hybrid.solvers.numerics.weights import NothingRecomputed
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Classified, PhaseStats
@@ -233,23 +234,22 @@ class UnitProgram(DelayedProgram):
 
     units: Units
 
-    def _forward(self, flight: Flight) -> Any:
-        """The forward passes of all units; the value of the last."""
-        assert isinstance(flight, UnitFlight)
+    def forward_units(self, flight: UnitFlight) -> None:
+        """The forward passes of all units."""
         for unit in range(self.units.count):
             self.units.forward(flight, unit)
-        return flight.value
 
-    def _backward(self, flight: Flight) -> None:
+    def backward_units(self, flight: UnitFlight) -> None:
         """The backward passes of the units that are left, from the last one on."""
-        assert isinstance(flight, UnitFlight)
         for unit in reversed(range(flight.units_left)):
             self.backward_unit(flight, unit)
 
     def drain(self) -> PhaseStats:
-        while self._flights:
-            self._backward(self._flights.popleft())
-        return super().drain()
+        for flight in self.unit_flights.values():
+            self.backward_units(flight)
+        self._flights, self._ticks = {}, 0
+        self.links.flush()
+        return PhaseStats()
 
     def backward_unit(self, flight: UnitFlight, unit: int) -> None:
         """The backward pass of a unit; the first one's ends with a message down."""
@@ -261,17 +261,17 @@ class UnitProgram(DelayedProgram):
             self._send_adjoint(p_in, flight)
 
     @property
-    def unit_flights(self) -> list[UnitFlight]:
+    def unit_flights(self) -> dict[int, UnitFlight]:
         """What is under way, oldest first."""
-        return [flight for flight in self._flights if isinstance(flight, UnitFlight)]
+        return {n: flight for n, flight in self._flights.items() if isinstance(flight, UnitFlight)}
 
     def state(self) -> State:
         versions: dict[tuple[int, ...], Tensors] = {}
-        for flight in self.unit_flights:
+        for flight in self.unit_flights.values():
             self.units.save(flight, versions)
         return super().state()
 
-    def _rebuild(self, flight: Flight) -> Flight:
+    def _restored(self, flight: Flight) -> Flight:
         return self.units.rebuild(flight)
 
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from hybrid.solvers.acting import Acts, Count, CountOrZero, NotNegative, Settings
-from hybrid.solvers.base import Program, Recorder
+from hybrid.solvers.base import Recorder
 from hybrid.solvers.block import Block
-from hybrid.solvers.exact.pipeline import (
-    Kind,
-    MicroBatch,
-    Wire,
-    WireFormat,
-    pass_order,
-    split_into_micro_batches,
-)
-from hybrid.solvers.numerics.buffers import captured_buffers, frozen_statistics, replaced_buffers
-from hybrid.solvers.state import Tensors
+from hybrid.solvers.engine.engine import Engine
+from hybrid.solvers.engine.flights import Flight
+from hybrid.solvers.engine.policies import BackwardPolicy, KeepGraph, Recompute
+from hybrid.solvers.engine.schedule import Action, Span, flushed
+from hybrid.solvers.local_work.budget import LocalBudget
+from hybrid.solvers.micro_batches import MicroBatch, record_of
+from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Window
+from hybrid.solvers.wire import Wire, WireFormat
 
 UNUSED = "leave it out, or give an exact solver its own setting of that name"
 TRAINS = Acts(
@@ -65,6 +62,9 @@ class PassSettings(Settings):
     filter: Count = 1
     """Send means over N x N squares of pixels; 1: every pixel."""
 
+    returns_inputs: ClassVar[bool] = False
+    shrink: ClassVar[float] = 1.0
+
     def num_micro_batches(self, size: int, count: int) -> int:
         """Micro-batches per mini-batch of `size` samples on `count` blocks."""
         return min(self.micro_batches or 1, size)
@@ -74,8 +74,26 @@ class PassSettings(Settings):
         plain: dict[str, Any] = {} if formats else {"messages": "float32", "filter": 1}
         return replace(self, clip_norm=0.0, **plain)
 
+    def wire(self) -> Wire:
+        """What packs messages."""
+        return Wire(self.messages, self.filter)
 
-class ExactPass(Program):
+    def delay(self, index: int, count: int) -> int:
+        """No gradient is late."""
+        return 0
+
+    def schedule(
+        self, index: int, count: int, span: Span, budget: LocalBudget | None = None
+    ) -> list[Action]:
+        """What block `index` of `count` does for a span of micro-batches."""
+        return flushed(index, count, span)
+
+    def policy(self, block: Block) -> BackwardPolicy:
+        """What backward passes of a block that is not the last run on."""
+        return Recompute(block) if self.recompute else KeepGraph(block)
+
+
+class ExactPass(Engine):
     r"""Back-propagation over K blocks, pipelined over m micro-batches.
 
     Forward   lam_{k+1} = x_k = f_k(lam_k; w_k),   lam_0 the image
@@ -84,7 +102,7 @@ class ExactPass(Program):
 
     With m = 1 it equals a plain training loop bit for bit, whatever K is. With m > 1 the
     micro-batches run in the one-forward-one-backward order (Narayanan et al., arXiv 2006.09503;
-    drawn at `pipeline.pass_order`), so block k holds at most K - k graphs at once and is idle in
+    drawn at `schedule.flushed`), so block k holds at most K - k graphs at once and is idle in
     K-1 of m+K-1 slots. BatchNorm then normalizes each micro-batch by its own statistics, and its
     running statistics are updated m times in each step: m > 1 is a different, equally valid
     training run.
@@ -97,16 +115,9 @@ class ExactPass(Program):
         stats = PhaseStats()
         with stats.timed(self.links):
             for rows, batch in window.recorded():
-                self.train_step(batch, rows, recorder, stats)
+                self.gradient(batch, rows, recorder, stats, steps=True)
             self.links.flush()
         return stats
-
-    def train_step(
-        self, batch: Batch, rows: slice, recorder: Recorder | None, stats: PhaseStats
-    ) -> None:
-        """Step on the exact gradient of one mini-batch."""
-        self.gradient(batch, rows, recorder, stats, is_final=type(self).step is ExactPass.step)
-        self.step(batch)
 
     def gradient(
         self,
@@ -114,27 +125,30 @@ class ExactPass(Program):
         rows: slice,
         recorder: Recorder | None,
         stats: PhaseStats,
-        is_final: bool = False,
+        steps: bool = False,
     ) -> None:
-        """Leave the exact gradient of the batch-mean loss in the parameters.
+        """Leave the exact gradient of the batch-mean loss in the parameters, or step on it."""
+        keep = None if recorder is None else partial(self._record, recorder, rows.start)
+        self.pass_over(batch, stats, keep, steps)
+        self._ticks = 0
 
-        `is_final`: whether a step follows on this gradient as it is, so that replicas may add up
-        parts of it while the last backward pass is under way.
-        """
-        block = self.block
-        passes = MicroBatchPasses(self, batch, stats)
-        for op in pass_order(block.index, block.count, passes.count):
-            if op.kind is Kind.FORWARD:
-                passes.forward()
-            else:
-                ends = is_final and passes.left == 1
-                with block.last_pass("exact") if ends else nullcontext():
-                    passes.backward(recorder, rows.start)
-        passes.count_batch()
+    def _record(self, recorder: Recorder, row: int, flight: Flight, p_in: Tensor | None) -> None:
+        """Record a micro-batch, whose mini-batch begins at that row."""
+        part = flight.part
+        assert flight.lam is not None
+        assert flight.out is not None
+        rows = slice(row + part.start, row + part.stop)
+        passed = flight.lam, flight.out
+        recorder.record(record_of(self.block, rows, part.size, *passed, p_in, flight.p_out))
 
-    def step(self, batch: Batch) -> None:
+    def last_pass(self) -> AbstractContextManager[None]:
+        """Replicas may add up parts of the gradient meanwhile, if the step is on it as it is."""
+        as_it_is = type(self).step is ExactPass.step
+        return self.block.last_pass("exact") if as_it_is else nullcontext()
+
+    def step(self, part: MicroBatch) -> None:
         """Step on the exact gradient at hand."""
-        self.block.step("exact", batch.learning_rate, self.solver.clip_norm, self.links)
+        self.block.step("exact", part.learning_rate, self.solver.clip_norm, self.links)
 
     def observe(self, window: Window, recorder: Recorder) -> PhaseStats:
         """Record an exact pass over the window; weights and statistics stay as they are."""
@@ -152,7 +166,7 @@ class ExactPass(Program):
         A block whose input is a carried auxiliary variable starts from that.
         """
         block, links = self.block, self.links
-        stats, wire = PhaseStats(), Wire(self.solver.messages, self.solver.filter)
+        stats, wire = PhaseStats(), self._wire
         with stats.timed(links), torch.no_grad():
             for rows, batch in window.recorded():
                 if block.first:
@@ -175,102 +189,3 @@ class ExactPass(Program):
                 stats.samples += len(batch)
             links.flush()
         return stats
-
-
-class MicroBatchPasses:
-    """The forward and backward passes of one mini-batch's micro-batches through one block."""
-
-    def __init__(self, program: ExactPass, batch: Batch, stats: PhaseStats) -> None:
-        settings, self.block, self.links = program.solver, program.block, program.links
-        self.batch, self.stats = batch, stats
-        self.recompute = settings.recompute
-        self.wire = Wire(settings.messages, settings.filter)
-        self.waiting = deque(
-            split_into_micro_batches(batch, settings.micro_batches or 1, self.block)
-        )
-        """Micro-batches before their forward pass."""
-        self.count = self.left = len(self.waiting)
-        """m, and the micro-batches before the end of their backward pass."""
-        self.graphs: deque[tuple[MicroBatch, Tensor, Tensor]] = deque()
-        self.captured: deque[Tensors] = deque()
-        """Buffers as each forward pass found them: when it is run again, it gives the same."""
-        self.losses: list[Tensor] = []
-
-    def forward(self) -> None:
-        """The next micro-batch: fetch lam_k, compute x_k or the loss, and send x_k up."""
-        part, block = self.waiting.popleft(), self.block
-        lam = part.images
-        if lam is None:
-            lam = self.wire.receive(self.links.from_previous, block.formats[0])
-            lam = lam.detach().requires_grad_()
-        out = self._recomputable(lam, part) if self.recompute else block.forward(lam, part.key)
-        if part.labels is None:
-            self.wire.send(self.links.to_next, out.detach())
-        else:
-            classified = block.classify(out, part.labels, part.weight)
-            self.stats.scored(classified)
-            if block.check is not None:
-                block.check.take(part, lam, out, classified.loss)
-            out = classified.loss * part.share
-            self.losses.append(classified.loss.detach() * part.own_share)
-        self.graphs.append((part, lam, out))
-
-    def backward(self, recorder: Recorder | None, row: int) -> None:
-        """The oldest micro-batch: fetch p_{k+1}, add its gradient, send p_k down, and record it.
-
-        Its mini-batch begins at that row of the records.
-        """
-        part, lam, out = self.graphs.popleft()
-        block, p_out, p_in = self.block, None, None
-        if not block.last:
-            dtype = out.dtype if block.scaler is None else torch.float32
-            p_out = self.wire.receive_adjoint(self.links.from_next, dtype, part.size)
-        buffers = self.captured.popleft() if self.recompute else {}
-        with replaced_buffers(block.module, buffers) if self.recompute else nullcontext():
-            block.backward(out, p_out, key=part.key)
-        if not block.first:
-            p_in = block.input_adjoint(lam)
-            self.wire.send_adjoint(self.links.to_previous, p_in, part.size)
-        self.left -= 1
-        if recorder is not None:
-            rows = slice(row + part.start, row + part.stop)
-            recorder.record(record_of(block, rows, part.size, lam, out, p_in, p_out))
-
-    def _recomputable(self, lam: Tensor, part: MicroBatch) -> Tensor:
-        """x_k without its graph, which the backward pass makes from lam_k."""
-        with captured_buffers(self.block.module, norms=True) as buffers:
-            out: Tensor = checkpoint(self.block.forward, lam, part.key, use_reentrant=False)
-        for earlier in self.captured:  # what this pass changed, they found unchanged
-            earlier.update(buffers | earlier)
-        self.captured.append(buffers)
-        return out
-
-    def count_batch(self) -> None:
-        """Count the mini-batch, all of whose passes have ended."""
-        self.stats.samples += len(self.batch)
-        self.stats.steps += 1
-        if self.losses:
-            self.stats.losses.append(torch.stack(self.losses).sum())
-
-
-def record_of(
-    block: Block,
-    rows: slice,
-    size: int,
-    lam: Tensor,
-    out: Tensor,
-    p_in: Tensor | None,
-    p_out: Tensor | None,
-) -> Record:
-    """What a pass over a part of a mini-batch of `size` samples leaves at a block's cuts."""
-
-    def a_sample(p: Tensor | None) -> Tensor | None:
-        return None if p is None else block.stored_adjoint(p * size)
-
-    return Record(
-        rows,
-        lam=None if block.first else lam.detach(),
-        p_in=a_sample(p_in),
-        out=None if block.last else out.detach(),
-        p_out=a_sample(p_out),
-    )

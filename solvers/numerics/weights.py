@@ -58,3 +58,12 @@ class NothingRecomputed(DispatchMode):
                 "the forward pass (solver.stash=true, solver.any_order=false)"
             )
         return func(*args, **(kwargs or {}))
+
+
+def with_parameter_strides(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors named like parameters, laid out as these are.
+
+    With a single channel two layouts look alike to torch, but kernels round differently.
+    """
+    like = {name: module.get_parameter(name).detach() for name in tensors}
+    return {name: torch.empty_like(like[name]).copy_(t) for name, t in tensors.items()}

@@ -70,7 +70,7 @@ class Rounds(Sync):
             self.peers, getattr(strategy, "messages", "float32"), strategy.order
         )
         self._sum: Callable[[], Tensor] | None = None
-        """Waits for the sum under way; None: there is none."""
+        """LocalBudget for the sum under way; None: there is none."""
         self.sent: Sent = {}
         """This replica's part of it, until an outer step has it."""
         self.started = 0

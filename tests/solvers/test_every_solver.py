@@ -11,8 +11,8 @@ from problems import assert_same, exact_pass, handed_over, make_problem
 from hybrid.links import run_threads, run_virtual
 from hybrid.solvers import DDG, Penalty, Petra, Solver, registry
 from hybrid.solvers.base import Recording
-from hybrid.solvers.delayed.filling import Filling
-from hybrid.solvers.delayed.waits import Waits
+from hybrid.solvers.local_work.budget import LocalBudget
+from hybrid.solvers.local_work.work import LocalWork
 
 EVERY: dict[str, Solver] = {k: v for examples in declared("EXAMPLES") for k, v in examples.items()}
 """Of each solver, as its own test file gives them."""
@@ -153,7 +153,7 @@ def test_replicas_are_asked_once_a_step_where_waits_are_filled():
         block.sync = watching = Watching(block.module)
         mine = DDG(micro_batches=2).start(block, links, problem.setup(window=0))
         local = Penalty().start(block, links, problem.setup(window=2))
-        mine.filling = Filling(local, Waits(0, 2))
+        mine.filling = LocalWork(local, LocalBudget(0, 2))
         mine.train(problem.window())
         mine.drain()
         watching.join()

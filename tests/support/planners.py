@@ -4,7 +4,7 @@ from hybrid.bench.plan import planner as plan
 from hybrid.links import Network
 from hybrid.networks.units import units
 from hybrid.settings.resolve import load
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost
 from hybrid.training import build
 
 FORWARD, BACKWARD = 0.01, 0.02

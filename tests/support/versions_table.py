@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import functional_call
 from unit_steps import MOMENTUM
 
+from hybrid.solvers import AugmentedLagrangian
 from hybrid.solvers.numerics.buffers import frozen_statistics
 
 
@@ -130,7 +131,8 @@ class Table:
             loss = nn.functional.cross_entropy(x, labels, reduction="sum")
         else:
             r = target - x
-            loss = (self.fill.beta * r.square() - p * r).sum()
+            kappa = -p if isinstance(self.fill, AugmentedLagrangian) else torch.zeros_like(r)
+            loss = (self.fill.beta * r.square() + kappa * r).sum()
         return dict(zip(w, torch.autograd.grad(loss, list(w.values())), strict=True))
 
     def stepped(self, k, rate):

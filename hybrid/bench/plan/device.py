@@ -14,7 +14,7 @@ from hybrid.networks.costs import Moved, count_moved, survival_rate
 from hybrid.networks.units import Unit
 from hybrid.settings.resolve import read_toml
 from hybrid.settings.sections.base import Section, first_fault
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost
 
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(ge=1, le=1e24)]

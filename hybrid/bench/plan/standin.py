@@ -17,8 +17,8 @@ from hybrid.networks.blocks import Blocks
 from hybrid.networks.units import Unit, make_single_unit_blocks
 from hybrid.solvers.base import Shape
 from hybrid.solvers.block import Block
-from hybrid.solvers.exact.pipeline import Cost
 from hybrid.solvers.layers.bundle import Bundle
+from hybrid.solvers.local_work.budget import Cost
 
 MESSAGE_OPERATIONS = 4
 """What a message costs each of its ranks, in operations: Python and mpi4py take 16 microseconds to

@@ -21,7 +21,7 @@ from hybrid.networks.costs import measure_passes, merge_units
 from hybrid.networks.partition import balance_starts, split
 from hybrid.networks.units import Chain
 from hybrid.settings.config import Config
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost
 
 Say = Callable[[str], None]
 

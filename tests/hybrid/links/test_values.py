@@ -8,7 +8,7 @@ import torch
 
 from hybrid.links.values import decode, encode
 from hybrid.rounds.phase_report import PhaseReport
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost
 
 VALUES = {
     "numbers": [None, True, 3, -0.0, 1e-300, float("inf"), 2**70],
@@ -53,7 +53,7 @@ FORGED = {
     "a negative size": '{"tensor": [0, 0, -1, 1]}',
     "a place before its bytes": '{"tensor": [-8, 0, 2, 1]}',
     "deep": "[" * 100_000,
-    "too few fields": '{"hybrid.solvers.exact.pipeline:Kind": [1]}',
+    "too few fields": '{"hybrid.solvers.engine.schedule:Kind": [1]}',
 }
 
 

@@ -10,7 +10,7 @@ from hybrid.data.samplers import AutoAssist
 from hybrid.settings.config import OptimizerSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop, Penalty
-from hybrid.solvers.delayed.filling import Unfilled
+from hybrid.solvers.local_work.work import Unfilled
 from hybrid.solvers.sync.diloco import DiLoCo
 
 

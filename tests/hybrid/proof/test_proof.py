@@ -18,12 +18,15 @@ from hybrid.proof.undivided import distance, sketch
 from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay, Penalty
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import DelayedProgram
-from hybrid.solvers.exact.exact_pass import ExactPass, MicroBatchPasses
-from hybrid.solvers.exact.pipeline import MicroBatch, Wire
+from hybrid.solvers.engine.engine import Engine
+from hybrid.solvers.engine.flights import Flight
+from hybrid.solvers.exact.exact_pass import ExactPass
+from hybrid.solvers.micro_batches import MicroBatch
 from hybrid.solvers.numerics.regularizer import Regularizer
 from hybrid.solvers.objective import CountOf, OverClasses
 from hybrid.solvers.sync.all_reduce import AllReduced
 from hybrid.solvers.sync.ties import Ties
+from hybrid.solvers.wire import Wire
 
 RIGHT: dict[str, Solved] = {
     "whole": (Backprop(), {}),
@@ -96,10 +99,10 @@ def in_evaluation(method: Method, *arguments: Any) -> Block:
 def without_a_part(function: Callable[..., Any]) -> Callable[..., Any]:
     """Gradients of all micro-batches but the first."""
 
-    def wrong(passes: MicroBatchPasses, *arguments: Any) -> None:
-        function(passes, *arguments)
-        if passes.left == passes.count - 1:
-            passes.block.module.zero_grad(set_to_none=True)
+    def wrong(engine: Engine, flight: Flight, *arguments: Any) -> None:
+        function(engine, flight, *arguments)
+        if flight.part.number == 0:
+            engine.block.module.zero_grad(set_to_none=True)
 
     return wrong
 
@@ -155,8 +158,8 @@ BROKEN: dict[str, tuple[str, Any, dict[str, Any], Any, str, Any]] = {
         *("chain", DDG(2), {}, DelayedProgram, "_shrunk", lambda program, p: 0.9 * p),
     ),
     "a part lost": (
-        *("chain", PARTS, {}, MicroBatchPasses, "backward"),
-        without_a_part(MicroBatchPasses.backward),
+        *("chain", PARTS, {}, Engine, "_backward"),
+        without_a_part(Engine._backward),
     ),
     "a part's share wrong": ("chain", PARTS, {}, MicroBatch, "share", MULTIPLIED),
     "replicas never summed": (

@@ -16,7 +16,7 @@ from hostile_settings import command_lines, toml_texts
 from hypothesis import given, settings
 
 from hybrid import data
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost
 
 SECONDS = 10
 MORE = settings(max_examples=3 * settings().max_examples)

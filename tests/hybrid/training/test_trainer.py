@@ -26,8 +26,8 @@ from hybrid.folder import checkpoint, traces
 from hybrid.settings.config import LinkSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, BlockADMM
-from hybrid.solvers.delayed.waits import Waits
 from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.solvers.local_work.budget import LocalBudget
 
 ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 
@@ -108,7 +108,7 @@ def test_a_resumed_run_has_the_timetable_of_its_checkpoint(few, tmp_path, monkey
     assert len(waits) == 3
     assert all(map(any, waits))
     interrupted(tmp_path, 7)
-    monkeypatch.setattr("hybrid.method.method.fit_local_work", lambda *_: [Waits(0, 0)] * 3)
+    monkeypatch.setattr("hybrid.method.method.fit_local_work", lambda *_: [LocalBudget(0, 0)] * 3)
     filled(3, tmp_path, train={"report_every": 1}, resume=True, **slow).fit(*few, epochs=2)
     assert checkpoint.read_manifest(newest(tmp_path))["waits"] == waits
     assert digests(tmp_path) == expected

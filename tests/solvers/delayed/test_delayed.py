@@ -14,7 +14,7 @@ from unit_steps import trained
 from versions_table import Table
 
 from hybrid.solvers import DDG, FDG, FeaturesReplay
-from hybrid.solvers.delayed.ddg import StashingProgram
+from hybrid.solvers.engine.engine import Engine
 
 OTHER = {"ddg": ["features-replay"], "features-replay": ["ddg"], "fdg": ["local-updates"]}
 """Two blocks, corrected so often: DDG's delay is the same as FDG's."""
@@ -67,30 +67,30 @@ def test_trained_blocks_equal_a_table_of_versions_bit_for_bit_also_resumed(name,
 @pytest.mark.parametrize(("name", "m"), [("ddg", 4), ("fdg", 2)])
 def test_micro_batches_that_met_the_same_weights_share_one_version(name, m, monkeypatch):
     solver, most = replace(METHODS[name], micro_batches=m), [0.0] * 4
-    backward = StashingProgram._backward
+    backward = Engine._backward
 
-    def watched(self, flight):
+    def watched(self, flight, keep):
         k, own = self.block.index, list(self.block.module.parameters())
-        flying = [flight, *self._flights]
-        met = {w.untyped_storage().data_ptr() for f in flying for w in f.weights.values()}
+        flying = [flight, *self._flights.values()]
+        met = {w.untyped_storage().data_ptr() for f in flying for w in (f.weights or {}).values()}
         met -= {p.untyped_storage().data_ptr() for p in own}
         most[k] = max(most[k], len(met) / len(own))
-        return backward(self, flight)
+        return backward(self, flight, keep)
 
-    monkeypatch.setattr(StashingProgram, "_backward", watched)
+    monkeypatch.setattr(Engine, "_backward", watched)
     trained(made(4, 8, batches=15), solver)
     assert most == [solver.versions(k, 4, 8) for k in range(4)]
 
 
 @pytest.mark.parametrize("name", ["ddg", "fdg"])
 def test_a_graph_that_is_made_again_has_the_same_bits_and_is_kept_by_no_flight(name, monkeypatch):
-    backward, graphs = StashingProgram._backward, []
+    backward, graphs = Engine._backward, []
 
-    def watched(self, flight):
-        graphs.append(sum(f.out is not None for f in self._flights))
-        return backward(self, flight)
+    def watched(self, flight, keep):
+        graphs.append(sum(f.out is not None for f in self._flights.values()))
+        return backward(self, flight, keep)
 
-    monkeypatch.setattr(StashingProgram, "_backward", watched)
+    monkeypatch.setattr(Engine, "_backward", watched)
     solver = replace(METHODS[name], micro_batches=4)
     expected = trained(made(4, 8, batches=5), solver)
     assert max(graphs) > 0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid.solvers.delayed.timetable import Timetable
-from hybrid.solvers.exact.pipeline import Kind
+from hybrid.solvers.engine.schedule import Kind
 
 
 def delays(units, slots, queue=0):

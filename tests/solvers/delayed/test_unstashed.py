@@ -8,7 +8,7 @@ from unit_steps import MOMENTUM, made, trained
 
 from hybrid import split
 from hybrid.solvers import DDG, FDG, Batch
-from hybrid.solvers.delayed.ddg import activations_kept, activations_replaced
+from hybrid.solvers.engine.unstashed import activations_kept, activations_replaced
 
 WIDTH, SAMPLES = 5, 8
 

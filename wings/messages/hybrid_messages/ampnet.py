@@ -20,9 +20,9 @@ from hybrid.solvers.delayed.base import (
     Delayed,
     tensor_bytes,
 )
-from hybrid.solvers.delayed.stash import Flight
 from hybrid.solvers.delayed.unit_passes import UnitFlight, UnitProgram
-from hybrid.solvers.exact.pipeline import MicroBatch, split_into_micro_batches
+from hybrid.solvers.engine.flights import Flight
+from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, Classified, PhaseStats, Window
 from hybrid_messages.chain import Chain, Mailbox, draw_path, limit
@@ -181,7 +181,7 @@ class AMPNetProgram(UnitProgram):
         elif index == self.block.index and forward:
             self._forward_pass(item)
         elif index == self.block.index:
-            self._backward(self._under_way.pop(item))
+            self._backward_pass(self._under_way.pop(item))
 
     def _forward_pass(self, item: int) -> None:
         """An instance's forward pass over the block, and its loss."""
@@ -193,7 +193,7 @@ class AMPNetProgram(UnitProgram):
             lam = part.images
         flight = self.units.new_flight(part._replace(images=None, labels=None), self._leaf(lam))
         flight.item, flight.active = item, waiting.active
-        self._forward(flight)
+        self.forward_units(flight)
         self._under_way[item] = flight
         if part.labels is None:
             self._wire.send(self.links.to_next, flight.value.detach())
@@ -201,13 +201,13 @@ class AMPNetProgram(UnitProgram):
         else:
             self._scores.append((flight.part, self.units.classify(flight, part.labels)))
 
-    def _backward(self, flight: Flight) -> None:
-        assert isinstance(flight, Instance)
+    def _backward_pass(self, flight: Instance) -> None:
+        """An instance's backward pass over the block."""
         if not self.block.last:
             message, size = self._from_above.message(flight.item), flight.part.size
             leaving = self.block.formats[-1]
             flight.adjoint = [self._wire.receive_adjoint(message, leaving, size)]
-        super()._backward(flight)
+        self.backward_units(flight)
 
     def _report_scores(self, stats: PhaseStats) -> None:
         """The means over the instances that have reached the loss, in each mini-batch."""
@@ -229,7 +229,7 @@ class AMPNetProgram(UnitProgram):
     def state(self) -> State:
         if not self._ticks:
             return State()
-        self._flights.extend([*self._under_way.values(), *self._waiting.values()])
+        self._flights = {**self._under_way, **self._waiting}
         saved = super().state().flight
         self._flights.clear()
         saved |= self._from_below.state() | self._from_above.state()
@@ -257,9 +257,9 @@ class AMPNetProgram(UnitProgram):
         for mailbox in (self._from_below, self._from_above):
             mailbox.load_state(saved)
 
-    def _rebuild(self, flight: Flight) -> UnitFlight:
+    def _restored(self, flight: Flight) -> UnitFlight:
         if flight.lam is not None:
-            rebuilt = super()._rebuild(flight)
+            rebuilt = super()._restored(flight)
             assert isinstance(rebuilt, Instance)
             self._under_way[rebuilt.item] = rebuilt
             return rebuilt

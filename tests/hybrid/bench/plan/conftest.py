@@ -6,7 +6,7 @@ from hybrid.bench.plan import subject
 from hybrid.bench.plan.planner import Planner
 from hybrid.settings import methods
 from hybrid.solvers import DDG
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost
 
 
 @pytest.fixture(autouse=True)

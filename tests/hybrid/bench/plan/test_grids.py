@@ -16,7 +16,7 @@ from hybrid.networks.partition import split
 from hybrid.networks.units import units
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.hpsgd import HPSGD

@@ -9,7 +9,7 @@ from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
 from hybrid.links.grid import Grid
 from hybrid.solvers import DDG
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.local_work.budget import Cost
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Where the ranks of a pipeline that is never flushed wait, and the local work that fits there."""
+"""The local budget: where ranks of a pipeline that is never flushed wait, and what fits there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
-
-from hybrid.solvers.exact.pipeline import Cost, Kind, Op
 
 LOCAL_COST = 1.25
 """Time of a local step over that of a forward and backward pass of as many samples.
@@ -21,36 +19,20 @@ SHORT = 0.1
 """Share of a tick below which messages count as none: they hide behind work."""
 
 
-class Waits(NamedTuple):
+class Cost(NamedTuple):
+    """Cost of one block's passes over one sample, in seconds or any other unit of time."""
+
+    forward: float
+    backward: float
+
+
+class LocalBudget(NamedTuple):
     """Samples of local work that a block does in a tick, where it would wait for a neighbor."""
 
     adjoint: int = 0
     """Between its forward and its backward pass, for the next block."""
     activation: int = 0
     """After its backward pass, for the previous block."""
-
-
-def delayed_order(delay: int, micro_batches: int, waits: Waits = Waits()) -> list[Op]:  # noqa: B008
-    """One block's timetable of so many micro-batches in a pipeline that is never flushed.
-
-    In a tick a block takes the forward pass of one micro-batch, the backward pass of the one that
-    is due, and before or after that, where it would wait, local work: L1 is a part of the step that
-    B1 is a part of. Delays 2, 1, 0; the first block has local work where it waits for an adjoint,
-    the last where it waits for an activation:
-
-        block 0   F0 F1 F2 L0 .  B0 F3 L1 B1 L2 .  B2 L3 .  B3
-        block 1      F0 F1 .  B0 F2 .  B1 F3 .  B2 .  .  B3
-        block 2         F0 B0 L0 F1 B1 L1 F2 B2 L2 F3 B3 L3
-    """
-    F, B, L = Kind.FORWARD, Kind.BACKWARD, Kind.LOCAL
-    work: list[tuple[Kind, int]] = []
-    for n in range(micro_batches + delay):
-        work += [(F, n)] * (n < micro_batches)
-        if n >= delay:
-            work += [(L, n - delay)] * (waits.adjoint > 0)
-            work += [(B, n - delay)]
-            work += [(L, n - delay)] * (waits.activation > 0)
-    return [Op(place, kind, item=item) for place, (kind, item) in enumerate(work)]
 
 
 @dataclass(frozen=True)
@@ -132,7 +114,7 @@ class Pipeline:
             (max(0.0, B[k] - F[k] - f[k]), max(0.0, F[k] + T - B[k] - b[k])) for k in range(len(f))
         ]
 
-    def fit(self, grain: int = 0) -> list[Waits]:
+    def fit(self, grain: int = 0) -> list[LocalBudget]:
         """The local work that each block has time for, in multiples of `grain` samples.
 
         At most a micro-batch in a tick, and none where there is time for less than half of one: a
@@ -147,8 +129,8 @@ class Pipeline:
             times = (max(0.0, MARGIN * each / LOCAL_COST - once) for each in idle)
             adjoint, activation = (grain * int(time / a_sample / grain) for time in times)
             adjoint = min(adjoint, n // grain * grain)
-            own = Waits(adjoint, min(activation, n // grain * grain - adjoint))
-            fitted.append(own if 2 * sum(own) >= n else Waits())
+            own = LocalBudget(adjoint, min(activation, n // grain * grain - adjoint))
+            fitted.append(own if 2 * sum(own) >= n else LocalBudget())
         return fitted
 
 
@@ -174,7 +156,7 @@ def fit_local_work(
     samples: int,
     replays: bool = False,
     measured: Measured | None = None,
-) -> list[Waits]:
+) -> list[LocalBudget]:
     """`Pipeline.fit` from counted costs and, if they are long, measured messages.
 
     The time of passes only tells how long messages are beside them. How it is shared among the

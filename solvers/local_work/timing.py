@@ -1,4 +1,4 @@
-"""Passes and messages of a delayed pipeline, timed before training."""
+"""Times passes and messages of a pipeline before training."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hybrid.links import RankLinks
+from hybrid.solvers.base import Links
 from hybrid.solvers.block import Block
-from hybrid.solvers.delayed.waits import Measured
-from hybrid.solvers.exact.pipeline import Wire
+from hybrid.solvers.local_work.budget import Measured
 from hybrid.solvers.numerics.buffers import frozen_statistics
+from hybrid.solvers.wire import Wire
 
 STREAM = 16
 """Messages that follow each other where that is timed."""
@@ -18,7 +18,7 @@ TURNS = 3
 """Of which the shortest counts: the first meets buffers and kernels that are yet to be made."""
 
 
-def measure_waits(links: RankLinks, block: Block, inputs: Tensor, wire: Wire) -> Measured:
+def measure_pipeline(links: Links, block: Block, inputs: Tensor, wire: Wire) -> Measured:
     """Time a micro-batch's passes through each block, and its messages over each cut.
 
     `inputs` are a micro-batch of the network's, packed as the first block takes them. A rank times
@@ -41,18 +41,16 @@ def measure_waits(links: RankLinks, block: Block, inputs: Tensor, wire: Wire) ->
     )
 
 
-def time_one_rank(links: RankLinks, block: Block, inputs: Tensor, size: int) -> float:
+def time_one_rank(links: Links, block: Block, inputs: Tensor, size: int) -> float:
     """Seconds of the passes over `size` samples on one rank that has all blocks, as it would take
-    them without micro-batches: estimated from smaller ones, `inputs` as for `measure_waits`.
+    them without micro-batches: estimated from smaller ones, `inputs` as for `measure_pipeline`.
     """
     seconds, fixed, _ = _time_block(links, block, inputs)
     n = len(inputs)
     return sum(a + (each - a) * size / n for each, a in links.agree((seconds, fixed)))
 
 
-def _time_block(
-    links: RankLinks, block: Block, inputs: Tensor
-) -> tuple[float, float, list[Tensor]]:
+def _time_block(links: Links, block: Block, inputs: Tensor) -> tuple[float, float, list[Tensor]]:
     """Seconds of a block's passes, how many of them are there for one sample, too, and what
     crosses its cuts."""
     passes, halves = list[float](), list[float]()
@@ -72,7 +70,7 @@ def _time_block(
     return min(passes), fixed, [lam] * (not block.first) + [x] * (not block.last)
 
 
-def _time_passes(links: RankLinks, block: Block, lam: Tensor) -> tuple[float, Tensor]:
+def _time_passes(links: Links, block: Block, lam: Tensor) -> tuple[float, Tensor]:
     """Seconds of a forward and backward pass, and what goes over the cut."""
     device, module = block.device, block.module
     gradients = [(p, p.grad) for p in module.parameters()]
@@ -92,7 +90,7 @@ def _time_passes(links: RankLinks, block: Block, lam: Tensor) -> tuple[float, Te
     return seconds, out.detach() if isinstance(out, Tensor) else lam[:1]
 
 
-def _time_packing(links: RankLinks, wire: Wire, x: Tensor) -> float:
+def _time_packing(links: Links, wire: Wire, x: Tensor) -> float:
     """Seconds to pack a message of x's size, and to unpack another."""
     x = x.detach()
     _wait_for(x.device)
@@ -103,7 +101,7 @@ def _time_packing(links: RankLinks, wire: Wire, x: Tensor) -> float:
     return links.now() - start
 
 
-def _time_message(links: RankLinks, block: Block, tensors: list[Tensor]) -> float:
+def _time_message(links: Links, block: Block, tensors: list[Tensor]) -> float:
     """Half the time in which a message goes to the next block and comes back; 0 on the last.
 
     A block first answers the one before it, in all turns: the first of them waits until it is free.
@@ -123,7 +121,7 @@ def _time_message(links: RankLinks, block: Block, tensors: list[Tensor]) -> floa
     return min(times, default=0.0)
 
 
-def _time_stream(links: RankLinks, block: Block, tensors: list[Tensor]) -> float:
+def _time_stream(links: Links, block: Block, tensors: list[Tensor]) -> float:
     """What a message of many occupies of the cut before a block; 0 on the first.
 
     All cuts carry theirs at once. The first half is not counted: a host or a limiter of its rate

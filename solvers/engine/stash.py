@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.numerics.attributes import user_modules
 from hybrid.solvers.numerics.buffers import (
     captured_buffers,
@@ -17,8 +14,7 @@ from hybrid.solvers.numerics.buffers import (
     has_changing_buffers,
     replaced_buffers,
 )
-from hybrid.solvers.numerics.group_rates import rate_of_tensor, rate_to_tensor
-from hybrid.solvers.state import Tensors, entries
+from hybrid.solvers.state import Tensors
 
 
 class Stash:
@@ -106,74 +102,3 @@ class CopyingStash(Stash):
     def newest_version(self) -> Tensors:
         own = self.parameters.items()
         return {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in own}
-
-
-@dataclass
-class Flight:
-    """A micro-batch whose forward pass a block has done and whose backward pass is yet to come."""
-
-    part: MicroBatch
-    lam: Tensor | None = None
-    """The input of its forward pass, if the backward pass needs it."""
-    stash: Tensors = field(default_factory=dict)
-    """What else its backward pass needs, for a checkpoint."""
-    weights: Tensors | None = None
-    """The version of the weights that its forward pass used, if the backward pass needs it."""
-    buffers: Tensors = field(default_factory=dict)
-    """The buffers that passes have changed since, as its forward pass found them."""
-    out: Tensor | None = None
-    """x_k with its graph, if that is kept."""
-    p_out: Tensor | None = None
-    """p_{k+1}, once it has arrived."""
-    x: Tensor | None = None
-    """x_k alone, if it is to be recorded and no later pass could compute it again."""
-
-
-def save_flights(flights: Iterable[Flight]) -> Tensors:
-    """All flights as named tensors; a version of the weights that several share is there once."""
-    found: Tensors = {}
-    versions: list[Tensors] = []
-    for i, flight in enumerate(flights):
-        own = {"part": torch.tensor(flight.part[:6])}
-        own["rate"] = rate_to_tensor(flight.part.learning_rate)
-        for name, tensor in (("lam", flight.lam), ("x", flight.x)):
-            if tensor is not None:
-                own[name] = tensor
-        if flight.weights is not None:
-            if not versions or flight.weights is not versions[-1]:
-                versions.append(flight.weights)
-            own["version"] = torch.tensor(len(versions) - 1)
-        own |= flight.stash | {f"buffer {name}": b for name, b in flight.buffers.items()}
-        found |= {f"flight {i}.{name}": tensor.detach() for name, tensor in own.items()}
-    for v, weights in enumerate(versions):
-        found |= {f"version {v}.{name}": w.detach() for name, w in weights.items()}
-    return found
-
-
-def load_flights(found: Tensors, module: nn.Module) -> Iterator[Flight]:
-    """The flights that `save_flights` wrote, oldest first; their graphs are not there yet."""
-    versions: dict[int, Tensors] = {}
-    for i in range(len({name.partition(".")[0] for name in found if name[:6] == "flight"})):
-        own = entries(found, f"flight {i}.")
-        part = MicroBatch(*own.pop("part").tolist())
-        rate = rate_of_tensor(own.pop("rate"))
-        flight = Flight(part._replace(learning_rate=rate), own.pop("lam", None))
-        flight.x = own.pop("x", None)
-        if "version" in own:
-            v = int(own.pop("version"))
-            if v not in versions:
-                loaded = with_parameter_strides(module, entries(found, f"version {v}."))
-                versions[v] = {n: nn.Parameter(w, requires_grad=False) for n, w in loaded.items()}
-            flight.weights = versions[v]
-        flight.buffers = entries(own, "buffer ")
-        flight.stash = {name: t for name, t in own.items() if not name.startswith("buffer ")}
-        yield flight
-
-
-def with_parameter_strides(module: nn.Module, tensors: Tensors) -> Tensors:
-    """Tensors named like parameters, laid out as these are.
-
-    With a single channel two layouts look alike to torch, but kernels round differently.
-    """
-    like = {name: module.get_parameter(name).detach() for name in tensors}
-    return {name: torch.empty_like(like[name]).copy_(t) for name, t in tensors.items()}

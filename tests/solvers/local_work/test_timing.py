@@ -6,11 +6,11 @@ from torch import nn
 
 from hybrid import split
 from hybrid.links import Network, run_virtual
-from hybrid.rounds import waiting
+from hybrid.solvers.local_work import timing
 from hybrid.rounds.one_rank import OneRank
-from hybrid.rounds.waiting import measure_waits, time_one_rank
 from hybrid.solvers.block import Block
-from hybrid.solvers.exact.pipeline import Wire
+from hybrid.solvers.local_work.timing import measure_pipeline, time_one_rank
+from hybrid.solvers.wire import Wire
 
 RATE, LATENCY, SAMPLES = 1000.0, 0.01, 8
 WIDTHS = 6, 2
@@ -25,7 +25,7 @@ def test_each_cut_has_the_time_of_its_own_message_one_way(number_format, size):
     def program(links):
         links.count_nothing_here(0.0)
         block = Block(blocks.module(links.rank), links.rank, 3, {})
-        return measure_waits(links, block, inputs, Wire(number_format))
+        return measure_pipeline(links, block, inputs, Wire(number_format))
 
     first, *others = run_virtual(3, program, Network(RATE, LATENCY))
     assert others == [first, first]
@@ -42,7 +42,7 @@ def test_one_rank_passes_a_whole_mini_batch_at_the_cost_of_one_pass_a_block(monk
     def timed(links, block, lam):
         return 3.0 + (2.0 - block.index) * len(lam), lam
 
-    monkeypatch.setattr(waiting, "_time_passes", timed)
+    monkeypatch.setattr(timing, "_time_passes", timed)
 
     def program(links):
         block = Block(blocks.module(links.rank), links.rank, 2, {})

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hybrid.solvers.exact.pipeline import Wire, WireFormat
 from hybrid.solvers.kernels.operations import pool, upsample
+from hybrid.solvers.wire import Wire, WireFormat
 
 FORMATS = get_args(WireFormat)
 SHAPES = [(3, 4, 8), (1, 2, 2), (5, 6, 4)]

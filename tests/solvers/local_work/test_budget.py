@@ -1,21 +1,18 @@
 """The timetable of a delayed pipeline: what a tick takes, who waits, and what fits there."""
 
-from textwrap import indent
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hybrid.solvers.delayed.waits import (
+from hybrid.solvers.local_work.budget import (
     LOCAL_COST,
     MARGIN,
+    Cost,
+    LocalBudget,
     Measured,
     Pipeline,
-    Waits,
-    delayed_order,
     fit_local_work,
 )
-from hybrid.solvers.exact.pipeline import Cost, drawn
 
 
 @st.composite
@@ -72,13 +69,13 @@ def simulated(pipeline, waits, ticks=400):
 
 @given(pipelines())
 def test_a_tick_takes_what_a_simulation_of_the_ranks_takes(pipeline):
-    alone = [Waits()] * len(pipeline.costs)
+    alone = [LocalBudget()] * len(pipeline.costs)
     assert simulated(pipeline, alone) == pytest.approx(pipeline.tick(), rel=0.01)
 
 
 @given(pipelines(), st.integers(1, 4))
 def test_local_work_that_fits_makes_no_tick_longer(pipeline, grain):
-    longest = 1.005 * simulated(pipeline, [Waits()] * len(pipeline.costs))
+    longest = 1.005 * simulated(pipeline, [LocalBudget()] * len(pipeline.costs))
     assert simulated(pipeline, pipeline.fit(grain)) <= longest
 
 
@@ -124,10 +121,4 @@ def test_short_messages_give_the_timetable_of_none(samples, costs):
 
 
 def test_even_blocks_without_messages_never_wait():
-    assert Pipeline([Cost(1.0, 2.0)] * 4, [3, 2, 1, 0], 16).fit() == [Waits()] * 4
-
-
-def test_the_order_is_the_one_drawn():
-    waits = [Waits(1, 0), Waits(), Waits(0, 1)]
-    drawing = drawn([delayed_order(2 - k, 4, own) for k, own in enumerate(waits)])
-    assert indent(drawing, " " * 8) in delayed_order.__doc__
+    assert Pipeline([Cost(1.0, 2.0)] * 4, [3, 2, 1, 0], 16).fit() == [LocalBudget()] * 4

@@ -14,10 +14,10 @@ from versions_table import Table
 from hybrid.links import run_threads, run_virtual
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, FeaturesReplay, Penalty
 from hybrid.solvers.block import Block
-from hybrid.solvers.delayed.ddg import StashingProgram
-from hybrid.solvers.delayed.filling import STORED_BATCHES, Filling
-from hybrid.solvers.delayed.waits import Waits, delayed_order
-from hybrid.solvers.exact.pipeline import Kind
+from hybrid.solvers.engine.policies import KeepGraph, StashWeights
+from hybrid.solvers.engine.schedule import Kind, Span, never_flushed
+from hybrid.solvers.local_work.budget import LocalBudget
+from hybrid.solvers.local_work.work import STORED_BATCHES, LocalWork
 
 FILL = AugmentedLagrangian(beta=0.3, local_lr=0.7)
 METHODS = {
@@ -53,7 +53,7 @@ def filled(problem, solver, waits, fill=FILL, at=None, run=run_threads, before=N
         if waits is not None:
             records = replace(setup, stored_batches=STORED_BATCHES, fills=True)
             local = fill.start(block, links, records)
-            program.filling = Filling(local, Waits(*waits[block.index]))
+            program.filling = LocalWork(local, LocalBudget(*waits[block.index]))
         return program
 
     def program(block, links):
@@ -91,15 +91,6 @@ def test_filled_ticks_equal_a_table_of_versions(name, K, m, batch, draws, penalt
     solver = replace(METHODS[name], micro_batches=m)
     fill = Penalty(beta=0.3, local_lr=0.7, lam_start="feasible") if penalty else FILL
     table = Table(made(K, batch), name, m, draws[:K], fill)
-    if penalty:  # kappa is 0
-        add = table.local_gradients
-
-        def without_multiplier(k, i, places):
-            lam, out, p = table.records[k][i]
-            table.records[k][i] = lam, out, None if p is None else torch.zeros_like(p)
-            return add(k, i, places)
-
-        table.local_gradients = without_multiplier
     expected = table.run()
     found = filled(made(K, batch), solver, draws[:K], fill)
     for tensor in expected:
@@ -187,7 +178,7 @@ def test_a_graph_that_is_made_again_gives_the_same_records():
 
 
 def test_local_work_leaves_statistics_weights_and_the_gradient_alone(monkeypatch):
-    work, worked = Filling.work, []
+    work, worked = LocalWork.work, []
 
     def watched(filling, flight, first, count):
         module = filling.block.module
@@ -201,7 +192,7 @@ def test_local_work_leaves_statistics_weights_and_the_gradient_alone(monkeypatch
             assert gradient is None or torch.equal(p.grad, gradient)
         worked.append((filling.block.index, filling.stats.steps - steps))
 
-    monkeypatch.setattr(Filling, "work", watched)
+    monkeypatch.setattr(LocalWork, "work", watched)
     filled(made(3), METHODS["ddg"], UNEVEN)
     # five mini-batches follow another, each in three micro-batches
     done = [sum(n for block, n in worked if block == k) for k in range(3)]
@@ -212,33 +203,38 @@ def test_local_work_leaves_statistics_weights_and_the_gradient_alone(monkeypatch
 def test_a_program_goes_in_the_order_of_its_timetable(name, monkeypatch):
     m, batches, seen = 3, 4, [list[tuple[Kind, int]]() for _ in range(3)]
 
-    def noting(method, kind):
-        plain = getattr(StashingProgram, method)
+    def noting(policy, method, kind):
+        plain = getattr(policy, method)
 
         def noted(self, flight, *arguments):
             seen[self.block.index].append((kind, m * flight.part.step + flight.part.number))
             return plain(self, flight, *arguments)
 
-        monkeypatch.setattr(StashingProgram, method, noted)
+        monkeypatch.setattr(policy, method, noted)
 
-    for method in ("_forward", "_classify"):
-        noting(method, Kind.FORWARD)
-    for method in ("_backward", "_loss_adjoint"):
-        noting(method, Kind.BACKWARD)
-    work = Filling.work
+    for policy in (KeepGraph, StashWeights):
+        noting(policy, "forward", Kind.FORWARD)
+        noting(policy, "backward", Kind.BACKWARD)
+    work, step = LocalWork.work, Block.step
 
-    def worked(filling, flight, first, count):
-        if count:
-            item = m * flight.part.step + flight.part.number
-            seen[filling.block.index].append((Kind.LOCAL, item))
-        work(filling, flight, first, count)
+    def worked(local, part, first, count):
+        seen[local.block.index].append((Kind.LOCAL, m * part.step + part.number))
+        work(local, part, first, count)
 
-    monkeypatch.setattr(Filling, "work", worked)
+    def stepped(block, *arguments):
+        (*_, (_, item)) = seen[block.index]
+        seen[block.index].append((Kind.STEP, item))
+        step(block, *arguments)
+
+    monkeypatch.setattr(Block, "step", stepped)
+
+    monkeypatch.setattr(LocalWork, "work", worked)
     solver = METHODS[name]
     filled(made(3, batches=batches), solver, UNEVEN)
     for k, found in enumerate(seen):
-        order = delayed_order(solver.delay(k, 3), m * batches, Waits(*UNEVEN[k]))
-        assert found == [(op.kind, op.item) for op in order], k
+        budget = LocalBudget(*UNEVEN[k])
+        order = never_flushed(solver.delay(k, 3), Span.of([m] * batches), budget)
+        assert found == [(action.kind, action.micro_batch) for action in order], k
 
 
 def test_a_local_gradient_is_clipped_by_itself():

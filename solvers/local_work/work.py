@@ -13,11 +13,11 @@ from torch.nn import Parameter
 from hybrid.solvers.acting import Settings
 from hybrid.solvers.base import SubProblems
 from hybrid.solvers.block import Block
-from hybrid.solvers.delayed.stash import Flight, with_parameter_strides
-from hybrid.solvers.delayed.waits import Waits
-from hybrid.solvers.exact.exact_pass import record_of
+from hybrid.solvers.local_work.budget import LocalBudget
+from hybrid.solvers.micro_batches import MicroBatch, record_of
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.clipping import clip_each
+from hybrid.solvers.numerics.weights import with_parameter_strides
 from hybrid.solvers.state import State, Tensors, entries
 from hybrid.solvers.windows import Batch, PhaseStats, Stopwatch
 
@@ -36,11 +36,11 @@ class Unfilled(Settings):
     name: ClassVar[str] = "none"
 
 
-class Filling:
+class LocalWork:
     r"""Local work of one rank of a delayed pipeline, on the records of what came back to it.
 
     In the tick in which micro-batch i of mini-batch t comes back, block k has time for n_k samples
-    (`waits.Pipeline`): the first n_k of micro-batch i of mini-batch t-1, whose inputs, outputs and
+    (`budget.Pipeline`): the first n_k of micro-batch i of mini-batch t-1, whose inputs, outputs and
     adjoints the block recorded as they came back. With N samples in a mini-batch,
 
         g    the gradient of mini-batch t, as late as the method makes it
@@ -55,8 +55,8 @@ class Filling:
     none: where a resume leaves out those of its first micro-batches, the later ones are of no use.
     """
 
-    def __init__(self, program: SubProblems, waits: Waits) -> None:
-        self.program, self.waits = program, waits
+    def __init__(self, program: SubProblems, budget: LocalBudget) -> None:
+        self.program, self.budget = program, budget
         self.block: Block = program.block
         self.stats = PhaseStats()
         self.watch = Stopwatch()
@@ -91,28 +91,31 @@ class Filling:
         """A mini-batch begins its forward pass."""
         self._batches[batch.step] = batch
 
-    def record(self, flight: Flight, p_in: Tensor | None) -> None:
+    def record(
+        self,
+        part: MicroBatch,
+        lam: Tensor,
+        out: Tensor,
+        p_in: Tensor | None,
+        p_out: Tensor | None,
+    ) -> None:
         """Record a micro-batch whose backward pass is complete."""
-        part, x = flight.part, flight.out if flight.x is None else flight.x
-        assert flight.lam is not None
-        assert x is not None
-        few = min(sum(self.waits), part.stop - part.start)  # those that local steps will take
-        passed = flight.lam[:few], x if self.block.last else x[:few]
-        adjoints = (None if p is None else p[:few] for p in (p_in, flight.p_out))
-        rows = self._rows(part.start, part.start + few, self._slot)
+        count = min(sum(self.budget), part.stop - part.start)  # those that local steps will take
+        passed = lam[:count], out if self.block.last else out[:count]
+        adjoints = (None if p is None else p[:count] for p in (p_in, p_out))
+        rows = self._rows(part.start, part.start + count, self._slot)
         self.program.record(record_of(self.block, rows, part.size, *passed, *adjoints))
         self._coming.append((part.start, part.stop))
         if part.weight is not None:
-            own = part.weight / (part.stop - part.start)
-            self._batches[part.step] = replace(self._batches[part.step], weight=own)
+            weight = part.weight / (part.stop - part.start)
+            self._batches[part.step] = replace(self._batches[part.step], weight=weight)
 
-    def work(self, flight: Flight, first: int, count: int) -> None:
+    def work(self, part: MicroBatch, first: int, count: int) -> None:
         """Add up the local gradient of `count` samples from the `first` of those of this tick.
 
-        They are of the recorded mini-batch's micro-batch with the samples of this flight's, if it
-        has one: a mini-batch that was under way before a resume may be cut otherwise.
+        They are of the recorded mini-batch's micro-batch with the places of `part`, if it has
+        one: a mini-batch that was under way before a resume may be cut otherwise.
         """
-        part = flight.part
         start = part.start + first
         stop = min(start + count, part.stop)
         rest = stop - start == 1 < count  # of a smaller micro-batch; BatchNorm may refuse it
@@ -163,7 +166,7 @@ class Filling:
     def state(self) -> Tensors:
         """The records and the local gradient so far."""
         recorded = -1 if self._recorded is None else self._recorded
-        numbers = torch.tensor([recorded, self._slot, self._samples, sum(self.waits)])
+        numbers = torch.tensor([recorded, self._slot, self._samples, sum(self.budget)])
         state = {"filling": numbers}
         for name, parts in ((_WHOLE, self._whole), (_COMING, self._coming)):
             state |= {name: torch.tensor(parts)} if parts else {}
@@ -180,8 +183,8 @@ class Filling:
         self._batches = {batch.step: batch for batch in self._earlier}
         if "filling" not in saved or not self._alike:
             return
-        recorded, slot, samples, few = saved["filling"].tolist()
-        if few < sum(self.waits):  # of each micro-batch fewer are recorded than this rank will take
+        recorded, slot, samples, count = saved["filling"].tolist()
+        if count < sum(self.budget):  # fewer of each micro-batch than this rank will take
             return
         self._slot, self._samples = slot, samples
         self._recorded = None if recorded < 0 else recorded

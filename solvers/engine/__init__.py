@@ -1,0 +1,1 @@
+"""The engine of pipelined methods: schedules, messages, and what backward passes run on."""
