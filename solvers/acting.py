@@ -146,6 +146,9 @@ REPLICAS = Acts(
 )
 
 
+SEVERAL_BLOCKS = Acts("there are several blocks", lambda run: run.setup.blocks > 1)
+
+
 class Settings:
     """Of frozen dataclasses of settings: their values are those that their types allow."""
 

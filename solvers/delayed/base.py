@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from hybrid.solvers.acting import Acts, CountOrZero, Needs, NotNegative
+from hybrid.solvers.acting import CountOrZero, Needs, NotNegative
 from hybrid.solvers.base import GraphBytes, Setup, Solver, program_of
 from hybrid.solvers.block import Block
 from hybrid.solvers.engine.engine import Engine
@@ -39,7 +39,6 @@ NOT_FLOAT16 = Needs(
     lambda run: run.train.precision != "float16",
     "choose bfloat16",
 )
-SEVERAL_BLOCKS = Acts("there are several blocks", lambda run: run.setup.blocks > 1)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor, nn
 
-from hybrid.solvers.acting import Needs
+from hybrid.solvers.acting import SEVERAL_BLOCKS, Needs
 from hybrid.solvers.base import GraphBytes
 from hybrid.solvers.block import Block
-from hybrid.solvers.delayed.base import SEVERAL_BLOCKS, Delayed, tensor_bytes
+from hybrid.solvers.delayed.base import Delayed, tensor_bytes
 from hybrid.solvers.engine.policies import BackwardPolicy, StashWeights
 from hybrid.solvers.engine.unstashed import KeepActivations
 

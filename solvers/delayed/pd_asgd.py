@@ -9,14 +9,13 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hybrid.solvers.acting import Acts, CountOrZero, Needs, NotNegative
+from hybrid.solvers.acting import SEVERAL_BLOCKS, Acts, CountOrZero, Needs, NotNegative
 from hybrid.solvers.base import GraphBytes, program_of
 from hybrid.solvers.delayed.any_order import AnyOrder
 from hybrid.solvers.delayed.base import (
     NOT_COMPILED,
     NOT_FLOAT16,
     ONE_REPLICA,
-    SEVERAL_BLOCKS,
     Delayed,
     tensor_bytes,
 )

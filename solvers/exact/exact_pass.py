@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from hybrid.solvers.acting import Acts, Count, CountOrZero, NotNegative, Settings
+from hybrid.solvers.acting import SEVERAL_BLOCKS, Acts, Count, CountOrZero, NotNegative, Settings
 from hybrid.solvers.base import Recorder
 from hybrid.solvers.block import Block
 from hybrid.solvers.engine.engine import Engine
@@ -55,7 +55,7 @@ class PassSettings(Settings):
     correction the solver's."""
     clip_norm: NotNegative = 0.0
     """Clip the norm of the whole network's gradient; 0: no clipping."""
-    recompute: bool = False
+    recompute: Annotated[bool, SEVERAL_BLOCKS] = False
     """Gradient checkpointing: keep only block inputs and recompute; same bits."""
     messages: WireFormat = "float32"
     """Number format of messages between blocks."""

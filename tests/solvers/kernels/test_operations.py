@@ -17,7 +17,6 @@ from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
 from hybrid.solvers.kernels.launcher import OPTIONS, SOURCE, CupyLauncher, set_launcher
 from hybrid.solvers.kernels.operations import ascend, couple, multiply, step
 from hybrid.solvers.layers.projection import Box, Factorization, Free, NonNegative, Quantized, Sign
-from hybrid.solvers.wire import Wire
 
 ARCHITECTURES = (80, 90)
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -6,9 +6,9 @@ from torch import nn
 
 from hybrid import split
 from hybrid.links import Network, run_virtual
-from hybrid.solvers.local_work import timing
 from hybrid.rounds.one_rank import OneRank
 from hybrid.solvers.block import Block
+from hybrid.solvers.local_work import timing
 from hybrid.solvers.local_work.timing import measure_pipeline, time_one_rank
 from hybrid.solvers.wire import Wire
 

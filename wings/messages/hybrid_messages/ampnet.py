@@ -10,13 +10,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hybrid.solvers.acting import CountOrZero, NotNegative
+from hybrid.solvers.acting import SEVERAL_BLOCKS, CountOrZero, NotNegative
 from hybrid.solvers.base import GraphBytes, program_of
 from hybrid.solvers.delayed.base import (
     NOT_COMPILED,
     NOT_FLOAT16,
     ONE_REPLICA,
-    SEVERAL_BLOCKS,
     Delayed,
     tensor_bytes,
 )
