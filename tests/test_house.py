@@ -64,9 +64,9 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 38_250
+CORE = 38_500
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 242, 38_610, 5_710
+CORE_FILES, TESTS, BENCHMARKS = 252, 38_610, 5_710
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 840,
@@ -84,13 +84,15 @@ ROOMS = {
     "hybrid/rounds": 1_530,
     "hybrid/settings": 1_630,
     "hybrid/training": 3_270,
-    "solvers": 2_630,
+    "solvers": 2_700,
     "solvers/checks": 500,
-    "solvers/delayed": 2_270,
-    "solvers/exact": 570,
+    "solvers/delayed": 1_170,
+    "solvers/engine": 1_060,
+    "solvers/exact": 240,
     "solvers/kernels": 430,
     "solvers/layers": 720,
     "solvers/local": 360,
+    "solvers/local_work": 540,
     "solvers/numerics": 1_210,
     "solvers/optimizers": 380,
     "solvers/splitting": 1_450,
