@@ -7,18 +7,8 @@ from statistics import stdev
 from typing import Any
 
 from hybrid.report.curves import COMPARED, Group, curves
-from hybrid.report.page import (
-    UNKNOWN,
-    Html,
-    amount,
-    drawing,
-    heading,
-    note,
-    page,
-    row,
-    table,
-)
-from hybrid.report.records import Record, trained
+from hybrid.report.page import UNKNOWN, Html, amount, drawing, heading, note, page, row, table
+from hybrid.report.records import RunRecord, subject
 
 SEED, LINKS = "train.seed", "links.kind"
 _SUBJECT = ("solver.name", "model.name", "data.name")
@@ -29,36 +19,39 @@ _MOST_NAMED = 3
 """The most settings beside these in the name of a group; the table of differences has all."""
 
 
-def content(records: Sequence[Record]) -> bytes:
+def content(records: Sequence[RunRecord]) -> bytes:
     """The page."""
     flat = [_flat(record) for record in records]
     keys = sorted({key for settings in flat for key in settings}.difference(_NO_DIFFERENCE))
     differ = [key for key in keys if len({repr(s.get(key)) for s in flat}) > 1]
-    solver, model, data = (None if key in differ else flat[0].get(key) for key in _SUBJECT)
-    title = ": ".join(filter(None, [f"{len(records)} runs compared", trained(model, data, solver)]))
+    common = {key.partition(".")[0]: flat[0].get(key) for key in _SUBJECT if key not in differ}
+    title = ": ".join(filter(None, [f"{len(records)} runs compared", subject(common)]))
     groups = _groups(records, flat, differ)
     drawn = [drawing(chart, name) for name, chart in curves(COMPARED, groups)]
     parts = [_overview(groups), _settings(groups, differ), heading("Curves"), row(drawn)]
     return page(title, parts)
 
 
-def _flat(record: Record) -> dict[str, Any]:
+def _flat(record: RunRecord) -> dict[str, Any]:
     """Settings by "section.key"; those of a library run come from its summary.
 
     The links are those that joined the ranks, as `auto` is another one under each launcher.
     """
-    told = record.summary
-    joined = {} if told.links is None else {LINKS: told.links}
-    if record.settings is None:
-        known = {"model.name": told.model, "data.name": told.data, "solver.name": told.solver}
-        return known | {"split.blocks": told.blocks, "train.epochs": told.epochs} | joined
-    tree = record.settings.model_dump()
-    flat = {f"{section}.{key}": v for section, table in tree.items() for key, v in table.items()}
-    return flat | joined
+    summary = record.summary
+    flat: dict[str, Any] = {
+        "model.name": summary.model,
+        "data.name": summary.data,
+        "solver.name": summary.solver,
+    }
+    flat |= {"split.blocks": summary.blocks, "train.epochs": summary.epochs}
+    if record.settings is not None:
+        tree = record.settings.model_dump()
+        flat = {f"{part}.{key}": v for part, table in tree.items() for key, v in table.items()}
+    return flat if summary.links is None else flat | {LINKS: summary.links}
 
 
 def _groups(
-    records: Sequence[Record], flat: Sequence[dict[str, Any]], differ: Sequence[str]
+    records: Sequence[RunRecord], flat: Sequence[dict[str, Any]], differ: Sequence[str]
 ) -> list[Group]:
     """Runs with equal settings, named by what differs and by their folders."""
     names = [record.run.resolve().name for record in records]
@@ -83,15 +76,15 @@ def _telling(
     settings: Mapping[str, Any], flat: Sequence[Mapping[str, Any]], differ: Sequence[str]
 ) -> list[str]:
     """What tells a group from others: its subject, then settings among runs of this subject."""
-    subject = [key for key in _SUBJECT if key in differ and key in settings]
-    same = [o for o in flat if all(o.get(key) == settings[key] for key in subject)]
+    told = [key for key in _SUBJECT if key in differ and key in settings]
+    same = [o for o in flat if all(o.get(key) == settings[key] for key in told)]
     others = []
     for key in settings.keys() & {*differ}.difference(_SUBJECT):
         values = [other[key] for other in same if key in other]
         lists = any(isinstance(value, (list, tuple, dict)) for value in values)  # of any length
         if not lists and len({*map(repr, values)}) > 1:
             others.append(key)
-    return subject + sorted(others, key=lambda key: (key == LINKS, key))[:_MOST_NAMED]
+    return told + sorted(others, key=lambda key: (key == LINKS, key))[:_MOST_NAMED]
 
 
 def _label(key: str, value: object) -> str:
@@ -120,7 +113,7 @@ def _overview(groups: Sequence[Group]) -> Html:
             _epochs(group),
             _spread(group, "test_accuracy", ".2f", "%", 100),
             _spread(group, "test_loss", ".3g"),
-            _spread(group, "train_seconds", ".1f", group.records[0].summary.seconds),
+            _spread(group, "train_seconds", ".1f", group.records[0].time_unit),
             _spread(group, "images_per_second", ",.0f"),
             _spread(group, "idle_share", ".1f", "%", 100),
             amount(max(_values(group, "peak_memory_bytes"), default=None)),
@@ -138,8 +131,8 @@ def _epochs(group: Group) -> str:
 
 def _values(group: Group, name: str) -> list[float]:
     """A number of the summary of each run that has it, of a list the largest."""
-    found = [getattr(record.summary, name) for record in group.records]
-    return [float(max(x) if isinstance(x, list) else x) for x in found if x not in (None, [])]
+    values = [record.summary[name] for record in group.records]
+    return [float(max(x) if isinstance(x, list) else x) for x in values if x not in (None, [])]
 
 
 def _spread(group: Group, name: str, form: str, unit: str = "", scale: float = 1.0) -> str:
@@ -148,9 +141,9 @@ def _spread(group: Group, name: str, form: str, unit: str = "", scale: float = 1
     if not values:
         return UNKNOWN
     several = len(values) > 1 and all(abs(value) < 1e100 for value in values)
-    told = [sum(values) / len(values), *([stdev(values)] if several else [])]
+    shown = [sum(values) / len(values), *([stdev(values)] if several else [])]
     # no break within a cell
-    return f"{' ± '.join(format(x, form) for x in told)} {unit}".strip().replace(" ", "\u00a0")
+    return f"{' ± '.join(format(x, form) for x in shown)} {unit}".strip().replace(" ", "\u00a0")
 
 
 def _settings(groups: Sequence[Group], differ: Sequence[str]) -> Html:

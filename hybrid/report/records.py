@@ -3,11 +3,13 @@
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from hybrid import files
 from hybrid.files import read_whole
@@ -19,23 +21,23 @@ from hybrid.settings.resolve import MOST_BYTES as TOML_BYTES
 from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import first_fault
 
-Numbers = Annotated[list[float], Field(max_length=4096)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
 Sizes = list[Annotated[int, Field(ge=0, lt=2**63)]]
-MOST_LINES, MOST_OF_METRICS = 1 << 18, 1 << 28
-"""The most lines of metrics that a report takes, and their most bytes."""
+MOST_OF_METRICS = 1 << 26
+"""The most bytes of metrics that a report takes."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
-class Line(BaseModel):
+class MetricsLine(BaseModel):
     """What the report shows of a line of metrics.jsonl; a line of a test has other metrics, too."""
 
     model_config = ConfigDict(extra="allow")
 
-    step: int = Field(ge=0, lt=2**53)
-    epoch: int = Field(ge=0, lt=2**53)
+    step: Count
+    epoch: Count
     phase: str
-    samples: int = Field(default=0, ge=0, lt=2**53)
+    samples: Count = 0
     loss: float | None = None
     accuracy: float | None = None
     validation_loss: float | None = None
@@ -43,148 +45,175 @@ class Line(BaseModel):
     test_loss: float | None = None
     test_accuracy: float | None = None
     seconds: float = 0.0
-    idle: Numbers = []
+    idle: list[float] = []
     """Share of the report's time in which each rank waited, on a report's first line."""
-    residual: Numbers = []
+    residual: list[float] = []
     """For each cut, ||lam - x|| / ||x||."""
 
 
-class SummaryFile(BaseModel):
-    """summary.json, or as much of it as is known of a run that has not ended.
+class Results(dict[str, Any]):
+    """The contents of summary.json, as keys and as attributes: `results.test_accuracy`.
 
-    It also has every metric of the validation and the test set, as validation_NAME and test_NAME.
+    Every metric is there as `validation_NAME` and `test_NAME`.
     """
 
-    model_config = ConfigDict(extra="allow")
-
-    solver: str | None = None
-    model: str | None = None
-    data: str | None = None
-    blocks: int | None = None
-    cuts: list[str] = []
-    replicas: int | None = None
-    epochs: int | None = None
-    seed: int | None = None
-    links: str | None = None
-    validation_accuracy: float | None = None
-    validation_loss: float | None = None
-    test_accuracy: float | None = None
-    test_loss: float | None = None
-    selected_on: str | None = None
+    solver: str
+    model: str
+    data: str
+    blocks: int
+    cuts: list[str]
+    """The first unit of every block but the first."""
+    replicas: int
+    sync: str
+    """The strategy of replicas; empty without any."""
+    fill: str
+    local_samples: Sizes
+    """Of each block, the samples of local work in a tick."""
+    epochs: int
+    """Those that were trained, from the run's start on."""
+    seed: int
+    validation_accuracy: float | None
+    """None without a validation set, or without a metric of that name."""
+    validation_loss: float | None
+    selected_on: str
     """The set by which weights were selected: validation, test or training; empty: none were."""
-    selected_by: str | None = None
-    selected_epoch: int | None = None
-    """The epoch after which the weights were that were tested."""
-    train_seconds: float | None = None
-    images_per_second: float | None = None
-    serial_seconds: float | None = None
-    parallel_seconds: float | None = None
-    fill: str = "none"
-    local_samples: Sizes = []
-    idle_share: list[float] = []
-    delay: list[float] = []
-    bytes_sent: Sizes = []
-    peak_memory_bytes: Sizes = []
-    residual: list[float] = []
-    stopped_early: str | None = None
-    rollbacks: list[Rollback] = []
-    checkpoint_seconds: list[float] = []
-    proof: str | None = None
-    """Whether its gradient was compared with the undivided network's: passed, or why not."""
+    selected_by: str
+    """The metric of that selection."""
+    selected_epoch: int
+    """The epoch after which the weights were that the network now has, and that were tested."""
+    test_accuracy: float | None
+    """None without a test set, or without a metric of that name."""
+    test_loss: float | None
+    """None without a test set."""
+    train_seconds: float
+    """serial_seconds + parallel_seconds, without evaluation and checkpoints."""
+    serial_seconds: float
+    parallel_seconds: float
+    images_per_second: float
+    """Samples, of whichever kind, in a second of training."""
+    idle_share: list[float]
+    """Of each rank, the share of the time in which it waited."""
+    fill_steps: list[int]
+    """Of each rank, its local steps while it waited."""
+    fill_seconds: list[float]
+    bytes_sent: Sizes
+    delay: list[float]
+    """Of each rank, the steps by which its gradients are late."""
+    peak_memory_bytes: Sizes
+    gpu_memory_bytes: list[int]
+    checkpoint_seconds: list[float]
+    """Of each rank, how long it waited for checkpoints."""
+    kernels: str
+    links: str
+    residual: list[float]
+    """Of each cut, the relative primal residual after the last round."""
+    returns_to_serial: int
+    rollbacks: list[dict[str, Any]]
+    proof: str
+    """Whether the gradient was compared with the undivided network's: passed, or why not."""
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics of the validation and the test set that have no field."""
-        extra = (self.model_extra or {}).items()
-        sets = ("validation_", "test_")
-        return {k: v for k, v in extra if k.startswith(sets) and isinstance(v, int | float)}
+    if not TYPE_CHECKING:  # which would let any name pass
 
-    @property
-    def selected(self) -> str | None:
-        """Which weights were tested and, where there was a choice, by what they were selected."""
-        if not self.selected_on or self.selected_epoch is None:
-            return None
-        on = "training" if self.selected_on == "training" else f"{self.selected_on} set's"
-        return f"after epoch {self.selected_epoch}, selected by the {on} {self.selected_by}"
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return self[name]
+            except KeyError:
+                raise AttributeError(
+                    f"a summary has no {name!r}; it has {', '.join(self)}"
+                ) from None
 
-    @property
-    def seconds(self) -> str:
-        """The unit of all times of the run."""
-        clocked = self.links is not None and self.links in LINKS and LINKS[self.links].clocked
-        return "s, simulated" if clocked else "s"
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self]
+
+
+@cache
+def results_model() -> type[BaseModel]:
+    """The fields of `Results`; one that a summary lacks is None, or an empty list."""
+    hints = get_type_hints(Results, include_extras=True)
+    hints |= {"rollbacks": list[Rollback], "stopped_early": str}
+    fields: dict[str, Any] = {
+        name: (hint, [] if get_origin(hint) is list else None) for name, hint in hints.items()
+    }
+    return create_model("Results", __config__=ConfigDict(extra="allow"), **fields)
+
+
+def complete(values: Mapping[str, Any]) -> Results:
+    """Results with every field."""
+    return Results(results_model().model_validate(values).model_dump())
 
 
 @dataclass
-class Record:
+class RunRecord:
     """A run, as its folder has it."""
 
     run: Path
     settings: Config | None
     """None for a library run, whose settings are in no file."""
-    summary: SummaryFile
+    summary: Results
+    """Of a run that has not ended, as much as its settings and lines tell."""
     ended: bool
-    lines: list[Line]
+    lines: list[MetricsLine]
+
+    @property
+    def time_unit(self) -> str:
+        """The unit of all times of the run."""
+        links = self.summary.links
+        return "s, simulated" if links in LINKS and LINKS[links].clocked else "s"
 
 
-def read(run: Path) -> Record:
+def subject(values: Mapping[str, Any]) -> str:
+    """What was trained on what and how, as far as it is known."""
+    network = " on ".join(filter(None, [values.get("model"), values.get("data")]))
+    return ", ".join(filter(None, [network, values.get("solver")]))
+
+
+def read(run: Path) -> RunRecord:
     """Read a run folder; ValueError if it is none, or if a file in it cannot be read."""
     if not (run / "metrics.jsonl").is_file():
         raise ValueError(
             f"{run} is not a run folder (it has no metrics.jsonl): "
             "give the folder that hybrid train named at its end, or its --out"
         )
-    lines, settings = read_lines(run / "metrics.jsonl", Line), _settings(run / "config.toml")
-    path = run / "summary.json"
-    ended = os.path.lexists(path)
-    summary = (
-        checked(SummaryFile, read_whole(path, MOST_BYTES), path)
-        if ended
-        else _so_far(settings, lines)
-    )
-    return Record(run, settings, summary, ended, lines)
-
-
-def trained(model: str | None, data: str | None, solver: str | None) -> str:
-    """What was trained on what and how, as far as it is known."""
-    return ", ".join(filter(None, [" on ".join(filter(None, [model, data])), solver]))
+    lines = read_lines(run / "metrics.jsonl", MetricsLine)
+    settings, path = _settings(run / "config.toml"), run / "summary.json"
+    if ended := os.path.lexists(path):
+        summary = Results(checked(results_model(), read_whole(path, MOST_BYTES), path).model_dump())
+    else:
+        summary = _so_far(settings, lines)
+    return RunRecord(run, settings, summary, ended, lines)
 
 
 def read_lines(path: Path, cls: type[M]) -> list[M]:
     """The whole lines of metrics.jsonl; ValueError if there is none yet."""
-    found: list[M] = []
+    lines: list[M] = []
     for n, text in enumerate(files.read_lines(path, MOST_OF_METRICS), 1):
-        if n > MOST_LINES:
-            raise ValueError(
-                f"{path} has more than {MOST_LINES} lines, the most that a report takes: make it "
-                "of a copy of the run with fewer of them"
-            )
         if text.strip():
-            found.append(checked(cls, text, f"{path} line {n}"))
-    if not found:
+            lines.append(checked(cls, text, f"{path} line {n}"))
+    if not lines:
         raise ValueError(
             f"{path} has 0 whole lines, and a report needs at least 1: "
             "wait for the run's first line, or start the run again"
         )
-    return found
+    return lines
 
 
 def _settings(path: Path) -> Config | None:
     if not os.path.lexists(path):
         return None
     try:
-        resolved, text = load(None, {}, base=path), read_whole(path, TOML_BYTES)
+        settings, text = load(None, {}, base=path), read_whole(path, TOML_BYTES)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    return resolved if re.search(rb"^\s*[^#\s]", text, re.MULTILINE) else None
+    return settings if re.search(rb"^\s*[^#\s]", text, re.MULTILINE) else None
 
 
 def checked(cls: type[M], content: bytes, place: object) -> M:
     """A file, or a line of one, as `cls`; ValueError, naming the place, if it is something else."""
     try:
-        found = json.loads(content)
-        if isinstance(found, dict):
-            return cls.model_validate(found)
-        fault = f"not a JSON object (but a {type(found).__name__})"
+        value = json.loads(content)
+        if isinstance(value, dict):
+            return cls.model_validate(value)
+        fault = f"not a JSON object (but a {type(value).__name__})"
     except ValidationError as error:
         fault = first_fault(error)
     except (ValueError, RecursionError) as error:
@@ -192,14 +221,12 @@ def checked(cls: type[M], content: bytes, place: object) -> M:
     raise ValueError(f"{place}: {fault}: correct it or remove it")
 
 
-def _so_far(settings: Config | None, lines: list[Line]) -> SummaryFile:
-    """The summary of a run that has not ended, as far as its lines and settings tell."""
-    unfinished = SummaryFile(
-        residual=next((line.residual for line in reversed(lines) if line.residual), [])
-    )
+def _so_far(settings: Config | None, lines: list[MetricsLine]) -> Results:
+    residual = next((line.residual for line in reversed(lines) if line.residual), [])
+    values: dict[str, Any] = {"residual": residual}
     if settings is not None:
-        unfinished.solver, unfinished.seed = settings.solver["name"], settings.train.seed
-        unfinished.model, unfinished.data = settings.model.name, settings.data.name
-        unfinished.blocks, unfinished.cuts = settings.split.blocks, settings.split.cuts
-        unfinished.epochs = settings.train.epochs
-    return unfinished
+        values |= {"solver": settings.solver["name"], "model": settings.model.name}
+        values |= {"data": settings.data.name, "epochs": settings.train.epochs}
+        values |= {"seed": settings.train.seed, "cuts": settings.split.cuts or []}
+        values |= {"blocks": settings.split.blocks} if settings.split.blocks else {}
+    return complete(values)

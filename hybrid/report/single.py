@@ -4,18 +4,8 @@ from itertools import zip_longest
 
 from hybrid.errors import counted
 from hybrid.report.curves import RUN, Group, curves
-from hybrid.report.page import (
-    UNKNOWN,
-    Html,
-    amount,
-    drawing,
-    heading,
-    note,
-    page,
-    row,
-    table,
-)
-from hybrid.report.records import Record, SummaryFile, trained
+from hybrid.report.page import UNKNOWN, Html, amount, drawing, heading, note, page, row, table
+from hybrid.report.records import Results, RunRecord, results_model, subject
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED
 from hybrid.settings.resolve import resolve
@@ -26,27 +16,26 @@ ON_TEST = (
 )
 
 
-def content(record: Record) -> bytes:
+def content(record: RunRecord) -> bytes:
     """The page."""
     summary = record.summary
-    title = f"{record.run.resolve().name}: {trained(summary.model, summary.data, summary.solver)}"
     parts = [
         *([] if record.ended else [note(_how_far(record))]),
         *([note(ON_TEST)] if summary.selected_on == "test" else []),
-        row([facts(summary, record.ended), *_ranks(summary), *_cuts(summary)]),
+        row([facts(record), *_ranks(summary), *_cuts(summary)]),
         heading("Curves"),
         row(drawn(record)),
         *([] if record.settings is None else _settings(record.settings)),
     ]
-    return page(title, parts)
+    return page(f"{record.run.resolve().name}: {subject(summary)}", parts)
 
 
-def drawn(record: Record) -> list[Html]:
+def drawn(record: RunRecord) -> list[Html]:
     """Its curves."""
     return [drawing(chart, name) for name, chart in curves(RUN, [Group("", [record])])]
 
 
-def _how_far(record: Record) -> str:
+def _how_far(record: RunRecord) -> str:
     last, epochs = record.lines[-1], record.summary.epochs
     after = (
         f"{last.epoch} of {counted(epochs, 'epoch')}" if epochs else counted(last.epoch, "epoch")
@@ -60,12 +49,12 @@ def _how_far(record: Record) -> str:
 _GRID = [("split", name) for name in ("blocks", "cuts", "replicas")]
 
 
-def facts(summary: SummaryFile, ended: bool) -> Html:
+def facts(record: RunRecord) -> Html:
     """What was run and how it went, without rows of which nothing is known."""
-    seconds = summary.seconds
+    summary, seconds, ended = record.summary, record.time_unit, record.ended
     phases = [("serial", summary.serial_seconds), ("parallel", summary.parallel_seconds)]
     two = all(value for _, value in phases)
-    returns = "; ".join(f"from step {x.step} to {x.to}: {x.reason}" for x in summary.rollbacks)
+    returns = "; ".join("from step {step} to {to}: {reason}".format(**x) for x in summary.rollbacks)
     rows = [
         ("solver", summary.solver, "{}"),
         ("model", summary.model, "{}"),
@@ -74,14 +63,14 @@ def facts(summary: SummaryFile, ended: bool) -> Html:
         ("replicas", summary.replicas, "{}"),
         ("joined by", summary.links, "{}"),
         ("epochs" if ended else "epochs asked for", summary.epochs, "{}"),
-        ("stopped early", summary.stopped_early, "{}"),
+        ("stopped early", summary["stopped_early"], "{}"),
         ("seed", summary.seed, "{}"),
         ("validation accuracy", summary.validation_accuracy, "{:.2%}"),
         ("validation loss", summary.validation_loss, "{:.4g}"),
         ("test accuracy", summary.test_accuracy, "{:.2%}"),
         ("test loss", summary.test_loss, "{:.4g}"),
-        *((k.replace("_", " ", 1), v, "{:.4g}") for k, v in summary.metrics.items()),
-        ("weights", summary.selected, "{}"),
+        *((k.replace("_", " ", 1), v, "{:.4g}") for k, v in _metrics(summary)),
+        ("weights", _selection(summary), "{}"),
         ("training", summary.train_seconds, f"{{:.1f}} {seconds}"),
         *((f"of which {name}", value, f"{{:.1f}} {seconds}") for name, value in phases if two),
         ("samples per second", summary.images_per_second, "{:,.1f}"),
@@ -93,14 +82,29 @@ def facts(summary: SummaryFile, ended: bool) -> Html:
     return table("Run" if ended else "Run so far", (), shown)
 
 
-def _ranks(summary: SummaryFile) -> list[Html]:
+def _metrics(summary: Results) -> list[tuple[str, float]]:
+    """The metrics of the validation and the test set that have no field."""
+    extra = [(k, v) for k, v in summary.items() if k not in results_model().model_fields]
+    sets = ("validation_", "test_")
+    return [(k, v) for k, v in extra if k.startswith(sets) and isinstance(v, int | float)]
+
+
+def _selection(summary: Results) -> str | None:
+    """Which weights were tested and, where there was a choice, by what they were selected."""
+    if not summary.selected_on or summary.selected_epoch is None:
+        return None
+    on = "training" if summary.selected_on == "training" else f"{summary.selected_on} set's"
+    return f"after epoch {summary.selected_epoch}, selected by the {on} {summary.selected_by}"
+
+
+def _ranks(summary: Results) -> list[Html]:
     """A row for each rank, if the summary has anything about ranks."""
     columns: list[tuple[str, list[str]]] = [
         ("idle share", [f"{idle:.1%}" for idle in summary.idle_share]),
         ("sent", [*map(amount, summary.bytes_sent)]),
         ("peak memory", [*map(amount, summary.peak_memory_bytes)]),
     ]
-    if summary.fill != "none":
+    if summary.fill not in (None, "none"):
         name = f"{summary.fill}, local samples per tick"
         columns.append((name, [f"{count:,}" for count in summary.local_samples]))
     if any(summary.delay):
@@ -111,7 +115,7 @@ def _ranks(summary: SummaryFile) -> list[Html]:
     return [table("Ranks", header, numbered)] if numbered else []
 
 
-def _cuts(summary: SummaryFile) -> list[Html]:
+def _cuts(summary: Results) -> list[Html]:
     """A row for each cut; a residual that no method measured is unknown."""
     residuals = [f"{residual:.3g}" for residual in summary.residual if any(summary.residual)]
     cells = zip_longest(summary.cuts, residuals, fillvalue=UNKNOWN)

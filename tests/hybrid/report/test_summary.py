@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from trainings import digits, trainer
@@ -32,8 +33,9 @@ def test_a_summary_has_keys_and_attributes_and_is_what_the_file_has(made):
     with pytest.raises(AttributeError, match="no 'accuracy'; it has solver, model"):
         summary.accuracy  # noqa: B018
     assert out is None or json.loads((out / "summary.json").read_text()) == summary
-    declared = {*hybrid.Summary.__annotations__} - {"history", "out"}
-    assert declared == {*summary}, "what is typed is what there is"
+    assert {*get_type_hints(hybrid.Summary)} - {"history", "out"} == {*summary}, (
+        "what is typed is what there is"
+    )
 
 
 def test_it_keeps_what_each_epoch_came_to_under_the_names_of_callbacks(made):

@@ -13,7 +13,6 @@ from hybrid import Callback, data
 from hybrid.data import Stream, hold_out
 from hybrid.data.mapped import Mapped
 from hybrid.folder import checkpoint
-from hybrid.report import records, single
 from hybrid.solvers import DDG
 from hybrid.training.callbacks.base import EarlyStopping
 
@@ -137,8 +136,7 @@ def test_the_test_set_is_measured_once_on_the_best_weights(blocks, replicas, tmp
     assert found["validation_loss"] == phases[2]["validation_loss"] == results[2]["validation_loss"]
     assert found["test_loss"] == phases[6]["test_loss"]
     assert phases[6]["selected_epoch"] == 3
-    told_by_report = single.facts(records.SummaryFile.model_validate(found), ended=True)
-    assert "after epoch 3, selected by the validation set&#39;s odd" in told_by_report
+    assert "after epoch 3, selected by the validation set&#39;s odd" in found._repr_html_()
     # the weights that were tested stay in the network, and are those of the best checkpoint
     again = made.evaluate(test)
     assert again["loss"] == pytest.approx(found["test_loss"], rel=1e-6)  # in other mini-batches
