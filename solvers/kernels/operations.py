@@ -1,6 +1,6 @@
 """The element-wise work of sub-problems and messages: in torch, and by the fused kernels."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ def step(
     if launch is not None and interval is not None:
         name, *ends = interval
         inputs = lam, x, None if kappa is None else kappa.to(lam.dtype), p_in.float()
-        numbers: list[Any] = [beta, eta, ascent, np.int32(SETS.index(name)), *ends]
+        numbers: list[float | np.int32] = [beta, eta, ascent, np.int32(SETS.index(name)), *ends]
         (new, new_kappa), squares = elementwise(
             launch, "step", inputs, numbers, (x, lam), outputs=[0, 2], sums=2
         )
