@@ -244,8 +244,6 @@ class Block:
         for added in (self.draws, self.norms, self.freezing):
             if added is not None:
                 added.remove()
-        if self.sync is not None:
-            self.sync.release()
 
     @property
     def average(self) -> Average | None:

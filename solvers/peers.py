@@ -151,9 +151,6 @@ class Sync(ABC):
         what is under way may still need the old ones, where they were.
         """
 
-    def release(self) -> None:  # noqa: B027
-        """Remove from the module what was added to it."""
-
     @contextmanager
     def joined(self) -> Iterator[None]:
         """Within it weights and running statistics are equal, for an evaluation or a checkpoint.

@@ -165,7 +165,6 @@ def shares_of(
     if block.sync is not None:
         block.sync.start_alike()
         if R == 1:
-            block.sync.release()
             block.sync = None
     result, named = Shares(), _named_parameters(own, links)
     with _untouched(block, own.problem.objectives.network), _foreign_weights(block, own, result):

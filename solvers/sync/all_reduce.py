@@ -5,34 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from operator import is_not
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hybrid.solvers.acting import Needs
 from hybrid.solvers.peers import Sync, statistics
-from hybrid.solvers.state import State, entries
+from hybrid.solvers.state import State
 from hybrid.solvers.sync.base import Strategy
 from hybrid.solvers.sync.reduction import (
     BUCKET_BYTES,
     MessageFormat,
     Reduction,
-    counted_on_device,
-    left_over,
+    feedback_copies,
     packed,
     unpack,
+    use_counts,
     used_anywhere,
     views,
 )
 
-LEAST_BYTES, LEAST_BYTES_BY_ENGINE = 1 << 18, 1 << 20
-"""Of gradients that travel together in the replicas' order and in the engine's, at least."""
-BUCKETS = 16
-"""That a block's gradients are divided into, where this makes them neither smaller than those nor
-larger than `BUCKET_BYTES`: the first leave early, and the last have few to wait for."""
+LEAST_BYTES, BUCKETS = 1 << 18, 16
+"""A block's gradients travel in this number of buckets, as far as these have at least as many bytes
+and at most `BUCKET_BYTES`: the first leave early, and the last have little to wait for."""
 
 NOT_FLOAT16 = Needs(
     "train.precision is not 'float16', whose overflows would stay in the error feedback",
@@ -64,7 +60,7 @@ class AllReduce(Strategy):
     """Number format of gradients between replicas; bfloat16 and int8 use error feedback."""
 
     def copies(self, replicas: int) -> float:
-        return left_over(self.messages, replicas)
+        return feedback_copies(self.messages, replicas)
 
     def lossless(self) -> AllReduce:
         return replace(self, messages="float32")
@@ -76,135 +72,99 @@ class AllReduced(Sync):
     strategy: AllReduce
 
     def begin(self) -> None:
-        self._gradients: dict[str, Reduction] = {}
-        """By kind of step and number of bucket: each has errors of its own."""
+        strategy = self.strategy
+        self._gradients = Reduction(self.peers, strategy.messages, strategy.order)
         # too small to be worth rounding, and their errors would not average out
-        self._statistics = Reduction(self.peers, order=self.strategy.order)
-        self._aligned = self.strategy.messages == "float32"
-        """Whether sums have the bits of one rank's: rounded ones keep their buckets as they are."""
-        self._layouts: dict[str, tuple[list[nn.Parameter], list[list[nn.Parameter]]]] = {}
-        """By kind of step: what it moves, and that in buckets."""
-        self._hooks: dict[nn.Parameter, RemovableHandle] = {}
-        self._arriving: Callable[[Tensor], None] | None = None
-        """Told of every gradient that is complete, in the last pass before a step."""
+        self._statistics = Reduction(self.peers, order=strategy.order)
+        self._layouts: dict[tuple[int, ...], list[list[nn.Parameter]]] = {}
+        """Buckets, by the identities of the parameters that a step moves."""
         self._under_way: list[tuple[list[nn.Parameter], Callable[[], Tensor]]] = []
-        self._begun = 0
         """Buckets of the coming step that have left."""
 
     @contextmanager
     def last_pass(self, kind: str) -> Iterator[None]:
         buckets = self._buckets(kind)
-        missing = [set(bucket) for bucket in buckets]
-        of = {p: i for i, bucket in enumerate(buckets) for p in bucket}
+        missing = [{p for p in bucket if p.requires_grad} for bucket in buckets]
+        number = {p: i for i, bucket in enumerate(buckets) for p in bucket}
 
         def arrived(p: Tensor) -> None:
-            if p not in of:
-                return
-            missing[of[p]].discard(p)  # type: ignore[index]
+            missing[number[p]].discard(p)  # type: ignore[index]
             # in the same order on all replicas
-            while self._begun < len(buckets) and not missing[self._begun]:
-                self._send(kind, buckets[self._begun])
+            while (n := len(self._under_way)) < len(buckets) and not missing[n]:
+                self._send(kind, buckets[n])
 
-        self._arriving = arrived
+        hooks = [
+            p.register_post_accumulate_grad_hook(arrived) for bucket in missing for p in bucket
+        ]
         try:
             yield
         finally:
-            self._arriving = None
+            for hook in hooks:
+                hook.remove()
 
     def before_step(self, kind: str, rate: float) -> bool:
-        for bucket in self._buckets(kind)[self._begun :]:
+        for bucket in self._buckets(kind)[len(self._under_way) :]:
             self._send(kind, bucket)
-        moved = statistics(self.block.module) if kind != "auxiliary" else []
-        waiting = [p for bucket, _ in self._under_way for p in bucket]
-        used = [p.grad is not None for p in waiting]
-        counts = counted_on_device(used, waiting)
-        vector = packed([*(m * self.share for m in moved), counts])
+        running = statistics(self.block.module) if kind != "auxiliary" else []
+        parameters = [p for bucket, _ in self._under_way for p in bucket]
+        used = [p.grad is not None for p in parameters]
+        counts = use_counts(used, parameters)
+        vector = packed([*(x * self.share for x in running), counts])
         finish = self._statistics.start(vector) if len(vector) else lambda: vector
-        sums = [end() for _, end in self._under_way]
-        unpack(finish(), [*moved, counts])
-        of = iter(used_anywhere(used, counts))
-        for (bucket, _), total in zip(self._under_way, sums, strict=True):
-            gradients = [_gradient(p) for p in bucket]
-            for p, gradient in zip(bucket, views(total, gradients, self._aligned), strict=True):
-                p.grad = gradient if next(of) else None
-        self._under_way, self._begun = [], 0
+        sums = [
+            view
+            for bucket, end in self._under_way
+            for view in views(end(), [_gradient(p) for p in bucket])
+        ]
+        unpack(finish(), [*running, counts])
+        for p, total, is_used in zip(parameters, sums, used_anywhere(used, counts), strict=True):
+            p.grad = total if is_used else None
+        self._under_way = []
         return True
 
-    def total(self, own: Tensor) -> Tensor:
-        return self._statistics.start(own)()
+    def total(self, vector: Tensor) -> Tensor:
+        return self._statistics.start(vector)()
 
     def after_step(self, kind: str) -> None:
         self.compare()
 
-    def release(self) -> None:
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks.clear()
-
     def _send(self, kind: str, bucket: list[nn.Parameter]) -> None:
         """Begin the sum of a bucket's gradients."""
-        name, self._begun = f"{kind} {self._begun}", self._begun + 1
-        if name not in self._gradients:
-            self._gradients[name] = self._reduction()
-        vector = packed([_gradient(p) for p in bucket], self._aligned)
-        self._under_way.append((bucket, self._gradients[name].start(vector)))
-
-    def _reduction(self) -> Reduction:
-        return Reduction(self.peers, self.strategy.messages, self.strategy.order)
+        vector = packed([_gradient(p) for p in bucket])
+        name = f"{kind} {len(self._under_way)}"
+        self._under_way.append((bucket, self._gradients.start(vector, name)))
 
     def _buckets(self, kind: str) -> list[list[nn.Parameter]]:
         """What a step moves, from the last layer on, in runs of enough bytes."""
         stepping = self.block.stepping(kind)
-        known, buckets = self._layouts.get(kind, ([], []))
-        if len(known) != len(stepping) or any(map(is_not, known, stepping)):
-            buckets = self._laid_out(stepping)
-            self._layouts[kind] = stepping, buckets
-        return buckets
+        key = tuple(map(id, stepping))
+        if key not in self._layouts:
+            self._layouts[key] = self._new_buckets(stepping)
+        return self._layouts[key]
 
-    def _laid_out(self, stepping: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-        """Buckets of parameters, whose hooks tell of their gradients from now on."""
+    def _new_buckets(self, stepping: list[nn.Parameter]) -> list[list[nn.Parameter]]:
         place = {p: i for i, p in enumerate(self.block.module.parameters())}
         backwards = sorted(stepping, key=lambda p: place.get(p, len(place)), reverse=True)
         buckets: list[list[nn.Parameter]] = []
-        least, room = self._least_bytes(backwards), 0
+        size = min(max(LEAST_BYTES, sum(map(_num_bytes, backwards)) // BUCKETS), BUCKET_BYTES)
+        room = 0
         for p in backwards:
             if room <= 0:
                 buckets.append([])
-                room = least
+                room = size
             buckets[-1].append(p)
             room -= _num_bytes(p)
-            if p.requires_grad and p not in self._hooks:
-                self._hooks[p] = p.register_post_accumulate_grad_hook(self._arrived)
         return buckets
 
-    def _least_bytes(self, parameters: list[nn.Parameter]) -> int:
-        """Of a bucket."""
-        least = LEAST_BYTES_BY_ENGINE if self._statistics.by_engine else LEAST_BYTES
-        if not self._aligned:
-            return least
-        return min(max(least, sum(map(_num_bytes, parameters)) // BUCKETS), BUCKET_BYTES)
-
-    def _arrived(self, p: Tensor) -> None:
-        if self._arriving is not None:
-            self._arriving(p)
-
     def state(self) -> State:
-        return State(
-            flight={
-                f"{name}/{of}": left
-                for name, reduction in self._gradients.items()
-                for of, left in reduction.state().items()
-            }
-        )
+        return State(flight=self._gradients.left)
 
     def load_state(self, state: State) -> None:
-        for name in {key.partition("/")[0] for key in state.flight}:
-            self._gradients[name] = self._reduction()
-            self._gradients[name].load_state(entries(state.flight, f"{name}/"))
+        self._gradients.left = dict(state.flight)
 
 
 def _num_bytes(p: nn.Parameter) -> int:
-    """Of its gradient on its way."""
+    """Bytes of its gradient in a message."""
     return p.numel() * max(p.element_size(), torch.float32.itemsize)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hybrid.solvers.acting import Count, CountOrZero, Positive, Share
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.outer_step import Rounds
-from hybrid.solvers.sync.reduction import MessageFormat, left_over, packed
+from hybrid.solvers.sync.periodic import PeriodicSync
+from hybrid.solvers.sync.reduction import MessageFormat, feedback_copies, packed
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class DiLoCo(Strategy):
 
     def copies(self, replicas: int) -> float:
         """B and V; while a sum is under way what is in it, and the weights it began with."""
-        return 2 + left_over(self.messages, replicas) + (2 if self.lag else 0)
+        return 2 + feedback_copies(self.messages, replicas) + (2 if self.lag else 0)
 
 
-class DiLoCoSync(Rounds):
+class DiLoCoSync(PeriodicSync):
     """One replica's weights, and the round that is under way."""
 
     strategy: DiLoCo
@@ -81,19 +81,20 @@ class DiLoCoSync(Rounds):
         """V <- mu V + D, B <- B - eta (D + mu V), and w_r is B plus what was done since."""
         anchors, momenta = self.anchors(), self.outer.slots("momentum")
         eta, mu = self.strategy.outer_lr, self.strategy.outer_momentum
-        began, change = self.sent.values(), [torch.empty_like(b) for b in anchors]
+        began, change = [*self.sent.values()], [torch.empty_like(b) for b in anchors]
         self.take(change)
         torch._foreach_mul_(momenta, mu)
         torch._foreach_add_(momenta, change)
         torch._foreach_add_(change, momenta, alpha=mu)
         torch._foreach_add_(anchors, change, alpha=-eta)
+        new = [b.clone() for b in anchors]
         self.apart = self.count > self.started
         if self.apart:
-            since = [p.detach() - w for p, w in zip(self.weights(), began, strict=True)]
-            self.replace([b + d for b, d in zip(anchors, since, strict=True)])
+            since = torch._foreach_sub([p.detach() for p in self.weights()], began)
+            torch._foreach_add_(new, since)
         else:
-            self.replace([b.clone() for b in anchors])
             self.join_statistics()
+        self.replace(new)
 
 
 DiLoCo.program = DiLoCoSync

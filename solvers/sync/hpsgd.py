@@ -11,8 +11,8 @@ from torch import Tensor
 from hybrid.solvers.acting import Acts, Count, CountOrZero
 from hybrid.solvers.state import State
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.outer_step import Rounds, Sent, numbered
-from hybrid.solvers.sync.reduction import counted_on_device, packed, used_anywhere
+from hybrid.solvers.sync.periodic import ByWeight, PeriodicSync, numbered
+from hybrid.solvers.sync.reduction import packed, use_counts, used_anywhere
 
 DRIFTS = Acts("replicas drift before a round lands (sync.lag is above 0)", lambda run: run.sync.lag)
 
@@ -64,7 +64,7 @@ class HPSGD(Strategy):
         return 5 if self.lag else 3
 
 
-class HPSGDSync(Rounds):
+class HPSGDSync(PeriodicSync):
     """One replica's drift, and the round that is under way."""
 
     strategy: HPSGD
@@ -79,7 +79,7 @@ class HPSGDSync(Rounds):
             self._decays = [g["weight_decay"] for g in groups for _ in g["params"]]
             for group in groups:
                 group["weight_decay"] = 0.0
-        self._sums: Sent = {}
+        self._sums: ByWeight = {}
         """S_r, of the weights that have had a gradient in this round."""
         self._rate = 0.0
         self._landed = False
@@ -118,7 +118,7 @@ class HPSGDSync(Rounds):
             self._drift(gradients)
         return self._landed
 
-    def _gradients(self) -> Sent:
+    def _gradients(self) -> ByWeight:
         """(n_r / N) g_r; a weight that no sample has used would not decay either."""
         return {
             i: p.grad.add(p.detach(), alpha=self.share * decay) if decay else p.grad
@@ -126,7 +126,7 @@ class HPSGDSync(Rounds):
             if p.grad is not None
         }
 
-    def _drift(self, gradients: Sent) -> None:
+    def _drift(self, gradients: ByWeight) -> None:
         """Step by gradients, without the optimizer."""
         weights = {i: p.detach() for i, p in enumerate(self.weights())}
         add(gradients, weights, -self._rate / self.share)
@@ -150,7 +150,7 @@ class HPSGDSync(Rounds):
         """S_r, and which weights are in it."""
         weights, used = self.weights(), self._used()
         sums = [self.sent[i] if u else torch.zeros_like(weights[i]) for i, u in enumerate(used)]
-        return packed([*sums, counted_on_device(used, weights)])
+        return packed([*sums, use_counts(used, weights)])
 
     def _used(self) -> list[bool]:
         return [i in self.sent for i in range(len(self.weights()))]
@@ -158,7 +158,7 @@ class HPSGDSync(Rounds):
     def _take_sum(self) -> None:
         """Let w = B and its gradient be P; there is none of what no replica has used."""
         weights, used = self.weights(), self._used()
-        total, counts = [torch.empty_like(p) for p in weights], counted_on_device(used, weights)
+        total, counts = [torch.empty_like(p) for p in weights], use_counts(used, weights)
         self.take([*total, counts])
         self.replace([b.clone() for b in self.anchors()])
         for p, gradient, times in zip(weights, total, used_anywhere(used, counts), strict=True):
@@ -175,10 +175,10 @@ class HPSGDSync(Rounds):
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
-        self._sums = self.of_weights(state.flight, "sum")
+        self._sums = self.by_weight(state.flight, "sum")
 
 
-def add(terms: Sent, sums: Sent, factor: float = 1.0) -> None:
+def add(terms: ByWeight, sums: ByWeight, factor: float = 1.0) -> None:
     """Add multiples of tensors to those of the same weights; where there is none, put a copy."""
     both = [i for i in terms if i in sums]
     new = {i: term.clone() for i, term in terms.items() if i not in sums}

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hybrid.solvers.acting import Count
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.outer_step import Rounds
+from hybrid.solvers.sync.periodic import PeriodicSync
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LocalSGD(Strategy):
     """h, local steps between averages of the weights."""
 
 
-class LocalSGDSync(Rounds):
+class LocalSGDSync(PeriodicSync):
     """One replica's weights."""
 
     strategy: LocalSGD

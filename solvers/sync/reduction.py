@@ -13,19 +13,19 @@ from hybrid.solvers.peers import Peers
 from hybrid.solvers.state import Tensors
 
 BUCKET_BYTES = 1 << 22
-"""Of a bucket: its sum travels while the next one is on its way. On MPI's links and on torch's less
-takes up to twice the time, and more saves little or costs (docs/benchmarks/appendix.md)."""
+"""A bucket's sum travels while the next one is on its way. On MPI's links and on torch's less takes
+up to twice the time, and more saves little or costs (docs/benchmarks/appendix.md)."""
 ROUNDED_BUCKET_BYTES = 1 << 20
-"""Of a bucket in fewer bits: checkpoints hold what rounding leaves out by bucket."""
+"""The size of a bucket in fewer bits: checkpoints hold its rounding error."""
 ALIGNMENT_BYTES = 64
-"""Of the views of a vector, as of tensors of their own: the bits of a product depend on it."""
-FEW_REPLICAS = 8
-"""Up to which sums are in the order of the replicas, unless another is asked for."""
+"""Alignment of a vector's views, as torch aligns tensors: the bits of a product depend on it."""
+MOST_IN_ORDER = 8
+"""The most replicas for which "auto" sums in their order."""
 
 MessageFormat = Literal["float32", "bfloat16", "int8"]
-"""Of numbers on their way between replicas."""
+"""Number format of messages between replicas."""
 Order = Literal["auto", "replicas", "engine"]
-"""Of the terms of a sum over replicas; auto: of the replicas where they are few."""
+"""Order of the terms of a sum over replicas."""
 
 
 class Reduction:
@@ -36,8 +36,9 @@ class Reduction:
                    sends that sum to every replica
 
     Each sends 2 (R-1)/R of n numbers, as a ring does, in two hops; MPI_Allreduce promises no order.
-    In a format of fewer bits both messages are rounded, each with its error feedback, and the owner
-    of a sum takes what the others get: all replicas have the same bits.
+    In a format of fewer bits both messages are rounded, each with its error feedback (Karimireddy
+    et al., arXiv 1901.09847), and the owner of a sum takes what the others get: all replicas have
+    the same bits.
 
     Where the order may be the engine's, the links' own all-reduce sums the buckets of numbers that
     travel as they are: in an order that it chooses, but with the same bits on all replicas.
@@ -47,14 +48,17 @@ class Reduction:
         self, peers: Peers, kind: MessageFormat = "float32", order: Order = "replicas"
     ) -> None:
         self.peers, self.kind = peers, kind
-        few = peers.replicas <= FEW_REPLICAS
-        self.by_engine = kind == "float32" and (order == "engine" or (order == "auto" and not few))
+        in_order = order == "replicas" or (order == "auto" and peers.replicas <= MOST_IN_ORDER)
+        self.by_engine = kind == "float32" and not in_order
         """Whether the links' engine may choose the order."""
-        self._up: dict[tuple[int, int], Feedback] = {}
-        self._down: dict[int, Feedback] = {}
+        self.left: Tensors = {}
+        """What rounding has left out of each message, by its name."""
 
-    def start(self, vector: Tensor) -> Callable[[], Tensor]:
-        """Begin; the call of what it gives waits for the sum."""
+    def start(self, vector: Tensor, name: str = "") -> Callable[[], Tensor]:
+        """Begin; the call of what it gives waits for the sum.
+
+        The rounding error of a vector is added to the next one of its name.
+        """
         bucket_bytes = BUCKET_BYTES if self.kind == "float32" else ROUNDED_BUCKET_BYTES
         buckets = vector.split(max(1, bucket_bytes // vector.element_size()))
         if self.by_engine:
@@ -62,7 +66,7 @@ class Reduction:
             engine = [end for end in sums if end is not None]
             if len(engine) == len(buckets):
                 return lambda: _joined(vector, buckets, [end() for end in engine])
-        ends = [self._begin(i, bucket) for i, bucket in enumerate(buckets)]
+        ends = [self._begin(f"{name}/{i}", bucket) for i, bucket in enumerate(buckets)]
 
         def finish() -> Tensor:
             sums = [end() for end in ends]
@@ -70,41 +74,28 @@ class Reduction:
 
         return finish
 
-    def _begin(self, bucket: int, x: Tensor) -> Callable[[], Callable[[], list[Tensor]]]:
+    def _begin(self, name: str, x: Tensor) -> Callable[[], Callable[[], list[Tensor]]]:
         peers, dtype = self.peers, x.dtype
         pieces = x.tensor_split(peers.replicas)
-        messages = [self._sent(bucket, r, piece) for r, piece in enumerate(pieces)]
+        messages = [self._message(f"up {name}.{r}", piece) for r, piece in enumerate(pieces)]
         arrived = peers.exchange(messages, [messages[peers.replica]] * len(messages))
 
         def add() -> Callable[[], list[Tensor]]:
-            theirs = [decode(message, self.kind, dtype) for message in arrived()]
-            total: Tensor = reduce(torch.add, theirs)
-            message = self._down.setdefault(bucket, Feedback(self.kind)).send(total)
+            total: Tensor = reduce(torch.add, (decode(m, self.kind, dtype) for m in arrived()))
+            message = self._message(f"down {name}", total)
             sums = peers.exchange([message] * len(messages), messages)
             return lambda: [decode(each, self.kind, dtype) for each in sums()]
 
         return add
 
-    def _sent(self, bucket: int, replica: int, piece: Tensor) -> Tensor:
-        return self._up.setdefault((bucket, replica), Feedback(self.kind)).send(piece)
-
-    def state(self) -> Tensors:
-        """What rounding has left out."""
-        up = {f"up {b}.{r}": f.left for (b, r), f in self._up.items()}
-        down = {f"down {b}": f.left for b, f in self._down.items()}
-        return {name: left for name, left in (up | down).items() if left is not None}
-
-    def load_state(self, saved: Tensors) -> None:
-        """Take back what `state` gave."""
-        for name, left in saved.items():
-            way, _, where = name.partition(" ")
-            feedback = Feedback(self.kind)
-            feedback.left = left
-            if way == "up":
-                bucket, _, replica = where.partition(".")
-                self._up[int(bucket), int(replica)] = feedback
-            else:
-                self._down[int(where)] = feedback
+    def _message(self, name: str, x: Tensor) -> Tensor:
+        """Q(x + e), and e <- x + e - Q(x + e)."""
+        if self.kind == "float32":
+            return x
+        x = x + self.left[name] if name in self.left else x
+        message = encode(x, self.kind)
+        self.left[name] = x - decode(message, self.kind, x.dtype)
+        return message
 
 
 def encode(x: Tensor, kind: MessageFormat) -> Tensor:
@@ -130,28 +121,6 @@ def decode(message: Tensor, kind: MessageFormat, dtype: torch.dtype) -> Tensor:
     return message[4:].view(torch.int8).to(dtype) * scale.to(dtype)
 
 
-class Feedback:
-    """What rounding has left out of a vector, added to the next one (error feedback).
-
-        message = Q(x + e),   e <- x + e - Q(x + e)
-
-    (Karimireddy et al., arXiv 1901.09847.) Nothing is kept where the format is exact.
-    """
-
-    def __init__(self, kind: MessageFormat) -> None:
-        self.kind = kind
-        self.left: Tensor | None = None
-
-    def send(self, x: Tensor) -> Tensor:
-        """x as it travels."""
-        if self.kind == "float32":
-            return x
-        x = x if self.left is None else x + self.left
-        message = encode(x, self.kind)
-        self.left = x - decode(message, self.kind, x.dtype)
-        return message
-
-
 def _joined(vector: Tensor, buckets: Sequence[Tensor], sums: list[Tensor]) -> Tensor:
     """The sums of a vector's buckets as one vector, which it may have become itself."""
     if len(sums) == 1:
@@ -161,12 +130,12 @@ def _joined(vector: Tensor, buckets: Sequence[Tensor], sums: list[Tensor]) -> Te
     return torch.cat(sums)
 
 
-def left_over(kind: MessageFormat, replicas: int) -> float:
-    """Numbers a rank keeps for each one of a vector: what rounding has left out, up and down."""
+def feedback_copies(kind: MessageFormat, replicas: int) -> float:
+    """Numbers that error feedback keeps for each one of a vector."""
     return 0.0 if kind == "float32" else 1 + 1 / replicas
 
 
-def counted_on_device(used: Sequence[bool], parameters: Sequence[Tensor]) -> Tensor:
+def use_counts(used: Sequence[bool], parameters: Sequence[Tensor]) -> Tensor:
     """1 for each parameter that is used, else 0, on their device; no copy if all are used."""
     device = parameters[0].device if parameters else None
     if all(used):
@@ -175,18 +144,18 @@ def counted_on_device(used: Sequence[bool], parameters: Sequence[Tensor]) -> Ten
 
 
 def used_anywhere(used: Sequence[bool], counts: Tensor) -> Sequence[bool]:
-    """Whether some replica has used each parameter, from own use and the sum of all counts.
+    """Whether some replica has used each parameter, from this one's use and the sum of all counts.
 
-    What this replica has used is used: the counts are read, which stops the host until a GPU has
-    them, only if it has left a parameter out.
+    The counts are read, which stops the host until a GPU has them, only if this replica has left a
+    parameter out.
     """
     return used if all(used) else [count > 0 for count in counts.tolist()]
 
 
-def packed(tensors: Sequence[Tensor], aligned: bool = False) -> Tensor:
+def packed(tensors: Sequence[Tensor]) -> Tensor:
     """One vector of all numbers, each tensor in the order of its memory, at least in float32.
 
-    If `aligned`, zeros behind a tensor let the next one begin as memory of its own would.
+    Zeros behind a tensor let the next one begin as memory of its own would.
     """
     dtype, parts = torch.float32, [memory(t) for t in tensors]
     for part in parts:
@@ -194,34 +163,30 @@ def packed(tensors: Sequence[Tensor], aligned: bool = False) -> Tensor:
     if not parts:
         return torch.zeros(0)
     zeros = parts[0].new_zeros(ALIGNMENT_BYTES, dtype=dtype)
-    gaps = [zeros[: _gap(part.numel(), dtype)] if aligned else zeros[:0] for part in parts]
-    pairs = zip(parts, gaps, strict=True)
-    return torch.cat([x for part, gap in pairs for x in (part.to(dtype), gap)])
+    pairs = ((part.to(dtype), zeros[: _gap(part, dtype)]) for part in parts)
+    return torch.cat([x for pair in pairs for x in pair])
 
 
-def _gap(numbers: int, dtype: torch.dtype) -> int:
+def _gap(part: Tensor, dtype: torch.dtype) -> int:
     """Numbers from a tensor's end to where an aligned one may begin."""
-    return -numbers % (ALIGNMENT_BYTES // dtype.itemsize)
+    return -part.numel() % (ALIGNMENT_BYTES // dtype.itemsize)
 
 
 def unpack(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     """Write the numbers of a packed vector back into tensors of the same memory order."""
-    places = [memory(t) for t in tensors]
-    for part, place in zip(vector.split([p.numel() for p in places]), places, strict=True):
-        place.copy_(part)
+    for tensor, view in zip(tensors, views(vector, tensors), strict=True):
+        tensor.data.copy_(view)
 
 
-def views(vector: Tensor, like: Sequence[Tensor], aligned: bool = False) -> list[Tensor]:
+def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Tensors of the formats of others, in the memory of their packed vector where it fits."""
-    sizes = [memory(tensor).numel() for tensor in like]
-    whole = [n + _gap(n, vector.dtype) * aligned for n in sizes]
-    parts = [part[:n] for part, n in zip(vector.split(whole), sizes, strict=True)]
-    return [_view(part, tensor) for part, tensor in zip(parts, like, strict=True)]
+    numbers = [memory(tensor) for tensor in like]
+    parts = vector.split([len(x) + _gap(x, vector.dtype) for x in numbers])
+    return [_view(part[: len(x)], t) for part, x, t in zip(parts, numbers, like, strict=True)]
 
 
 def _view(part: Tensor, like: Tensor) -> Tensor:
     if like.is_complex():
-        part = part.clone() if part.storage_offset() % 2 else part
         part = torch.view_as_complex(part.view(-1, 2))
     return part.to(like.dtype).as_strided(like.shape, like.stride())
 

@@ -48,8 +48,8 @@ class Ties:
         self.size = sum(p.numel() for p in self.parameters)
         self.is_owner = links.rank == self.blocks[0]
         self._others = [k for k in self.blocks if k != links.rank]
-        self._gradients: dict[int, dict[int, Tensor]] = {k: {} for k in self.blocks}
-        """By block and the number of its step."""
+        self._gradients: dict[int, Tensor] = {}
+        """This block's, by the number of its step, as long as another block may need them."""
         self._used = dict.fromkeys(self.blocks, 0)
         """How many of each block's gradients have been added up."""
         self.steps = 0
@@ -61,11 +61,11 @@ class Ties:
     def sum_gradients(self, exact: bool) -> None:
         """Put g_j in the place of this block's own gradient, before its j-th step."""
         self.begin()
-        own, rank, j = torch.cat([*map(_gradient, self.parameters)]), self.links.rank, self.steps
+        own, j = torch.cat([*map(_gradient, self.parameters)]), self.steps
         if peers.COMPARED:  # as bytes, which are exact in every number format
             bits = peers.checksum(self.parameters).to_bytes(4, "big")
             own = torch.cat([own, own.new_tensor([*bits])])
-        self._gradients[rank][j] = own
+        self._gradients[j] = own
         for block in self._others:
             self.links.to_block(block, own)
         total: Tensor | None = None
@@ -81,18 +81,17 @@ class Ties:
             if p.requires_grad:
                 p.grad = part.view(p.shape).to(p.dtype).clone(memory_format=torch.preserve_format)
         # a resumed run may have to send the others what they have not used
-        self._forget(rank, self.steps - max(self.lags.values()) - 1)
+        needed = self.steps - max(self.lags.values()) - 1
+        self._gradients = {step: g for step, g in self._gradients.items() if step >= needed}
 
     def _gradient_of(self, block: int, step: int) -> Tensor:
-        """g_{k, j}."""
-        own = self._gradients[self.links.rank][step]
+        """g_{k, j}; those of another block arrive in the order of its steps."""
+        own = self._gradients[step]
         if block == self.links.rank:
             return own[: self.size]
-        while step not in self._gradients[block]:
-            self._gradients[block][self._next[block]] = self.links.from_block(block)
+        while self._next[block] <= step:
+            gradient = self.links.from_block(block)
             self._next[block] += 1
-        self._forget(block, step)
-        gradient = self._gradients[block][step]
         bits = gradient[self.size :], own[self.size :]
         if all(map(len, bits)) and not torch.equal(*bits):
             raise RuntimeError(
@@ -101,11 +100,6 @@ class Ties:
                 "own depends on the block"
             )
         return gradient[: self.size]
-
-    def _forget(self, block: int, before: int) -> None:
-        kept = self._gradients[block]
-        for step in [step for step in kept if step < before]:
-            del kept[step]
 
     def begin(self) -> None:
         """Agree on where every block is, and send what others have not used, or begin alike.
@@ -129,12 +123,11 @@ class Ties:
         self._next = {k: max(0, self.steps - self.lags[k]) for k in self._others}
         for block in self._others:
             for step in range(max(0, at[block] - self.lags[rank]), self.steps):
-                self.links.to_block(block, self._gradients[rank][step])
+                self.links.to_block(block, self._gradients[step])
 
     def _begin_alike(self) -> None:
         """Let all copies have the weights and the optimizers' states of the first block's."""
-        for gradients in self._gradients.values():
-            gradients.clear()
+        self._gradients = {}
         for p in self.parameters:
             p.detach().copy_(self._of_owner(p.detach()))
             for optimizer in dict.fromkeys(self.optimizers.values()):
@@ -162,10 +155,9 @@ class Ties:
 
     def state(self) -> State:
         """What the other blocks may not have used yet, and how many steps were taken."""
-        rank = self.links.rank
         if not any(self.lags.values()):  # all have used all, and are alike
             return State()
-        own = {f"gradient {step}": g for step, g in self._gradients[rank].items()}
+        own = {f"gradient {step}": g for step, g in self._gradients.items()}
         used = torch.tensor([*self._used.values()])
         return State(flight={"steps": torch.tensor(self.steps), "used": used, **own})
 
@@ -176,7 +168,7 @@ class Ties:
         self.steps = int(state.flight["steps"])
         self._used = dict(zip(self.blocks, state.flight["used"].tolist(), strict=True))
         kept = entries(state.flight, "gradient ")
-        self._gradients[self.links.rank] = {int(step): g for step, g in kept.items()}
+        self._gradients = {int(step): g for step, g in kept.items()}
 
 
 class AllTies:

@@ -135,16 +135,6 @@ def test_buckets_leave_within_the_last_backward_pass_the_last_layers_first():
         assert len(hooks) == 4
         early = len(sent)
         block.step("exact", LR)
-        for _ in range(2):  # hooks are made once, and the run takes them along
-            assert {len(p._post_accumulate_grad_hooks) for p in module.parameters()} == {1}
-            with block.last_pass("exact"):
-                module(torch.ones(2, 300)).sum().backward()
-            grads = [p.grad for p in module.parameters()]
-            block.sync.before_step("exact", LR)
-            assert all(p.grad is not g for p, g in zip(module.parameters(), grads, strict=True))
-        bases = {p.grad.untyped_storage().data_ptr() for p in module.parameters()}
-        assert len(bases) == 4  # views of the sums of four buckets
-        block.release()
         assert not any(p._post_accumulate_grad_hooks for p in module.parameters())
         return left, early, [p.detach().clone() for p in module.parameters()]
 
@@ -157,23 +147,13 @@ def test_buckets_leave_within_the_last_backward_pass_the_last_layers_first():
     assert all(map(torch.equal, found[0][2], found[1][2]))
 
 
-@pytest.mark.parametrize(
-    ("messages", "order", "mib", "buckets"),
-    [
-        ("float32", "replicas", 2, 8),  # of 256 KiB
-        ("float32", "engine", 2, 2),  # of 1 MiB
-        ("float32", "replicas", 16, 16),
-        ("float32", "engine", 128, 32),  # of 4 MiB
-        ("int8", "replicas", 16, 64),  # whose rounding errors a checkpoint may hold
-    ],
-)
-def test_buckets_are_a_sixteenth_of_a_block_between_bounds(messages, order, mib, buckets):
+@pytest.mark.parametrize(("mib", "buckets"), [(2, 8), (16, 16), (128, 32)])
+def test_buckets_are_a_sixteenth_of_a_block_between_256_kib_and_4_mib(mib, buckets):
     module = nn.ParameterList(torch.empty(1 << 16, device="meta") for _ in range(4 * mib))
     block = Block(module, 0, 1, {"exact": torch.optim.SGD(module.parameters(), LR)})
 
     def program(links):
-        sync = AllReduce(messages=messages, order=order).start(block, links.peers, 1.0)
-        return len(sync._buckets("exact"))
+        return len(AllReduce().start(block, links.peers, 1.0)._buckets("exact"))
 
     assert run_threads(1, program) == [buckets]
 

@@ -61,19 +61,18 @@ def test_bytes_are_those_of_the_cuts_and_of_the_sums_over_replicas(monkeypatch):
     (shape,) = blocks.cut_shapes(torch.zeros(1, *made.model.input_shape))
     R, cut = 2, 2 * 4 * shape[0] * shape[1] * shape[2]
     recipe = Recipe("exact", Backprop(micro_batches=4))
-    # gradients begin at multiples of 64 bytes, unless they are rounded on their way
+    # gradients begin at multiples of 64 bytes
     aligned = sum(-(-p.nbytes // 64) * 64 for p in made.model.parameters())
-    summed = 2 * (R - 1) * weights(made) / 32
     padded = 2 * (R - 1) * aligned / 32
     # a number a parameter, whether a replica has used it, is never narrower
-    used = 2 * (R - 1) * 4 * len(list(made.model.parameters())) / 32
+    used = 2 * (R - 1) * -(-4 * len(list(made.model.parameters())) // 64) * 64 / 32
     found = made.predict(blocks, recipe, replicas=R)
     assert found.bytes_per_image == pytest.approx(cut + padded + used)
     narrow = replace(recipe, sync=AllReduce(messages="bfloat16"))
     found = made.predict(blocks, narrow, replicas=R)
-    assert found.bytes_per_image == pytest.approx(cut + summed / 2 + used)
+    assert found.bytes_per_image == pytest.approx(cut + padded / 2 + used)
     rarely = made.predict(blocks, replace(recipe, sync=LocalSGD(steps=8)), replicas=R)
-    assert rarely.bytes_per_image == pytest.approx(cut + summed / 8)
+    assert rarely.bytes_per_image == pytest.approx(cut + padded / 8)
 
 
 def test_on_a_slow_network_the_grid_that_sends_less_wins():

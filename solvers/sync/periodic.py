@@ -1,4 +1,4 @@
-"""Rounds: replicas step by themselves, and every few steps they sum what they have done."""
+"""Rounds of replicas: they step by themselves, and every h steps they sum what they have done."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hybrid.solvers.peers import Sync, statistics
 from hybrid.solvers.state import State, Tensors, entries
 from hybrid.solvers.sync.reduction import Reduction, packed, unpack
 
-Sent = dict[int, Tensor]
-"""What a replica gives to a sum, by the number of the weight; a weight may have no part in it."""
+ByWeight = dict[int, Tensor]
+"""Tensors by the number of their weight; some weights may have none."""
 
 
 class Outer(torch.optim.Optimizer):
@@ -42,19 +42,20 @@ class Outer(torch.optim.Optimizer):
         return [self.state[p][name] for p in self.weights()]
 
 
-class Rounds(Sync):
+class PeriodicSync(Sync):
     """Replicas whose weights differ within a round.
 
-        each step      a step of the replica's own
+        each step      a step of the replica by itself
         every h-th     what the replica gives to a sum over replicas begins to travel
         L steps later  an outer step on the sum, the same on all replicas
 
-    A round may last longer than an epoch: nothing ends at an epoch's end. An evaluation sees the
-    replicas' mean. A checkpoint keeps that as the network's weights and their momenta, for any
-    other grid, and every replica's own beside it, from which the replicas go on. A replica counts
-    by its samples:
+    Rounds do not end with an epoch. An evaluation sees the replicas' mean, in which a replica
+    counts by its samples:
 
         mean of x = sum_r (n_r / N) x_r
+
+    A checkpoint has the means of weights and momenta, for any other grid, and beside them those of
+    every replica, from which the same grid goes on.
 
     An anchored strategy has weights B that all replicas agree on, from which each one drifts.
     """
@@ -65,13 +66,12 @@ class Rounds(Sync):
         """Steps since the rounds began."""
         self.apart = False
         """Whether replicas may have different weights."""
-        self._plain = Reduction(self.peers, order=strategy.order)
-        self._rounded = Reduction(
-            self.peers, getattr(strategy, "messages", "float32"), strategy.order
-        )
+        self._exact = Reduction(self.peers, order=strategy.order)
+        messages: Any = getattr(strategy, "messages", "float32")
+        self._rounded = Reduction(self.peers, messages, strategy.order)
         self._sum: Callable[[], Tensor] | None = None
-        """LocalBudget for the sum under way; None: there is none."""
-        self.sent: Sent = {}
+        """Waits for the sum under way; None: there is none."""
+        self.sent: ByWeight = {}
         """This replica's part of it, until an outer step has it."""
         self.started = 0
         """The step after which it began."""
@@ -83,7 +83,7 @@ class Rounds(Sync):
             self.block.optimizers["outer"] = self.outer
 
     def before_step(self, kind: str, rate: float) -> bool:
-        """The gradient of the replica's own mean."""
+        """Let the gradient be that of the replica's mean loss."""
         if self.share != 1:
             for p in self.block.stepping(kind):
                 if p.grad is not None:
@@ -104,16 +104,16 @@ class Rounds(Sync):
         """What this replica gives to a sum, `sent`, as the vector that travels."""
         return packed([*self.sent.values()])
 
-    def start(self, count: int, sent: Sent) -> None:
-        """Begin the sum of the round that ends with a step."""
+    def start(self, count: int, sent: ByWeight) -> None:
+        """Begin the sum of the round that ends with step `count`."""
         self.started, self.sent = count, sent
-        self._left = self._rounded.state()
+        self._left = dict(self._rounded.left)
         self._sum = self._rounded.start(self.message())
 
     def is_due(self, count: int) -> bool:
-        """Whether the sum under way has had its time after so many steps.
+        """Whether an outer step on the sum under way is due after step `count`.
 
-        Also when the next one is to begin, where a run goes on with other settings.
+        It is also due when the next sum begins, where a run goes on with other settings.
         """
         late = count >= self.started + self.strategy.lag
         return self._sum is not None and (late or count % self.strategy.steps == 0)
@@ -131,35 +131,32 @@ class Rounds(Sync):
         self.agree()
 
     def agree(self) -> None:
-        """Let weights and running statistics be their mean over replicas."""
+        """Replace weights and running statistics by their means over replicas."""
         if self.apart:
-            self.replace(self._mean([p.detach() for p in self.weights()]))
+            self.replace(self._means([p.detach() for p in self.weights()]))
             self.join_statistics()
             self.apart = False
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        apart, weights = self.apart, self.weights()
-        slots = [] if self.strategy.plain else self._common_slots()
-        others = [*statistics(self.block.module), *slots]
-        values, other_values = [p.data for p in weights], [t.clone() for t in others]
+        apart, weights = self.apart, [p.data for p in self.weights()]
+        momenta = self._momenta()
+        others = [*statistics(self.block.module), *momenta]
+        before = [t.clone() for t in others]
         self.agree()
-        for slot, mean in zip(slots, self._mean(slots), strict=True):
-            slot.copy_(mean)
+        set_all(momenta, self._means(momenta))
         try:
             yield
         finally:
-            for p, value in zip(weights, values, strict=True):
-                p.data = value
-            for t, value in zip(others, other_values, strict=True):
-                t.data.copy_(value)
+            self.replace(weights)
+            set_all(others, before)
             self.apart = apart
 
-    def _common_slots(self) -> list[Tensor]:
+    def _momenta(self) -> list[Tensor]:
         """Momenta and the like of the weights that the optimizers of all replicas have stepped."""
         optimized = [*self._optimized()]
         stepped = torch.tensor([float(p in optimizer.state) for _, optimizer, p in optimized])
-        everywhere = (self._plain.start(stepped)() == self.peers.replicas).tolist()
+        everywhere = (self._exact.start(stepped)() == self.peers.replicas).tolist()
         return [
             value
             for (_, optimizer, p), is_common in zip(optimized, everywhere, strict=True)
@@ -168,17 +165,16 @@ class Rounds(Sync):
         ]
 
     def join_statistics(self) -> None:
-        """Let running statistics be their mean over replicas."""
+        """Replace running statistics by their means over replicas."""
         running = statistics(self.block.module)
-        for statistic, mean in zip(running, self._mean(running), strict=True):
-            statistic.data.copy_(mean)
+        set_all(running, self._means(running))
 
-    def _mean(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Over replicas, exact, at once, in memory of its own."""
-        new = [t.clone() for t in tensors]
-        if new:
-            unpack(self._plain.start(packed(tensors) * self.share)(), new)
-        return new
+    def _means(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The means over replicas, in memory of their own."""
+        means = [t.clone() for t in tensors]
+        if means:
+            unpack(self._exact.start(packed(tensors) * self.share)(), means)
+        return means
 
     def weights(self) -> list[torch.nn.Parameter]:
         """The weights that replicas agree on."""
@@ -191,61 +187,53 @@ class Rounds(Sync):
         return self.outer.slots("anchor")
 
     def replace(self, weights: list[Tensor]) -> None:
-        """Other values, in memory of their own, with the strides that a fresh weight has.
-
-        A sum may have others where a dimension is 1, and then other kernels, and bits, follow.
-        """
-        for p, new in zip(self.weights(), weights, strict=True):
-            same = new.stride() == p.stride()
-            p.data = new if same else torch.empty_like(p.data).copy_(new)
+        """Give the weights other values, in memory of their own and with their strides."""
+        for p, value in zip(self.weights(), weights, strict=True):
+            p.data = value
 
     def state(self) -> State:
-        # a resumed run sends again what is under way
-        rounding = self._rounded.state() if self._sum is None else self._left
-        saved = {f"rounding {name}": left for name, left in rounding.items()}
         if not self.count:
-            return State(flight=saved)
+            return State()
+        # a resumed run sends again what is under way
+        rounding = self._rounded.left if self._sum is None else self._left
+        saved = {f"rounding {name}": left for name, left in rounding.items()}
         saved |= {"count": torch.tensor(self.count), "apart": torch.tensor(self.apart)}
         if self.apart:
             running = [b.clone() for b in statistics(self.block.module)]
             saved |= numbered("weight", dict(enumerate(p.detach() for p in self.weights())))
             saved |= numbered("statistic", dict(enumerate(running)))
-        if not self.strategy.plain:  # whose optimizers step from B alone, on all replicas alike
-            for name, optimizer, p in self._optimized():
-                slots = to_tensors(optimizer.state.get(p, {})).items()
-                saved |= {f"optimizer {name}.{slot}": t.clone() for slot, t in slots}
+        for name, optimizer, p in self._optimized():
+            slots = to_tensors(optimizer.state.get(p, {})).items()
+            saved |= {f"optimizer {name}.{slot}": t.clone() for slot, t in slots}
         if self._sum is not None:
             saved |= {"started": torch.tensor(self.started), **numbered("sent", self.sent)}
         return State(flight=saved)
 
     def load_state(self, state: State) -> None:
         saved = state.flight
-        self._rounded.load_state(entries(saved, "rounding "))
         if "count" not in saved:
             return
+        self._rounded.left = entries(saved, "rounding ")
         self.count, self.apart = int(saved["count"]), bool(saved["apart"])
         if self.apart:
             places = [p.data for p in self.weights()] + statistics(self.block.module)
             values = [*entries(saved, "weight ").values(), *entries(saved, "statistic ").values()]
-            for place, value in zip(places, values, strict=True):
-                place.copy_(value)
-        if not self.strategy.plain:
-            # in place of the mean, which the weights' own files have
-            for name, optimizer, p in self._optimized():
-                optimizer.state.pop(p, None)
-                if slots := entries(saved, f"optimizer {name}."):
-                    optimizer.state[p] = from_tensors(optimizer_state(optimizer, p), slots)
+            set_all(places, values)
+        for name, optimizer, p in self._optimized():
+            optimizer.state.pop(p, None)
+            if slots := entries(saved, f"optimizer {name}."):
+                optimizer.state[p] = from_tensors(optimizer_state(optimizer, p), slots)
         if "started" in saved:
-            self.start(int(saved["started"]), self.of_weights(saved, "sent"))
+            self.start(int(saved["started"]), self.by_weight(saved, "sent"))
 
-    def of_weights(self, saved: Tensors, name: str) -> Sent:
+    def by_weight(self, saved: Tensors, name: str) -> ByWeight:
         """What `numbered` has saved, with the strides and the device of the weights."""
         weights = self.weights()
         tensors = {int(number): t for number, t in entries(saved, f"{name} ").items()}
         return {i: torch.empty_like(weights[i]).detach().copy_(t) for i, t in tensors.items()}
 
     def _optimized(self) -> Iterator[tuple[str, torch.optim.Optimizer, Tensor]]:
-        """What optimizers of steps have, by a name that is the same on all replicas."""
+        """The parameters of all optimizers of steps, by a name that is the same on all replicas."""
         companions = {f"{kind} companion": o for kind, o in self.block.companions.items()}
         # of two names of one optimizer the first
         optimizers = {o: kind for kind, o in [*(self.block.optimizers | companions).items()][::-1]}
@@ -256,6 +244,12 @@ class Rounds(Sync):
                     yield f"{kind} {i:05}", optimizer, p
 
 
-def numbered(name: str, tensors: Sent) -> Tensors:
+def set_all(tensors: list[Tensor], values: list[Tensor]) -> None:
+    """Set tensors to values, in their memory."""
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.data.copy_(value)
+
+
+def numbered(name: str, tensors: ByWeight) -> Tensors:
     """Tensors of weights as a checkpoint names them."""
     return {f"{name} {i:05}": t for i, t in tensors.items()}
