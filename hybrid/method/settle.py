@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.data.samplers.base import Learning
-from hybrid.links.grid import Place
+from hybrid.links.grid import GridPlace
 from hybrid.method.freezing import frozen_epochs
 from hybrid.method.given_optimizer import GivenOptimizer
 from hybrid.method.given_scheduler import GivenScheduler
@@ -66,7 +66,7 @@ def settle(problem: Problem, options: Options) -> Method:
     _check_messages(method)
     _check_ties(method)
     _check_lengths(method)
-    _check_memory(method.of_replica(Place(replicas=options.replicas)))
+    _check_memory(method.of_replica(GridPlace(replicas=options.replicas)))
     return method
 
 
