@@ -95,15 +95,14 @@ def _fields(made: type) -> dict[str, tuple[str, str | None]]:
     """Of settings: the type and the default of each, None where there is none."""
     from pydantic import BaseModel
 
-    from hybrid.method.training_options import Options
-    from hybrid.settings.sections.rounds import RoundOptions
+    from hybrid.method.options import Options
     from hybrid.solvers.acting import Settings
 
     hints = get_type_hints(made)
     if issubclass(made, BaseModel):
         found = made.model_fields.items()
         defaults = {k: repr(field.get_default(call_default_factory=True)) for k, field in found}
-    elif dataclasses.is_dataclass(made) and issubclass(made, (Options, RoundOptions, Settings)):
+    elif dataclasses.is_dataclass(made) and issubclass(made, (Options, Settings)):
         given = (field for field in dataclasses.fields(made) if field.init)
         defaults = {field.name: _default(field, hints[field.name]) for field in given}
     else:
@@ -112,7 +111,7 @@ def _fields(made: type) -> dict[str, tuple[str, str | None]]:
 
 
 def _default(field: dataclasses.Field[Any], hint: Any) -> str | None:
-    from hybrid.method.training_options import Converted
+    from hybrid.method.options import Converted
 
     if get_origin(hint) is Converted and field.default == "":
         return f"{_type(hint).partition(' ')[0]}()"
@@ -124,7 +123,7 @@ def _default(field: dataclasses.Field[Any], hint: Any) -> str | None:
 
 def _type(hint: Any) -> str:
     """As it is written without what it is annotated with."""
-    from hybrid.method.training_options import Converted
+    from hybrid.method.options import Converted
 
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:

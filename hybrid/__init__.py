@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hybrid import data as data
     from hybrid.errors import StoppedError as StoppedError
+    from hybrid.method.callback import Callback as Callback
     from hybrid.networks import models as models
     from hybrid.networks.blocks import Blocks as Blocks
     from hybrid.networks.own_units import without_weights as without_weights
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from hybrid.settings.config import RoundSettings as RoundSettings
     from hybrid.settings.config import ScheduleSettings as ScheduleSettings
     from hybrid.settings.config import TrainSettings as TrainSettings
-    from hybrid.training.callbacks.base import Callback as Callback
     from hybrid.training.callbacks.services import MLflowLogger as MLflowLogger
     from hybrid.training.callbacks.services import WandbLogger as WandbLogger
     from hybrid.training.restore import export as export
@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 _SECTIONS = ("Checkpoint", "Delay", "Link", "Optimizer", "Round", "Schedule", "Train")
 _HOMES = {
     "Blocks": "hybrid.networks.blocks",
-    "Callback": "hybrid.training.callbacks.base",
+    "Callback": "hybrid.method.callback",
     "MLflowLogger": "hybrid.training.callbacks.services",
     "StoppedError": "hybrid.errors",
     "Summary": "hybrid.report.summary",

@@ -34,10 +34,11 @@ class Peers(Protocol):
         """
         ...
 
-    def sum(self, vector: Tensor) -> Callable[[], Tensor]:
-        """Begin the sum of all vectors (n,) in an order that the links choose.
+    def sum(self, vector: Tensor) -> Callable[[], Tensor] | None:
+        """Begin the sum of all vectors (n,) in an order that the links' engine chooses.
 
-        All replicas get the same bits; the vector's memory may become the sum's.
+        All replicas get the same bits; the vector's memory may become the sum's. None where there
+        is no engine.
         """
         ...
 

@@ -58,7 +58,10 @@ def test_the_page_of_the_api_shows_every_field_with_a_plain_type():
     passes = ["micro_batches", "clip_norm", "recompute", "messages", "filter"]
     assert list(shown["hybrid.solvers.Backprop"]) == passes
     assert {*shown["hybrid.solvers.DDG"]} == {*passes, "stash"} - {"filter"}
-    assert shown["hybrid.Trainer"]["window"] == ("int | Literal['all'] | None", "None")
+    assert shown["hybrid.method.options.Options"]["window"] == (
+        "int | Literal['all'] | None",
+        "None",
+    )
     types = {type_ for found in shown.values() for type_, _ in found.values()}
     assert not [type_ for type_ in types if re.search(r"Annotated|Converted|[A-Z_]{4}", type_)]
 

@@ -94,16 +94,18 @@ def optimizers():
         return AdamW(layer_wise([*trainer.blocks.model.named_parameters()]))
 
     def scheduled(trainer, make):
-        trainer.optimizer = instance(trainer)
-        trainer.schedule = make(trainer.optimizer)
+        trainer.options.optimizer = instance(trainer)
+        trainer.options.schedule = make(trainer.options.optimizer)
 
     def by_function(trainer):
-        trainer.optimizer = lambda named_parameters: AdamW(layer_wise(named_parameters), lr=1e-3)
-        trainer.schedule = {"name": "linear", "warmup_steps": 3}
+        trainer.options.optimizer = lambda named_parameters: AdamW(
+            layer_wise(named_parameters), lr=1e-3
+        )
+        trainer.options.schedule = {"name": "linear", "warmup_steps": 3}
 
     def frozen(trainer):
         update = {"frozen": {"bert.embeddings": 1}, "epochs": 2}
-        trainer.train = trainer.train.model_copy(update=update)
+        trainer.options.train = trainer.options.train.model_copy(update=update)
 
     return {
         "AdamW by layers, LambdaLR each step": lambda t: scheduled(

@@ -19,10 +19,10 @@ from torch import nn
 
 from hybrid import data
 from hybrid.links import run_threads
+from hybrid.method.make_method import make_method
 from hybrid.method.optimizers import make_optimizer, placed
+from hybrid.method.options import Options
 from hybrid.method.problem import Problem
-from hybrid.method.settle import settle
-from hybrid.method.training_options import Options
 from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.ranks import launch
@@ -61,7 +61,7 @@ def main() -> None:
     blocks = split(ours, 1)
     settings = Options(Backprop(), train=TrainSettings(batch_size=options.batch_size))
     problem = Problem.of(settings, blocks, train)
-    method = settle(problem, settings)
+    method = make_method(problem, settings)
     source = EpochSource(train, 0, 0, True, torch.device("cpu"))
     window = Window([Batch(batch, 0.1, source) for batch in ids])
 

@@ -50,7 +50,9 @@ def note(table, row, answer):
 
 def answer(trainer, *sets):
     """What the run says of its proof, and the seconds of it."""
-    trainer.train = trainer.train.model_copy(update={"verify": "always", "epochs": 1})
+    trainer.options.train = trainer.options.train.model_copy(
+        update={"verify": "always", "epochs": 1}
+    )
     SPENT.clear()
     try:
         proof = trainer.fit(*sets)["proof"]

@@ -23,7 +23,8 @@ import torch
 
 from hybrid import Trainer, data, split
 from hybrid.links.base import Start
-from hybrid.links.mpi import MpiCommunicator, MpiLinks
+from hybrid.links.communicator import MpiCommunicator
+from hybrid.links.mpi import MpiLinks
 from hybrid.networks import models
 from hybrid.ranks import launch
 from hybrid.rounds.phase_report import DivergedError
@@ -124,7 +125,7 @@ def _run(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> Run:
     made = trainer(row, 0, 100, "auto")
     replicas = 1 if row.strategy is None else 2
     links = MpiLinks(Start.of(alone if replicas == 1 else comm, replicas))
-    method = made.settle(images, replicas, test)
+    method = made.make_method(images, replicas, test)
     return Run(method, made, links, images, test, lambda: "")  # type: ignore[arg-type]
 
 

@@ -20,8 +20,8 @@ from hybrid.links import AgreedError
 from hybrid.links.base import Start
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Grid, share_size
+from hybrid.method.make_method import check_waits
 from hybrid.method.problem import Problem, check_size
-from hybrid.method.settle import check_waits
 from hybrid.networks.partition import split
 from hybrid.networks.units import Chain, units
 from hybrid.ranks import launch

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from shlex import quote
 from typing import Any
 
+from hybrid.method.make_method import make_method
 from hybrid.method.method import Method
+from hybrid.method.options import Options
 from hybrid.method.problem import Problem
-from hybrid.method.settle import settle
-from hybrid.method.training_options import Options
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import Backprop, Solver, registry
@@ -58,14 +58,14 @@ class Recipe:
             solver=self.solver,
             fill=self.fill,
             correction=self.correction,
-            rounds=self.rounds,
             sync=self.sync,
             replicas=replicas,
+            **dict(self.rounds),
         )
         if replicas == 1:  # what is asked of replicas holds for the rows that have some
             own.side_by_side = "auto"
             own.train = own.train.model_copy(update={"sync_batchnorm": False})
-        return settle(problem, own)
+        return make_method(problem, own)
 
     def flags(self) -> str:
         """What gives this recipe to a run, for the command line."""

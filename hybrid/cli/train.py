@@ -104,4 +104,4 @@ def train(
         folder = out or build.name_run_folder(resolved, time)
         trainer = build.build_trainer(resolved, loaded, folder, resume, division)
     trainer.fit(loaded.train, loaded.test, validation=loaded.validation)
-    tell(f"run folder {trainer.out}", sys.stdout)
+    tell(f"run folder {trainer.options.out}", sys.stdout)

@@ -1,7 +1,5 @@
 """Links between K threads of one process."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,47 +12,37 @@ from torch import Tensor
 
 from hybrid.errors import PeerError
 from hybrid.links.base import Program, RankLinks, Start
-from hybrid.links.communicator import RankGroup
-from hybrid.links.grid import Grid, GridPlace
+from hybrid.links.grid import Grid, Place
 
 T = TypeVar("T")
 LAST_SECONDS = 10.0
-"""An interrupt waits at most this long until the threads have closed what is open."""
+"""An interrupt waits at most so long until the threads have closed what is open."""
 
 
-class ValueBarrier(threading.Barrier):
-    """A barrier at which threads exchange values."""
+class Meeting:
+    """A barrier at which some threads exchange values."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.values: list[Any] = [None] * size
+        self.size = size
+        self._values: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size)
 
-
-class ThreadGroup(RankGroup):
-    """A thread and the others of a barrier; values are not copied."""
-
-    def __init__(self, rank: int, barrier: ValueBarrier) -> None:
-        self.rank, self.size, self._barrier = rank, barrier.parties, barrier
-
-    def exchange(self, value: T) -> list[T]:
+    def gather(self, number: int, value: T) -> list[T]:
         """The values of all threads, in order; PeerError if one of them has ended."""
         if self.size == 1:
             return [value]
-        self._barrier.values[self.rank] = value
+        self._values[number] = value
         try:
             self._barrier.wait()
-            values: list[T] = list(self._barrier.values)
+            everyone: list[T] = list(self._values)
             self._barrier.wait()
         except threading.BrokenBarrierError:
             raise PeerError("another rank has ended") from None
-        return values
+        return everyone
 
-    def gather(self, value: T, root: int = 0) -> list[T] | None:
-        values = self.exchange(value)
-        return values if self.rank == root else None
-
-    def bcast(self, value: T, root: int = 0) -> T:
-        return self.exchange(value)[root]
+    def abort(self) -> None:
+        """Raise PeerError in all threads that wait, or will."""
+        self._barrier.abort()
 
 
 class SharedSum:
@@ -86,22 +74,25 @@ class SharedSum:
         return self._total, max(self._begun)
 
 
-class ThreadTeam:
+class Room:
     """What the threads of one run share."""
 
     def __init__(self, grid: Grid) -> None:
         self.places = [grid.place(number) for number in range(grid.ranks)]
-        self.queues: dict[tuple[int, int, int], SimpleQueue[Any]] = {}
-        """By lane, sender and receiver; each lane has an order of its own."""
-        self.grid = ValueBarrier(grid.ranks)
-        self.chains = [ValueBarrier(grid.blocks) for _ in range(grid.replicas)]
+        self._queues: dict[tuple[int, int, int], SimpleQueue[Any]] = {}
+        self.chains = [Meeting(grid.blocks) for _ in range(grid.replicas)]
+        self.grid = Meeting(grid.ranks) if grid.replicas > 1 else self.chains[0]
         self.failed = threading.Event()
         self.begun = time()
         self._sums: dict[tuple[int, int], tuple[int, SharedSum]] = {}
         """By block and number, with the number of replicas that have asked."""
         self._lock = threading.Lock()
 
-    def sum(self, place: GridPlace, number: int) -> SharedSum:
+    def queue(self, sender: int, receiver: int, lane: int) -> SimpleQueue[Any]:
+        """What one rank has sent another; each lane has an order of its own."""
+        return self._queues.setdefault((sender, receiver, lane), SimpleQueue())
+
+    def sum(self, place: Place, number: int) -> SharedSum:
         """The sum of that number, from 0, over the replicas of a block, each of which asks once."""
         with self._lock:
             key = place.block, number
@@ -111,10 +102,9 @@ class ThreadTeam:
             return shared
 
     def fail(self) -> None:
-        """Raise PeerError in all threads that wait, or will."""
         self.failed.set()
-        for barrier in (self.grid, *self.chains):
-            barrier.abort()
+        for meeting in (*self.chains, self.grid):
+            meeting.abort()
 
 
 class ThreadLinks(RankLinks):
@@ -126,15 +116,10 @@ class ThreadLinks(RankLinks):
 
     name = "threads"
 
-    def __init__(self, number: int, team: ThreadTeam) -> None:
-        place = team.places[number]
-        chain = self._group(place.block, team.chains[place.replica])
-        super().__init__(place, self._group(number, team.grid), chain)
-        self._team = team
+    def __init__(self, number: int, room: Room) -> None:
+        super().__init__(room.places[number])
+        self._room = room
         self._num_sums = 0
-
-    def _group(self, rank: int, barrier: ValueBarrier) -> ThreadGroup:
-        return ThreadGroup(rank, barrier)
 
     @classmethod
     def start(cls, program: Program[T], start: Start) -> T:
@@ -151,6 +136,10 @@ class ThreadLinks(RankLinks):
             event.record(torch.cuda.current_stream(tensor.device))
         self._put(number, (tensor, event))
 
+    def _put(self, number: int, message: Any) -> None:
+        lane, number = divmod(number, self.place.count)
+        self._room.queue(self.place.number, number, lane).put(message)
+
     def _receive(self, number: int) -> Tensor:
         received: Tensor
         received, event = self._take(number)
@@ -160,51 +149,54 @@ class ThreadLinks(RankLinks):
             received.record_stream(stream)
         return received
 
-    def _put(self, number: int, message: Any) -> None:
-        lane, receiver = divmod(number, self.place.count)
-        self._queue(lane, self.place.number, receiver).put(message)
-
     def _take(self, number: int) -> Any:
-        lane, sender = divmod(number, self.place.count)
-        queue = self._queue(lane, sender, self.place.number)
+        lane, number = divmod(number, self.place.count)
+        queue = self._room.queue(number, self.place.number, lane)
         while True:
             try:
                 return queue.get(timeout=0.5)
             except Empty:
-                self._check_others()
+                if self._room.failed.is_set():
+                    raise PeerError("another rank has ended") from None
 
-    def _queue(self, lane: int, sender: int, receiver: int) -> SimpleQueue[Any]:
-        return self._team.queues.setdefault((lane, sender, receiver), SimpleQueue())
-
-    def _check_others(self) -> None:
-        if self._team.failed.is_set():
-            raise PeerError("another rank has ended")
-
-    def sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
+    def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
         number, self._num_sums = self._num_sums, self._num_sums + 1
-        shared = self._team.sum(self.place, number)
+        shared = self._room.sum(self.place, number)
         shared.put(self.place.replica, vector, self.now())
-        return lambda: self._total(shared)[0].clone()  # which this replica may write to
 
-    def _total(self, shared: SharedSum) -> tuple[Tensor, float]:
-        """The sum, and when the last vector was given."""
+        def finish() -> Tensor:
+            self._wait_for(shared)
+            return self._total(shared).clone()  # which this replica may write to
+
+        return finish
+
+    def _wait_for(self, shared: SharedSum) -> None:
+        """Wait for the vectors of all replicas."""
         while not shared.complete.wait(0.5):
-            self._check_others()
-        return shared.total()
+            if self._room.failed.is_set():
+                raise PeerError("another rank has ended")
+
+    def _total(self, shared: SharedSum) -> Tensor:
+        return shared.total()[0]
+
+    def _all_gather(self, value: T, grid: bool) -> list[T]:
+        if grid:
+            return self._room.grid.gather(self.place.number, value)
+        return self._room.chains[self.place.replica].gather(self.rank, value)
 
 
 def run_threads(
     blocks: int,
     program: Program[T],
     intra_op_threads: int = 1,
-    make: Callable[[int, ThreadTeam], ThreadLinks] = ThreadLinks,
+    make: Callable[[int, Room], ThreadLinks] = ThreadLinks,
     replicas: int = 1,
 ) -> list[T]:
     """Run `program` on a grid of ranks, each a thread; give their results by place.
 
     The first failure is raised here, after every thread has ended.
     """
-    team, size = ThreadTeam(Grid(blocks, replicas)), blocks * replicas
+    room, size = Room(Grid(blocks, replicas)), blocks * replicas
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
 
@@ -212,19 +204,19 @@ def run_threads(
         torch.set_num_threads(intra_op_threads)
         try:
             with _own_stream(size):
-                results[number] = make(number, team).run(program)
+                results[number] = make(number, room).run(program)
         except PeerError:
             pass
         except BaseException as error:
             failures.append(error)
-            team.fail()
+            room.fail()
 
     if size == 1:
         rank_main(0)
     else:
         threads = [
-            threading.Thread(target=rank_main, args=(n,), name=_name(place), daemon=True)
-            for n, place in enumerate(team.places)
+            threading.Thread(target=rank_main, args=(n,), name=_name(n, room), daemon=True)
+            for n in range(size)
         ]
         try:
             for thread in threads:
@@ -232,7 +224,7 @@ def run_threads(
             for thread in threads:
                 thread.join()
         except BaseException:
-            team.fail()
+            room.fail()
             for thread in filter(threading.Thread.is_alive, threads):
                 thread.join(LAST_SECONDS / size)  # it ends when it next waits for another
             raise
@@ -241,7 +233,8 @@ def run_threads(
     return results
 
 
-def _name(place: GridPlace) -> str:
+def _name(number: int, room: Room) -> str:
+    place = room.places[number]
     return f"block-{place.block}" + (f"-of-{place.replica}" if place.replicas > 1 else "")
 
 

@@ -1,4 +1,4 @@
-"""A method settled for a problem, and what every rank starts from it."""
+"""A method for a problem, and what every rank starts from it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from hybrid.data import Data
 from hybrid.links import RankLinks
-from hybrid.links.grid import Arrangement, GridPlace, share_size
+from hybrid.links.grid import Arrangement, Place, share_size
 from hybrid.method.given_optimizer import GivenOptimizer
 from hybrid.method.optimizers import find_vectors, make_optimizer, placed
+from hybrid.method.options import Options
 from hybrid.method.problem import Problem
-from hybrid.method.training_options import Options
 from hybrid.networks.models import Chain
 from hybrid.ranks import launch
 from hybrid.rounds.base import Rounds
@@ -46,14 +46,14 @@ from hybrid.solvers.peers import Sharing
 from hybrid.solvers.sync.ties import AllTies, Ties, lags
 from hybrid.solvers.wire import Wire
 
-FIRST = GridPlace()
+FIRST = Place()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """How a problem is solved: what a run, a row of a bench and a row of a plan are started from.
 
-    `settle` makes it.
+    `make_method` makes it.
     """
 
     options: Options
@@ -152,7 +152,7 @@ class Method:
         blocks, drawing = deepcopy((self.problem.blocks, self.problem.drawing))
         return replace(self, problem=replace(self.problem, blocks=blocks, drawing=drawing))
 
-    def of_replica(self, place: GridPlace) -> Method:
+    def of_replica(self, place: Place) -> Method:
         """With mini-batches of the size of that replica's share."""
         if place.replicas == 1:
             return self
@@ -298,7 +298,7 @@ class Method:
         data: Data,
         schedule: Rate,
         sampler: BatchSampler,
-        place: GridPlace = FIRST,
+        place: Place = FIRST,
     ) -> Windows:
         """The windows of every epoch, with a replica's share of their mini-batches."""
         return Windows(

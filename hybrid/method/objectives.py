@@ -46,7 +46,7 @@ from hybrid.solvers.objective import (
 )
 
 if TYPE_CHECKING:
-    from hybrid.method.training_options import Options
+    from hybrid.method.options import Options
 
 MODEL = "model"
 """The name of a network's own loss in settings."""
@@ -84,13 +84,13 @@ class Objectives(NamedTuple):
     def with_validation(
         self, options: Options, blocks: Blocks, train: Data, validation: Data | None
     ) -> Objectives:
-        """The same with that of a validation set, if there is one; ValueError as in `settle`."""
+        """The same with that of a validation set, if there is one; ValueError as in `of`."""
         if validation is None:
             return self
-        return self._replace(validation=Objectives.settle(options, blocks, train, validation).test)
+        return self._replace(validation=Objectives.of(options, blocks, train, validation).test)
 
     @classmethod
-    def settle(cls, options: Options, blocks: Blocks, train: Data, test: Data) -> Objectives:
+    def of(cls, options: Options, blocks: Blocks, train: Data, test: Data) -> Objectives:
         """ValueError, with the reason, for a loss or a metric that fails on outputs and targets."""
         loss, smoothed = _losses(options, blocks)
         _check_loss(options.loss, blocks.model)

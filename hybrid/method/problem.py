@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from hybrid.data import Data
 from hybrid.data.items import TARGETS
 from hybrid.method.objectives import Objectives, input_names
-from hybrid.method.training_options import Options
+from hybrid.method.options import Options
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.solvers.base import Shape, Solver
 from hybrid.solvers.layers.branches import survival
@@ -22,7 +22,7 @@ from hybrid.solvers.layers.projection import Factorization, leading_projection
 
 @dataclass(frozen=True)
 class Problem:
-    """A network in blocks with its data and objectives, for which a method is settled."""
+    """A network in blocks with its data and objectives, for which a method is made."""
 
     blocks: Blocks
     """They know which tensors go into their units."""
@@ -75,7 +75,7 @@ class Problem:
         # what is stored for a window has one shape
         stores = options.solver.alternates or isinstance(options.fill, Solver)
         blocks = with_bundles(blocks, sets, stores)
-        objectives = Objectives.settle(options, blocks, train, train if test is None else test)
+        objectives = Objectives.of(options, blocks, train, train if test is None else test)
         objectives = objectives.with_validation(options, blocks, train, validation)
         sample = blocks.pack_inputs(inputs)
         crossing = blocks.cut_tensors(sample)

@@ -15,7 +15,7 @@ from hybrid.errors import AgreedError, one_line
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.objectives import LOSSES, MODEL
-from hybrid.method.training_options import Options
+from hybrid.method.options import Options
 from hybrid.networks.models import Chain
 from hybrid.networks.own_units import remember_generators
 from hybrid.proof.passes import (

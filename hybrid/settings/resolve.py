@@ -15,12 +15,13 @@ from pydantic import ValidationError
 
 from hybrid.files import read_whole
 from hybrid.settings import methods
-from hybrid.settings.config import Config, Section, declared_settings
+from hybrid.settings.config import Config, RoundSettings, Section, declared_settings
 from hybrid.settings.methods import NAMED
 from hybrid.settings.sections.base import first_fault
-from hybrid.settings.sections.rounds import settled, unnamed
+from hybrid.settings.sections.rounds import default_solver, resolve_rounds
 from hybrid.solvers import registry
 from hybrid.solvers.acting import Facts, check
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -69,7 +70,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         _check_table(section, tree[section])
     usual = {section: of.default for section, of in NAMED.items()}
     if "name" not in tree.get("solver", {}):
-        usual["solver"] = unnamed(tree.get("rounds", {}), _name(tree, usual["fill"], "fill"))
+        usual["solver"] = default_solver(tree.get("rounds", {}), _name(tree, usual["fill"], "fill"))
     for section, own in usual.items():
         tree[section] = {"name": own, **tree.get(section, {})}
     name = str(tree["solver"]["name"])
@@ -92,8 +93,8 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
     solver = methods.solver(config)
-    check({"model": config.model}, Facts(solver=solver))
-    config.rounds = settled(solver, config.rounds)
+    tables = {"model": config.model, "rounds": config.rounds}
+    check(tables, Facts(solver=solver, rounds=config.rounds))
     config.solver = {"name": solver.name, **methods.values(solver)}
     for section in NAMED:
         made = methods.named(config, section)
@@ -113,16 +114,17 @@ def refuse_rounds(config: Config, why: str) -> None:
 
     Memory they may take is a limit, not a way to train.
     """
-    plain = resolve({"solver": config.solver, "train": config.train.model_dump()})
-    own = {f"rounds.{name}": value for name, value in plain.rounds.model_dump().items()}
-    asked = {f"rounds.{name}": value for name, value in config.rounds.model_dump().items()}
-    parts = "correction.micro_batches"
-    own[parts], asked[parts] = (c.correction["micro_batches"] for c in (plain, config))
-    del asked["rounds.memory_gb"]
+    solver, micro_batches = methods.solver(config), config.correction["micro_batches"]
+    usual, rounds = (
+        resolve_rounds(solver, each).model_dump(exclude={"memory_gb"})
+        for each in (RoundSettings(), config.rounds)
+    )
     # one may follow from another, so all are named
-    given = [f"{name} is {value!r}" for name, value in asked.items() if value != own[name]]
-    if given:
-        said = " and ".join(given)
+    asked = [f"rounds.{k} is {v!r}" for k, v in rounds.items() if v != usual[k]]
+    if micro_batches != PassSettings().micro_batches:
+        asked.append(f"correction.micro_batches is {micro_batches!r}")
+    if asked:
+        said = " and ".join(asked)
         raise ValueError(f"{said}, but {why}, so it would change nothing: leave that out")
 
 

@@ -17,9 +17,9 @@ from hybrid.data import Data, Dataset, Sets, Texts
 from hybrid.data.samplers.base import Learning
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import Communicator
-from hybrid.links.grid import Arrangement, Grid, GridPlace
+from hybrid.links.grid import Arrangement, Grid, Place
 from hybrid.method.objectives import MODEL
-from hybrid.method.training_options import Options
+from hybrid.method.options import Options
 from hybrid.networks import models, own_units
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.own_units import Division
@@ -165,7 +165,7 @@ def load_rank_data(resolved: Config) -> Sets:
     return sets
 
 
-def _places(comm: Communicator, wanted: SplitSettings) -> list[GridPlace]:
+def _places(comm: Communicator, wanted: SplitSettings) -> list[Place]:
     """Where this rank may be in the grid, whose arrangement may not be settled yet."""
     sides: tuple[Arrangement, ...] = ("chain", "peers")
     if wanted.side_by_side != "auto":
@@ -297,7 +297,7 @@ def _shape_and_classes(resolved: Config, samples: Data) -> tuple[tuple[int, ...]
 
 def build_options(resolved: Config) -> Options:
     """What a method needs of the settings, as objects."""
-    return Options(**_objects(resolved), rounds=resolved.rounds)
+    return Options(**_objects(resolved))
 
 
 def _objects(resolved: Config) -> dict[str, Any]:
@@ -316,6 +316,8 @@ def _objects(resolved: Config) -> dict[str, Any]:
         "delay": resolved.delay,
         "links": resolved.links,
         "loss": references.load_loss(resolved.train.loss),
+        "checkpoint": resolved.checkpoint,
+        **dict(resolved.rounds),
     }
 
 
@@ -368,17 +370,17 @@ def build_trainer(
     division: Division | None = None,
 ) -> Trainer:
     """The trainer of a run; under a launcher with the division that one rank has found."""
-    return Trainer(
+    trainer = Trainer(
         build_blocks(resolved, loaded[0], division),
         **_objects(resolved),
-        **dict(resolved.rounds),
-        checkpoint=resolved.checkpoint,
         out=out,
         resume=resume,
         names={"model": resolved.model.name, "data": resolved.data.name},
         config=resolved,
-        whole=None if division is None else partial(build_network, resolved, loaded[0]),
     )
+    if division is not None:
+        trainer.whole = partial(build_network, resolved, loaded[0])
+    return trainer
 
 
 def _cut_at_projections(blocks: Blocks, explicit: bool) -> Blocks:

@@ -13,6 +13,7 @@ from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.optimizers import peak_rate
+from hybrid.method.options import Options
 from hybrid.method.plateau import Plateau
 from hybrid.method.schedule import make_schedule
 from hybrid.networks.units import BlockModule
@@ -31,7 +32,6 @@ from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
 from hybrid.training.checkpointing import CountedAttributes, Position, StateFiles, check_same_run
-from hybrid.training.summary import RunOptions
 
 
 class RankTraining:
@@ -44,7 +44,7 @@ class RankTraining:
     def __init__(
         self,
         method: Method,
-        options: RunOptions,
+        options: Options,
         links: RankLinks,
         data: Data,
         trace: Trace,

@@ -15,6 +15,7 @@ from hybrid.errors import AgreedError, StoppedError
 from hybrid.folder.manifest import RunPosition
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
+from hybrid.method.options import Options
 from hybrid.proof.alike import Alike
 from hybrid.proof.proof import prove, said_of
 from hybrid.proof.untouched import Untouched
@@ -36,7 +37,6 @@ from hybrid.training.callbacks.progress_printer import ProgressPrinter
 from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import SharedFolder
 from hybrid.training.summary import (
-    RunOptions,
     describe_end,
     describe_run,
     describe_selection,
@@ -54,7 +54,7 @@ class Run:
     def __init__(
         self,
         method: Method,
-        options: RunOptions,
+        options: Options,
         links: RankLinks,
         train: Data,
         evaluation: Evaluation,

@@ -5,24 +5,22 @@ from __future__ import annotations
 import resource
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hybrid.errors import counted
+from hybrid.method.callback import RunInfo
 from hybrid.method.method import Method
+from hybrid.method.options import Options
 from hybrid.method.plateau import Plateau
-from hybrid.method.training_options import Converted, Options, settings_of
 from hybrid.ranks import launch
 from hybrid.settings import methods
-from hybrid.settings.config import CheckpointSettings, Config, Section
+from hybrid.settings.config import Config, Section
 from hybrid.settings.resolve import to_toml
-from hybrid.solvers import acting, registry
+from hybrid.solvers import registry
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.training import references
-from hybrid.training.callbacks.base import Callback, RunInfo
 from hybrid.training.checkpointing import Position
 
 OWN_LOSS = "your own"
@@ -32,57 +30,7 @@ OWN_DATA = "custom"
 """The name of data that were given to `fit`."""
 
 
-def _folder(name: str, value: Any) -> Path | None:
-    try:
-        return None if value is None else Path(value)
-    except TypeError:
-        raise ValueError(f"{name} is {value!r}; it must be the path of a folder") from None
-
-
-@dataclass(kw_only=True)
-class RunOptions(Options):
-    """The options of a method, and what only a run has: its folder, its callbacks, its names."""
-
-    checkpoint: Converted[CheckpointSettings, CheckpointSettings | Mapping[str, Any]] = Converted(
-        settings_of(CheckpointSettings)
-    )
-    """When checkpoints are written, and which are kept, as settings or a dict."""
-    out: Converted[Path | None, Path | str | None] = Converted(_folder, default=None)
-    """Run folder; None keeps nothing."""
-    resume: bool = False
-    """Go on from the newest checkpoint of the run folder `out`."""
-    callbacks: Sequence[Callback] = ()
-    """They are called on the first rank while the run trains."""
-    quiet: bool = False
-    """Print no lines of progress."""
-    names: dict[str, str] = field(default_factory=dict)
-    """What the summary calls model and data."""
-    config: Config | None = None
-    """What config.toml has, but for the cuts; None: the settings as they are."""
-
-    def check(self) -> None:
-        """ValueError for what cannot be, whatever the method."""
-        super().check()
-        for callback in self.callbacks if isinstance(self.callbacks, Sequence) else [None]:
-            if not isinstance(callback, Callback):
-                raise ValueError(
-                    f"callbacks is {repr(self.callbacks)[:80]}: give a list of objects of classes "
-                    "that derive from hybrid.Callback"
-                )
-
-    def check_tests(self, tested: bool) -> None:
-        """ValueError for what has no effect without a validation or test set."""
-        sections = {"train": self.train, "checkpoint": self.checkpoint}
-        acting.check(sections, acting.Facts(tested=tested))
-        unseen = [name for name in self.metrics or () if name != "accuracy"]
-        if unseen and not tested:
-            raise ValueError(
-                f"metrics has {unseen[0]!r}, which is measured on a validation or test set, and "
-                "there is none: give one, or leave it out; 'accuracy' is measured in training, too"
-            )
-
-
-def make_config_text(options: RunOptions, method: Method, waits: Sequence[LocalBudget]) -> str:
+def make_config_text(options: Options, method: Method, waits: Sequence[LocalBudget]) -> str:
     """Text of config.toml; objects of the caller's, which no file can hold, are only mentioned.
 
     `waits`: the timetable in use, so that the file repeats the run.
@@ -92,8 +40,8 @@ def make_config_text(options: RunOptions, method: Method, waits: Sequence[LocalB
     if options.config is not None:
         split = options.config.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
         # a DataLoader may have said the batch size
-        settled = {"split": split, "train": options.train, "rounds": rounds}
-        return to_toml(options.config.model_copy(update=settled))
+        updates = {"split": split, "train": options.train, "rounds": rounds}
+        return to_toml(options.config.model_copy(update=updates))
     notes = ["# a run of the library"]
     if name not in registry.names() or registry.solver_class(name) is not type(method.solver):
         notes.append(f"# the solver is the caller's own: {type(method.solver).__name__}")
@@ -126,7 +74,7 @@ def make_config_text(options: RunOptions, method: Method, waits: Sequence[LocalB
     return "\n".join([*notes, to_toml(Config.model_validate(tables))])
 
 
-def run_info(method: Method, options: RunOptions, at: Position) -> RunInfo:
+def run_info(method: Method, options: Options, at: Position) -> RunInfo:
     """What callbacks learn of the run."""
     sections = {name: getattr(options, name) for name in ("train", "optimizer", "schedule")}
     return RunInfo(
@@ -147,7 +95,7 @@ def run_info(method: Method, options: RunOptions, at: Position) -> RunInfo:
 
 
 def describe_run(
-    method: Method, options: RunOptions, waits: Sequence[LocalBudget], resumed_after: int
+    method: Method, options: Options, waits: Sequence[LocalBudget], resumed_after: int
 ) -> str:
     """Model, data, method and blocks on one line."""
     names, blocks = options.names, method.problem.blocks
@@ -169,7 +117,7 @@ def describe_run(
     )
 
 
-def go_on(options: RunOptions) -> str:
+def go_on(options: Options) -> str:
     """How to go on with a run that has been interrupted, after a semicolon; empty if it cannot."""
     if options.out is None:
         return ""
@@ -180,7 +128,7 @@ def go_on(options: RunOptions) -> str:
     return f"; go on with: {launch.starting_words()}hybrid train {shlex.join(words)}"
 
 
-def describe_end(options: RunOptions, epoch: int, stopped: str) -> str:
+def describe_end(options: Options, epoch: int, stopped: str) -> str:
     """What is said of a run that has ended before; `stopped` is why it stopped early, if it did."""
     why = f" ({stopped})" * bool(stopped)
     more = "let it wait for more epochs" if stopped else "give it more epochs"
@@ -191,7 +139,7 @@ def describe_end(options: RunOptions, epoch: int, stopped: str) -> str:
 
 
 def describe_selection(
-    options: RunOptions, measured_on: str, plateau: Plateau | None, measured: Mapping[str, float]
+    options: Options, measured_on: str, plateau: Plateau | None, measured: Mapping[str, float]
 ) -> dict[str, str]:
     """What selected the weights of a run: which metric, on which set; empty where nothing did.
 
@@ -222,7 +170,7 @@ def share_of_rank(totals: dict[str, float], device: torch.device, blocked: float
 
 def make_summary(
     method: Method,
-    options: RunOptions,
+    options: Options,
     everyone: Sequence[dict[str, Any]],
     results: Mapping[str, Any],
 ) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from inspect import Signature, signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -14,11 +15,12 @@ from hybrid.errors import no_exit
 from hybrid.links import RankLinks
 from hybrid.links.communicator import start_limited
 from hybrid.links.grid import Arrangement, Grid
+from hybrid.method.make_method import make_method
 from hybrid.method.method import Method
 from hybrid.method.objectives import MODEL, Objectives, takes_targets
 from hybrid.method.optimizers import placed
+from hybrid.method.options import Options
 from hybrid.method.problem import Problem, with_bundles
-from hybrid.method.settle import settle
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.own_units import let_go, read_weights
 from hybrid.networks.units import kept_modes
@@ -29,52 +31,59 @@ from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import interrupted, leave_if_asked, listening
 from hybrid.report.summary import Summary
 from hybrid.rounds.evaluation import Evaluation, measure_network
-from hybrid.settings.config import RoundSettings
-from hybrid.settings.sections.rounds import RoundOptions
 from hybrid.solvers.block import Block
 from hybrid.solvers.kernels.launcher import choose
 from hybrid.training.run import Run
-from hybrid.training.summary import OWN_DATA, RunOptions
+from hybrid.training.summary import OWN_DATA
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Compared = Callable[[RankLinks, Alike], T]
 """What a rank runs on data that have been compared."""
 
 
-@dataclass
-class OfNetwork:
-    """What a trainer has first."""
+def _takes_options(
+    options: Callable[P, Options],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Blocks, P], None]]:
+    """Let a constructor take the blocks, and then the arguments of `Options`."""
 
-    blocks: Blocks
-    """The network, as `split` has cut it."""
+    def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, Blocks, P], None]:
+        first = signature(init).parameters
+        others = signature(options).parameters.values()
+        shown = [first["self"], first["blocks"], *others]
+        init.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+        return init
+
+    return decorate
 
 
-@dataclass
-class Trainer(RunOptions, RoundOptions, OfNetwork):
+class Trainer:
     """Trains a model cut into blocks by the serial-parallel hybrid.
 
     Under mpirun every rank makes the same Trainer and owns one block; alone, K threads do. A
-    `solver` that is exact trains serially, without a parallel phase.
+    `solver` that is exact trains serially, without a parallel phase. The arguments after the blocks
+    are those of `Options`; a change of `options` holds from the next call on.
     """
 
-    rounds: RoundSettings = field(init=False)
-    """The settings of [rounds], with everything decided that was unset."""
-    whole: Callable[[], nn.Module] | None = field(default=None, kw_only=True)
-    """Makes the undivided network, where ranks have made their own weights alone."""
-    _arrangement: Arrangement = field(init=False, default="chain")
-    """How the grid lay on the ranks in training, which decides what block a rank has."""
+    __slots__ = ("_arrangement", "blocks", "options", "whole")
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.blocks, Blocks):
-            raise ValueError(f"blocks is a {type(self.blocks).__name__}: split(network, K) first")
-        self.rounds = RoundSettings(**{f.name: getattr(self, f.name) for f in fields(RoundOptions)})
-        super().__post_init__()
-        self.names = {
-            "solver": self.solver.name,
-            "model": type(self.blocks.model).__name__,
+    @_takes_options(Options)
+    def __init__(self, blocks: Blocks, *arguments: Any, **options: Any) -> None:
+        if not isinstance(blocks, Blocks):
+            raise ValueError(f"blocks is a {type(blocks).__name__}: split(network, K) first")
+        self.blocks = blocks
+        """The network, as `split` has cut it."""
+        self.options = Options(*arguments, **options)
+        self.options.names = {
+            "solver": self.options.solver.name,
+            "model": type(blocks.model).__name__,
             "data": OWN_DATA,
-            **self.names,
+            **self.options.names,
         }
+        self.whole: Callable[[], nn.Module] | None = None
+        """Makes the undivided network, where ranks have made their own weights alone."""
+        self._arrangement: Arrangement = "chain"
+        """How the grid lay on the ranks in training, which decides what block a rank has."""
 
     def fit(
         self, train: Any, test: Any = None, epochs: int | None = None, validation: Any = None
@@ -104,17 +113,18 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         status, and a loop of several trainings, too. Signals reach Python's main thread alone.
         After an interrupt (Ctrl-C) it raises a KeyboardInterrupt that says how to go on.
         """
+        options = self.options
         if epochs is not None:
-            self.train = self.train.model_copy(update={"epochs": epochs})
+            options.train = options.train.model_copy(update={"epochs": epochs})
         launch.keep_memory()
 
         def prepare(
             ranks: int, train: Data, test: Data | None, validation: Data | None
         ) -> Compared[Summary]:
             self._read_weights()
-            self.take_batch_size(train)
-            self.check_tests(test is not None or validation is not None)
-            method = self.settle(train, ranks, test, validation)
+            options.take_batch_size(train)
+            options.check_tests(test is not None or validation is not None)
+            method = self.make_method(train, ranks, test, validation)
             objectives = method.problem.objectives
             sets = {
                 name: (data, objective)
@@ -124,7 +134,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
                 )
                 if data is not None
             }
-            kernels = choose(self.train.kernels, method.device.type == "cuda")
+            kernels = choose(options.train.kernels, method.device.type == "cuda")
             self._arrangement = method.arrangement
 
             def program(links: RankLinks, alike: Alike) -> Summary:
@@ -132,9 +142,9 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
                 if not alone:
                     with links.agreement():
                         read_weights(self.blocks, [links.rank])
-                evaluation = Evaluation(links, sets, self.train.batch_size)
+                evaluation = Evaluation(links, sets, options.train.batch_size)
                 run = Run(
-                    method, self, links, train, evaluation, request, kernels, self.whole, alike
+                    method, options, links, train, evaluation, request, kernels, self.whole, alike
                 )
                 if not alone:
                     with links.agreement():
@@ -147,7 +157,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         with listening() as request, kept_modes(self.blocks.model):
             request.advice = ""  # a command's request outlives a training
             try:
-                return self._start(prepare, self.replicas, train, test, validation)
+                return self._start(prepare, self.options.replicas, train, test, validation)
             except KeyboardInterrupt:
                 progress.close()
                 raise interrupted() from None
@@ -159,24 +169,26 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
             self._check_ranks(ranks)
             self._read_weights()
             self.blocks = with_bundles(self.blocks, [test])
-            options = replace(self, batch_transform=None)
-            objective = Objectives.settle(options, self.blocks, test, test).test
-            device = launch.device(self.train.device)
-            precision = getattr(torch, self.train.precision)
+            options = replace(self.options, batch_transform=None)
+            objective = Objectives.of(options, self.blocks, test, test).test
+            device = launch.device(self.options.train.device)
+            precision = getattr(torch, options.train.precision)
 
             def program(links: RankLinks, alike: Alike) -> dict[str, float]:
                 with links.agreement():
                     read_weights(self.blocks, [links.rank])
                 module = placed(self.blocks.module(links.rank), device)
                 block = Block(module, links.rank, links.size, {}, device, precision)
-                size = test.batch_size or self.train.batch_size
-                with Bar(0, text="evaluating", quiet=self.quiet or links.place.number > 0) as bar:
+                size = test.batch_size or options.train.batch_size
+                with Bar(
+                    0, text="evaluating", quiet=options.quiet or links.place.number > 0
+                ) as bar:
                     return measure_network(block, links, test, objective, size, bar.count)
 
             return program
 
         # under mpirun each replica has the weights; in one process one will do
-        replicas = 1 if launch.communicator() is None else self.replicas
+        replicas = 1 if launch.communicator() is None else self.options.replicas
         return self._start(prepare, replicas, data)
 
     def _start(self, prepare: Callable[..., Compared[T]], replicas: int, *sets: Any) -> T:
@@ -189,7 +201,7 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
         torch.set_num_threads(self.threads(len(self.blocks) * replicas))
         if comm is not None:
             # measured cuts differ from rank to rank: the first rank's hold
-            with start_limited(comm, self.links.timeout):
+            with start_limited(comm, self.options.links.timeout):
                 self.blocks = replace(self.blocks, starts=comm.bcast(self.blocks.starts))
         failed: ValueError | None = None
         device: torch.device | None = None
@@ -199,11 +211,11 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
                 labels = self._choose_loss()
                 for each in sets:
                     if isinstance(each, float) and len(data) == 2 and data[0] is not None:
-                        data[0], each = hold_out(data[0], each, self.train.seed)
+                        data[0], each = hold_out(data[0], each, self.options.train.seed)
                     absent = each is None and len(data) > 0
                     data.append(None if absent else as_data(each, labels_are_inputs=labels))
                 program = prepare(1 if comm is None else comm.size, *data)
-                device = launch.device(self.train.device)
+                device = launch.device(self.options.train.device)
         except ValueError as error:
             failed = error
 
@@ -215,7 +227,9 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
 
         grid = Grid(len(self.blocks), replicas)
         try:
-            return start(agreed_program, grid, self.links, device, failed, self._arrangement)
+            return start(
+                agreed_program, grid, self.options.links, device, failed, self._arrangement
+            )
         finally:
             for each in data:
                 if each is not None:
@@ -228,18 +242,19 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
 
     def _choose_loss(self) -> bool:
         """Whether targets are inputs, too; the loss is then the network's own, if none is set."""
-        labels = takes_targets(self.blocks)
-        if labels and self.loss is None and "loss" not in self.train.model_fields_set:
-            self.train = self.train.model_copy(update={"loss": MODEL})
+        labels, options = takes_targets(self.blocks), self.options
+        if labels and options.loss is None and "loss" not in options.train.model_fields_set:
+            options.train = options.train.model_copy(update={"loss": MODEL})
         return labels
 
     def threads(self, blocks: int) -> int:
         """Intra-operation threads of one rank; one, unless it is said, on a clock of its own."""
-        if link_class(self.links).clocked:
-            return self.train.threads or 1
-        return self.train.threads or launch.threads_per_rank(blocks)
+        train = self.options.train
+        if link_class(self.options.links).clocked:
+            return train.threads or 1
+        return train.threads or launch.threads_per_rank(blocks)
 
-    def settle(
+    def make_method(
         self,
         train: Data,
         ranks: int = 1,
@@ -248,20 +263,20 @@ class Trainer(RunOptions, RoundOptions, OfNetwork):
     ) -> Method:
         """What `fit` trains by; ValueError, with the remedy, for settings that cannot work."""
         self._check_ranks(ranks)
-        check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
+        check_links(self.options.links, ranks if ranks > 1 or launch.communicator() else 0)
         wide = [n for n, x in self.blocks.model.state_dict().items() if x.dtype == torch.complex128]
-        if wide and self.out is not None:
+        if wide and self.options.out is not None:
             raise ValueError(
                 f"{wide[0]!r} is complex128, which safetensors files of a run folder cannot hold: "
                 "leave out= out, or take complex64"
             )
-        problem = Problem.of(self, self.blocks, train, test, validation)
+        problem = Problem.of(self.options, self.blocks, train, test, validation)
         self.blocks = problem.blocks
-        method = settle(problem, self)
-        if self.train.compile or method.device.type == "cuda":
+        method = make_method(problem, self.options)
+        if self.options.train.compile or method.device.type == "cuda":
             launch.keep_caches_private()
         return method
 
     def _check_ranks(self, ranks: int) -> None:
         if ranks > 1 or launch.communicator():
-            Grid(len(self.blocks), self.replicas).on(ranks)
+            Grid(len(self.blocks), self.options.replicas).on(ranks)

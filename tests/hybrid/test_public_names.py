@@ -29,6 +29,6 @@ def test_mypy_accepts_a_users_script_of_every_documented_call_and_rejects_wrong_
 
 def test_what_the_script_calls_works(tmp_path):
     made = user_script.settings_in_every_form(tmp_path) + user_script.optimizers_of_a_loop()
-    assert all(trainer.solver.name for trainer in made)
+    assert all(trainer.options.solver.name for trainer in made)
     user_script.trained(tmp_path / "run")
     user_script.looked_at(tmp_path)

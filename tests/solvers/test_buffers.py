@@ -119,7 +119,7 @@ def test_a_buffer_of_two_modules_stays_one():
     ids=["ddg", "again", "pd"],
 )
 def test_what_is_under_way_keeps_what_it_has_met(solver, tmp_path, monkeypatch):
-    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or checkpoints wait for its end
+    monkeypatch.setattr("hybrid.method.make_method.WINDOW", 1)  # or checkpoints wait for its end
     whole = tmp_path / "whole"
     expected = trained(solver, whole)
     run = shutil.copytree(whole, tmp_path / "run")

@@ -17,8 +17,8 @@ from hybrid.bench.recipes import BASE
 from hybrid.data import load
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
+from hybrid.method.options import Options
 from hybrid.method.problem import Problem
-from hybrid.method.training_options import Options
 from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.settings.config import OptimizerSettings, TrainSettings

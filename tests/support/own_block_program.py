@@ -50,7 +50,7 @@ def trained(blocks):
     config = load(None, {**SETTINGS, "split.blocks": blocks, "split.replicas": 1})
     loaded = build.load_rank_data(config)
     made = build.build_trainer(config, loaded, Path("unused"), False)
-    made.out = None
+    made.options.out = None
     made.fit(*loaded)
     return {k: v for index in range(blocks) for k, v in digests(made.blocks, index).items()}
 
@@ -62,7 +62,7 @@ def on_a_rank(comm):
         loaded = build.load_rank_data(config)
         division = comm.bcast(build.divide(config, loaded[0]) if comm.rank == 0 else None)
         made = build.build_trainer(config, loaded, Path("unused"), False, division)
-        made.out = None
+        made.options.out = None
         made.fit(*loaded)
     storages = {p.untyped_storage().data_ptr(): p for p in made.blocks.model.parameters()}
     held = sum(p.untyped_storage().nbytes() for p in storages.values())

@@ -11,9 +11,9 @@ from hybrid.bench.plan.device import Device
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.plan.prediction import Prediction, best
 from hybrid.bench.plan.subject import Say
-from hybrid.links import LinkSpeed
+from hybrid.links import Network
 from hybrid.links.grid import Grid
-from hybrid.method.settle import check_replicas
+from hybrid.method.make_method import check_replicas
 from hybrid.ranks.progress import Bar
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds, resolve
@@ -49,9 +49,9 @@ def report(
         check_replicas(build.build_options(settings))
     data, _ = build.load_data_sets(settings.data, settings.train.loss)
     build.take_batch_size(settings, data)
-    speed = LinkSpeed.asked(settings.links)
+    network = Network.asked(settings.links)
     model = build.build_network(settings, data)
-    planner = Planner(settings, model, data, speed, say, device, bar)
+    planner = Planner(settings, model, data, network, say, device, bar)
     grids += [grid for count in ranks for grid in planner.grids(count)]
     predictions = planner.predictions(grids, micro_batches, cuts)
     first = next(predictions)  # if nothing can be planned, it says so before a table

@@ -22,13 +22,13 @@ from hybrid.bench.plan.standin import clocked
 from hybrid.bench.plan.subject import Say, Subject
 from hybrid.bench.recipes import BASE, Recipe, accumulating, recipes
 from hybrid.data import Data
-from hybrid.links import LinkSpeed, run_virtual
-from hybrid.links.grid import Grid, GridPlace, grids, share_size
+from hybrid.links import Network, run_virtual
+from hybrid.links.grid import Grid, Place, grids, share_size
 from hybrid.links.virtual import VirtualLinks
+from hybrid.method.make_method import check_waits
 from hybrid.method.method import Method
 from hybrid.method.optimizers import count_copies
 from hybrid.method.problem import Problem, check_size
-from hybrid.method.settle import check_waits
 from hybrid.networks.blocks import Blocks
 from hybrid.ranks import launch
 from hybrid.ranks.progress import Bar
@@ -49,7 +49,7 @@ class Planner:
         settings: Config,
         model: nn.Module,
         data: Data,
-        network: LinkSpeed,
+        network: Network,
         say: Say = lambda text: None,
         device: Device | None = None,
         bar: Bar | None = None,
@@ -195,7 +195,7 @@ class Planner:
 
     def memory(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> list[int]:
         """Bytes of each block, of the first replica, whose share is the largest."""
-        method = self.method(blocks, recipe, replicas).of_replica(GridPlace(replicas=replicas))
+        method = self.method(blocks, recipe, replicas).of_replica(Place(replicas=replicas))
         return self._memory.needed(recipe, method, self.subject.inputs(blocks))
 
     def solvers(self) -> list[Solver]:
@@ -220,7 +220,7 @@ class Planner:
         four times as many, which gives the time of those between two reports.
         """
         method = self.method(blocks, recipe, replicas)
-        setup = method.of_replica(GridPlace(replicas=replicas)).setup
+        setup = method.of_replica(Place(replicas=replicas)).setup
         size, share = self.size, setup.batch_size
         if self.device is not None:  # whose steps all take the same time
             steps = min(steps, 2)

@@ -31,7 +31,7 @@ def every_round(solver: Any, rounds: Any) -> int:
     return int(solver.alternates) if every is None else every
 
 
-def unnamed(rounds: Mapping[str, Any], fill: object) -> str:
+def default_solver(rounds: Mapping[str, Any], fill: object) -> str:
     """The method of a run that names none; `rounds` may not have been validated yet.
 
     It sweeps over windows if the run asks for windows that no correction needs, and names no local
@@ -152,7 +152,7 @@ for _name, _help in field_docs(RoundOptions).items():
     RoundSettings.model_fields[_name].description = _help
 
 
-def settled(solver: Solver, rounds: RoundSettings) -> RoundSettings:
+def resolve_rounds(solver: Solver, rounds: RoundSettings) -> RoundSettings:
     """`rounds` with everything decided.
 
         exact methods       no windows: every round is serial

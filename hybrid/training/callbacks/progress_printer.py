@@ -10,12 +10,12 @@ from time import perf_counter
 from typing import Any
 
 from hybrid.errors import tell
+from hybrid.method.callback import Callback, RunInfo
 from hybrid.ranks.progress import Bar
 from hybrid.rounds.evaluation import format_results
 from hybrid.rounds.phase_report import PhaseReport
 from hybrid.solvers.block import Block
 from hybrid.solvers.numerics.draws import Key
-from hybrid.training.callbacks.base import Callback, RunInfo
 
 SECONDS = 30
 """The least time between two lines of progress within an epoch."""

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from hybrid.folder.board import scalars
+from hybrid.method.callback import Callback, RunInfo
 from hybrid.rounds.phase_report import PhaseReport
-from hybrid.training.callbacks.base import Callback, RunInfo
 
 
 class _Service(Callback, ABC):

@@ -11,8 +11,8 @@ from hybrid.bench.contenders import MethodContender
 from hybrid.bench.recipes import Recipe
 from hybrid.data import load as load_data
 from hybrid.links import run_threads
+from hybrid.method.options import Options
 from hybrid.method.problem import Problem
-from hybrid.method.training_options import Options
 from hybrid.networks.partition import split
 from hybrid.settings.config import TrainSettings
 from hybrid.settings.resolve import load

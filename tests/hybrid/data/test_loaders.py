@@ -54,11 +54,11 @@ def test_a_loader_trains_as_a_loop_of_ones_own_over_it(blocks):
 def test_the_batch_size_of_a_loader_is_taken_where_none_is_set():
     data = DataLoader(Drawing(), 12)
     made = trainer_of(layers(), sample=torch.zeros(4, 6))
-    made.train = {"epochs": 1, "threads": 1}
+    made.options.train = {"epochs": 1, "threads": 1}
     made.fit(data)
-    assert made.train.batch_size == 12
+    assert made.options.train.batch_size == 12
     made.fit(DataLoader(Drawing(), 16))
-    assert made.train.batch_size == 16, "the first loader's is not the user's"
+    assert made.options.train.batch_size == 16, "the first loader's is not the user's"
 
 
 def test_a_loader_that_shuffles_has_the_order_of_its_data_set():

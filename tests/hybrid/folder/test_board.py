@@ -81,7 +81,7 @@ def test_a_run_goes_on_without_events_and_says_so_once(when, tmp_path, monkeypat
     name = "__init__" if when == "at the start" else "write"
     monkeypatch.setattr(board._Records, name, fail)
     made = trainer(Penalty(), run, model="plain")
-    made.quiet = False
+    made.options.quiet = False
     made.fit(*digits(4))
     said = capsys.readouterr().out
     assert said.count("TensorBoard's events end here") == (0 if when == "removed" else 1)

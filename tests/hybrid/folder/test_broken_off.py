@@ -94,7 +94,7 @@ def test_a_run_whose_only_checkpoint_has_another_name_goes_on(run, capsys) -> No
     last = newest(run)
     last.rename(last.with_name(f".{last.name}.beef.partial"))
     made = trainer(Backprop(), run, model="plain", resume=True)
-    made.quiet = False
+    made.options.quiet = False
     made.fit(*digits(4))
     said = f"{last} was whole under another name, .{last.name}.beef.partial"
     assert said in capsys.readouterr().out

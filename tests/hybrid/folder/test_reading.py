@@ -13,9 +13,9 @@ from trainings import assert_same, interrupted
 import hybrid
 from hybrid import Trainer, files, split
 from hybrid.folder import checkpoint
+from hybrid.method.callback import Callback
 from hybrid.solvers import DDG
 from hybrid.training import restore
-from hybrid.training.callbacks.base import Callback
 
 X = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 DATA = X, X[:, :4].argmax(1)
@@ -60,7 +60,7 @@ def test_tensors_of_any_name_are_exported_and_come_back(tmp_path):
     assert_same(folder, wanted)
     interrupted(tmp_path / "run", 1)
     again = trainer(tmp_path / "run", ema=0.5)
-    again.resume = True
+    again.options.resume = True
     again.fit(DATA)
     assert_same(again.blocks.model.state_dict(), wanted)
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_could_not_be_read_is_not_written(tmp_path, state, sai
     assert kept[-1].name == "00000004"
     assert not list((tmp_path / "checkpoints").glob(".*"))
     again = trainer(tmp_path, [Diary({})], epochs=3)
-    again.resume = True
+    again.options.resume = True
     assert again.fit(DATA)["epochs"] == 3
 
 

@@ -104,7 +104,7 @@ def test_on_a_gpu_no_step_waits_for_it(clip_norm):
     train, test = digits()
     settings = {"epochs": 1, "report_every": 1000, "batch_size": 32}
     made = trainer(Backprop(clip_norm=clip_norm), blocks=1, train=settings)
-    made.batch_transform = watched
+    made.options.batch_transform = watched
     try:
         made.fit(train.take(640), test.take(32))
     finally:

@@ -1,18 +1,18 @@
 """What is declared beside a setting decides whether it is refused, and what is said of it."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Annotated, ClassVar, Literal
-from unittest.mock import patch
 
 import pytest
+from trainings import digits
 
-from hybrid.method import settle
-from hybrid.settings.config import ModelSettings
+from hybrid import Trainer, split
+from hybrid.method.make_method import facts_of, sections
+from hybrid.networks import models
+from hybrid.settings.config import Config
 from hybrid.settings.methods import conditions
 from hybrid.solvers import acting, registry
 from hybrid.solvers.acting import Acts, Count, Facts, Needs, Positive, Settings
-from tests.test_settings_act import MODES, _asked, train
 
 
 @dataclass(frozen=True)
@@ -120,18 +120,18 @@ def test_what_is_declared_is_what_is_explained():
     assert compiled.count("It works only where") == 1
 
 
-@pytest.mark.parametrize("solver", registry.OWN)
-def test_every_condition_can_be_asked_of_a_run(solver):
-    """A misspelt fact would be an error at the user, and only where the setting is given."""
-    asked = []
-    with patch.object(settle, "acting", SimpleNamespace(check=lambda *given: asked.append(given))):
-        train(_asked(next(mode for mode in MODES if mode.solver == solver)))
-    ((sections, run),) = asked
-    more = {"own_data": False, "model": ModelSettings(), "tested": True}
-    known = run.copy_with(**more, ranks=1)
-    for section, settings in sections.items():
-        cls, known = type(settings), known.copy_with(settings=settings)
-        for name in acting.declared(cls):
-            for condition in acting.conditions(cls, section, name):
-                bool(condition.holds(known))
-        assert all(need.holds(known) for need in acting.needs(cls))
+@pytest.mark.parametrize("name", registry.OWN)
+def test_every_condition_can_be_asked_of_a_run(name):
+    """A misspelled fact would be an error at the user, and only where the setting is given."""
+    cut = split(models.build("resnet8", 10, 1, 8), 2, balance="even")
+    method = Trainer(cut, name, train={"batch_size": 16}).make_method(digits(1)[0])
+    config = Config()
+    facts = facts_of(method).copy_with(
+        model=config.model, data=config.data, own_data=False, tested=True, link_settings=frozenset()
+    )
+    for section, table in {**vars(config), **sections(method)}.items():
+        cls = type(table)
+        for key in acting.declared(cls) if not isinstance(table, dict) else ():
+            for condition in acting.conditions(cls, section, key):
+                bool(condition.holds(facts.copy_with(settings=table)))
+    assert all(need.holds(facts) for need in acting.needs(type(method.solver)))

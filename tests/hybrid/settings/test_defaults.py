@@ -13,12 +13,13 @@ from torch import nn
 from hybrid import Trainer, split
 from hybrid.cli import options
 from hybrid.cli.app import app
+from hybrid.method.options import Options
 from hybrid.networks import models
-from hybrid.settings import methods
 from hybrid.settings.config import Config, RoundSettings, SplitSettings, declared_settings
 from hybrid.settings.resolve import load
 from hybrid.solvers import registry
 from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.training.build import build_options
 
 ROOT = Path(__file__).parents[3]
 ROUNDS: list[dict[str, Any]] = [
@@ -38,11 +39,11 @@ def flags():
 
 
 def test_the_library_has_the_defaults_of_the_declarations():
-    trainer = {f.name: f for f in fields(Trainer)}
+    options = {f.name: f for f in fields(Options)}
     for name, declared in RoundSettings.model_fields.items():
-        assert trainer[name].default == declared.default, name
+        assert options[name].default == declared.default, name
     blocks = split(nn.Sequential(nn.Linear(2, 2)), blocks=1)
-    one, other = Trainer(blocks), Trainer(blocks)
+    one, other = Trainer(blocks).options, Trainer(blocks).options
     for section in ("train", "optimizer", "schedule", "links", "checkpoint"):
         assert getattr(one, section) == getattr(Config(), section)
         assert getattr(one, section) is not getattr(other, section)
@@ -50,14 +51,15 @@ def test_the_library_has_the_defaults_of_the_declarations():
 
 def commanded(solver, asked):
     config = load(None, {"solver.name": solver, **{f"rounds.{k}": v for k, v in asked.items()}})
-    return config.rounds, methods.correction(config)
+    made = build_options(config)
+    return made.rounds, made.correction
 
 
 def programmed(solver, asked):
     blocks = split(models.build("resnet8", 4, 1, 4), blocks=2, balance="even")
     trainer = Trainer(blocks, registry.solver_class(solver)(), **asked)
-    assert trainer.correction is not None
-    return trainer.rounds, trainer.correction
+    assert trainer.options.correction is not None
+    return trainer.options.rounds, trainer.options.correction
 
 
 @pytest.mark.parametrize("solver", registry.OWN)
@@ -106,4 +108,4 @@ def test_readme_gives_settings_and_arguments_that_there_are():
     call = re.search(r"Trainer\((.*?)\)\.fit", code, re.DOTALL)
     assert call is not None
     arguments = set(re.findall(r"(\w+)=", re.sub(r"\([^()]*\)", "", call[1])))
-    assert arguments <= {f.name for f in fields(Trainer)}
+    assert arguments <= {f.name for f in fields(Options)}

@@ -6,6 +6,7 @@ from answers import refusal
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import load, resolve, to_toml
 from hybrid.solvers import registry
+from hybrid.training.build import build_options
 
 CLASSES = {name: registry.solver_class(name) for name in registry.OWN}
 EXACT = [name for name, method in CLASSES.items() if method.exact]
@@ -14,7 +15,7 @@ SWEEPING = [name for name, m in CLASSES.items() if m.alternates]
 
 
 def rounds(solver, **asked):
-    return resolve({"solver": {"name": solver}, "rounds": asked}).rounds
+    return build_options(resolve({"solver": {"name": solver}, "rounds": asked})).rounds
 
 
 @pytest.mark.parametrize(
@@ -29,14 +30,12 @@ def rounds(solver, **asked):
 def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted):
     assert solvers
     for solver in solvers:
-        config = resolve({"solver": {"name": solver}})
         sweeps = wanted.sweeps and registry.solver_class(solver).sweeps
-        assert config.rounds == wanted.model_copy(update={"sweeps": sweeps}), solver
-        assert config.correction["micro_batches"] == 0
+        assert rounds(solver) == wanted.model_copy(update={"sweeps": sweeps}), solver
 
 
 @pytest.mark.parametrize(
-    ("solver", "asked", "settled"),
+    ("solver", "asked", "decided"),
     [
         ("penalty", {"window": 8}, {"sweeps": 1, "correct_every": 1}),
         ("penalty", {"window": "all"}, {"sweeps": 1, "correct_every": 1}),
@@ -47,12 +46,12 @@ def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted):
     ],
     ids=str,
 )
-def test_rounds_that_are_asked_for_are_as_asked(solver, asked, settled):
-    assert rounds(solver, **asked) == RoundSettings(**{**asked, **settled})
+def test_rounds_that_are_asked_for_are_as_asked(solver, asked, decided):
+    assert rounds(solver, **asked) == RoundSettings(**{**asked, **decided})
 
 
 @pytest.mark.parametrize("solver", registry.OWN)
-def test_what_is_settled_is_settled_as_it_is(solver):
+def test_what_is_decided_stays_as_it_is(solver):
     once = rounds(solver)
     asked = {k: v for k, v in once.model_dump().items() if v is not None}
     assert rounds(solver, **asked) == once
@@ -105,7 +104,7 @@ def stored(tmp_path):
 @pytest.mark.parametrize("overrides", [{}, {"solver.name": "ddg"}, {"train.epochs": 9}], ids=str)
 def test_a_run_taken_up_again_has_its_own_rounds(stored, overrides):
     config = load(None, overrides, base=stored)
-    assert config.rounds == RoundSettings(correct_every=0, waits=WAITS, memory_gb=2.0)
+    assert config.rounds == RoundSettings(waits=WAITS, memory_gb=2.0)
     assert config.fill["beta"] == 0.5
 
 

@@ -10,8 +10,9 @@ from trainings import interrupted, refused, summary
 
 from hybrid import Callback
 from hybrid.folder.checkpoint import complete, read_manifest
+from hybrid.method.callback import RunInfo
 from hybrid.rounds.phase_report import PhaseReport
-from hybrid.training.callbacks.base import EarlyStopping, RunInfo
+from hybrid.training.callbacks.base import EarlyStopping
 from hybrid.training.callbacks.progress_printer import ProgressPrinter
 
 HOOKS = ("on_start", "on_report", "on_epoch", "state", "on_end")
@@ -128,8 +129,8 @@ def test_a_resumed_run_stops_where_the_undisturbed_one_did(tmp_path):
 def test_a_run_that_was_stopped_stays_as_it_is_until_it_may_wait_longer(tmp_path, capsys):
     def fit(patience):
         made = short([EarlyStopping(patience=patience)], tmp_path / "run", epochs=9, resume=True)
-        made.optimizer, made.quiet = STILL, False
-        made.resume = (tmp_path / "run").exists()
+        made.options.optimizer, made.options.quiet = STILL, False
+        made.options.resume = (tmp_path / "run").exists()
         return made.fit(*few())["epochs"]
 
     assert fit(patience=1) == 2

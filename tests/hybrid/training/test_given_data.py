@@ -123,7 +123,7 @@ def test_a_function_may_give_training_data_alone(function, tmp_path, monkeypatch
     loaded = build.load_rank_data(config)
     assert loaded[1] is None
     made = build.build_trainer(config, loaded, tmp_path / "run", False)
-    made.quiet = True
+    made.options.quiet = True
     made.fit(*loaded)
     assert "batch_size = 16" in Path(tmp_path / "run" / "config.toml").read_text()
     given = {"model": names["model.name"], "data": names["data.name"]}

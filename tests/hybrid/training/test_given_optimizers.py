@@ -102,11 +102,11 @@ def given(make, schedule=None, interval=None, blocks=2, solver=None, **more):
 )
 def test_an_optimizer_and_a_scheduler_equal_a_plain_loop(blocks, make, schedule, interval, few):
     made = given(make, schedule, interval, blocks)
-    before = [dict(group) for group in made.optimizer.param_groups]
+    before = [dict(group) for group in made.options.optimizer.param_groups]
     found = trained_weights(made, few)
     assert_same(found, by_hand(few, make, schedule, interval or "step"))
-    assert made.optimizer.param_groups == before
-    assert not made.optimizer.state
+    assert made.options.optimizer.param_groups == before
+    assert not made.options.optimizer.state
 
 
 def test_replicas_that_copy_the_network_step_by_the_same_groups(few):

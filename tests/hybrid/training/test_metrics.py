@@ -51,7 +51,7 @@ WAYS = {
 def test_an_accuracy_that_accumulates_is_of_all_samples_of_a_report_in_training(way, replicas):
     told, whole = Told(), 96  # samples of six mini-batches
     made = trainer(2, replicas, lr=1e-30, metrics={"accuracy": MeanRecall()}, **WAYS[way])
-    made.callbacks = [told]
+    made.options.callbacks = [told]
     made.fit((X[:whole], Y[:whole]), (X, Y), epochs=1)
     answers = outputs(made, X[:whole]).argmax(1)
     found = reference.balanced_accuracy_score(Y[:whole], answers)
@@ -75,7 +75,7 @@ def test_answers_where_targets_are_left_out_are_the_share_of_all_others():
     torch.manual_seed(0)
     made = trainer()
     made.blocks = split(Words(), 1, sample=tokens)
-    made.metrics = None
+    made.options.metrics = None
     data = tokens[order], targets[order]
     tested = made.fit(data, data)["test_accuracy"]
     out, counted = outputs(made, data[0]), data[1] != -100
@@ -85,9 +85,9 @@ def test_answers_where_targets_are_left_out_are_the_share_of_all_others():
 
 def test_a_metric_may_be_called_what_a_line_of_metrics_has_but_not_the_loss():
     made = trainer(2, 1)
-    made.metrics = {name: lambda out, y: y.float() for name in ("step", "phase", "samples")}
+    made.options.metrics = {name: lambda out, y: y.float() for name in ("step", "phase", "samples")}
     assert metrics_of(made.fit((X, Y), (X, Y))) == pytest.approx(
-        dict.fromkeys(made.metrics, float(Y.float().mean()))
+        dict.fromkeys(made.options.metrics, float(Y.float().mean()))
     )
-    made.metrics = {"loss": lambda out, y: y.float()}
+    made.options.metrics = {"loss": lambda out, y: y.float()}
     assert refusal(made.fit, (X, Y), (X, Y)).startswith("metrics has 'loss', which is the loss")

@@ -117,7 +117,7 @@ def test_the_command_tests_evaluates_and_exports_the_average(tmp_path):
     config = build.read_settings(None, given, None, False)
     loaded = build.load_rank_data(config)
     made = build.build_trainer(config, loaded, tmp_path / "run", False)
-    made.quiet = True
+    made.options.quiet = True
     tested = made.fit(*loaded)["test_accuracy"]
     assert restore.evaluate(tmp_path / "run")[0]["test"]["accuracy"] == tested
     assert_same(

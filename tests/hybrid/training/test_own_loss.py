@@ -42,7 +42,7 @@ def test_a_step_has_the_gradient_of_the_undivided_mini_batch(kind, parts):
         moved = torch.cat([(found[name] - start[name]).flatten() for name in expected])
         assert (moved - wanted).norm() <= 1e-12 * wanted.norm(), (micro_batches, replicas)
     assert list(metrics_of(summary)) == (["accuracy"] if "Sequence" in kind else [])
-    assert trainer.train.loss == "model"
+    assert trainer.options.train.loss == "model"
 
 
 class Masked(nn.Module):

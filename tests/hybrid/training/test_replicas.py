@@ -172,7 +172,7 @@ def test_replicas_are_equal_after_every_step_and_have_the_bits_of_virtual_clocks
 @pytest.mark.parametrize("sync", SYNCS)
 def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
     """From a checkpoint after any mini-batch, with what is under way; it changes nothing itself."""
-    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or reports wait for its end
+    monkeypatch.setattr("hybrid.method.make_method.WINDOW", 1)  # or reports wait for its end
     settings = {"replicas": 2, "sync": SYNCS[sync], "train": {"report_every": 1}}
     settings["model"] = "resnet8" if sync == "diloco" else "plain"
     seldom = {**settings, "train": {"report_every": 1, "evaluate_every": 2}}

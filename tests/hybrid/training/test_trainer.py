@@ -230,7 +230,7 @@ def test_16_bits_are_not_stored_of_a_network_of_float64(storage):
 def test_virtual_links_under_mpirun_are_refused(few):
     made = trainer(Backprop(), links=LinkSettings(kind="virtual"))
     with pytest.raises(ValueError, match=r"^links.kind is 'virtual'.* 2 MPI ranks: start it "):
-        made.settle(few[0], ranks=2)
+        made.make_method(few[0], ranks=2)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

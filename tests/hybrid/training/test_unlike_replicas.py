@@ -122,13 +122,13 @@ def test_replicas_that_part_are_noticed_at_once():
 def test_a_round_is_told_of_that_another_strategy_does_not_take_up(
     few, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)
+    monkeypatch.setattr("hybrid.method.make_method.WINDOW", 1)
     run = tmp_path / "run"
     late = {"replicas": 2, "train": {"report_every": 1}, "checkpoint": OFTEN, "model": "plain"}
     trained_weights(trainer(Backprop(), run, sync=DiLoCo(steps=3, lag=2), **late), few)
     stopped(run, 7)  # in the second epoch, a round under way
     again = trainer(Backprop(), run, sync=AllReduce(), resume=True, **late)
-    again.quiet = False
+    again.options.quiet = False
     again.fit(*few)
     assert "what backprop had under way is dropped" in capsys.readouterr().out
 
@@ -204,7 +204,7 @@ def test_exchanges_are_dropped_also_where_replicas_have_begun_other_numbers(begu
         peers, mine = links.peers, torch.tensor([float(links.place.number)])
         for _ in range(begun[peers.replica]):
             peers.exchange([mine, mine])
-        links.drop()
+        peers.drop()
         return [float(t) for t in peers.exchange([mine, mine])()]
 
     assert run_threads(2, program, replicas=2) == [[0, 2], [1, 3], [0, 2], [1, 3]]
@@ -225,7 +225,7 @@ def test_a_grid_goes_back_into_a_round_on_all_ranks_alike(
     """One replica diverges while sums are under way; with the old rates it changes no bit."""
     replica %= 2
     monkeypatch.setattr("hybrid.solvers.peers.COMPARED", False)  # or that would be noticed
-    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or reports wait for its end
+    monkeypatch.setattr("hybrid.method.make_method.WINDOW", 1)  # or reports wait for its end
     settings = {"replicas": 2, "sync": SYNCS[sync], "train": {"report_every": 1}}
     solver = DDG() if SYNCS[sync].exact else Backprop()
     expected = trained_weights(trainer(solver, **settings), few)

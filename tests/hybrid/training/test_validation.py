@@ -226,7 +226,7 @@ def test_what_was_best_by_another_metric_says_nothing_after_a_resume():
 
 def test_a_run_that_selects_on_the_test_set_says_so(capsys):
     made = short([], epochs=9, train={"early_stop": 2}, optimizer=STILL)
-    made.quiet = False
+    made.options.quiet = False
     found = made.fit(*few())
     assert (found["selected_on"], found["selected_by"]) == ("test", "accuracy")
     assert (
@@ -252,7 +252,7 @@ def test_another_share_or_fewer_epochs_are_refused_in_a_resume(tmp_path, capsys)
     )
     assert before == {path: path.read_bytes() for path in before}
     made, given = resumed(3, 0.25)
-    made.quiet = False
+    made.options.quiet = False
     assert made.fit(*given) == summary(tmp_path)
     assert (
         "has ended after 3 epochs, and nothing is left to do: to train on, give it more epochs"

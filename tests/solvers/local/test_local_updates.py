@@ -180,7 +180,7 @@ def test_trained_heads_are_taken_back_where_a_block_ends_at_the_same_unit(tmp_pa
         blocks = split(models.build("resnet8", classes=10, channels=1, image_size=8), cuts=cuts)
         settings = TrainSettings(epochs=epochs, batch_size=32, threads=1)
         made = Trainer(blocks, LocalUpdates(), train=settings, out=tmp_path, quiet=True)
-        made.resume = epochs > 1
+        made.options.resume = epochs > 1
         made.fit(train, test)
 
     fit(["layer1.0", "layer3.0"], 1)

@@ -1,10 +1,11 @@
-"""The settings of a training as its user gives them: objects, classes, names or tables."""
+"""The options of a training as objects, made of what its user says: objects, names or tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import torch
@@ -14,11 +15,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from hybrid.data import Data
 from hybrid.data.mixing import Transform
 from hybrid.data.samplers.base import Sampler
+from hybrid.method.callback import Callback
 from hybrid.method.given_scheduler import GivenScheduler
 from hybrid.method.optimizers import Factory
 from hybrid.registries import SAMPLERS
 from hybrid.rounds.epoch_windows import Rate
 from hybrid.settings.config import (
+    CheckpointSettings,
+    Config,
     DelaySettings,
     LinkSettings,
     OptimizerSettings,
@@ -27,9 +31,9 @@ from hybrid.settings.config import (
     TrainSettings,
 )
 from hybrid.settings.sections.base import Section
-from hybrid.settings.sections.rounds import settled, unnamed
-from hybrid.solvers import Solver, registry
-from hybrid.solvers.acting import Settings
+from hybrid.settings.sections.rounds import RoundOptions, default_solver, resolve_rounds
+from hybrid.solvers import Solver, acting, registry
+from hybrid.solvers.acting import Facts, Settings
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.metrics import Metric
 from hybrid.solvers.objective import Loss
@@ -129,9 +133,17 @@ def _schedule_object(value: Any) -> Any:
     return GivenScheduler.of(value) or (value if callable(value) else None)
 
 
+def _folder(name: str, value: Any) -> Path | None:
+    try:
+        return None if value is None else Path(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}; it must be the path of a folder") from None
+
+
 @dataclass
-class Options:
-    """The settings of a training beside its blocks and its data, the rounds decided.
+class Options(RoundOptions):
+    """What a training is beside its blocks and its data; `rounds` has the settings of rounds, with
+    everything decided that was left open.
 
     The same for a run, a row of a bench and a row of a plan.
     """
@@ -148,8 +160,6 @@ class Options:
         object_of(Settings, FILLS.__getitem__), FILLS.default
     )
     """Local method that fills idle time, or its name; "none"."""
-    rounds: RoundSettings = field(default_factory=RoundSettings)
-    """How serial corrections and parallel phases alternate."""
     sampler: Converted[Sampler, Sampler | str] = Converted(
         object_of(Sampler, SAMPLERS.__getitem__),  # type: ignore[type-abstract]
         SAMPLERS.default,
@@ -210,9 +220,27 @@ class Options:
     batch_transform: Transform | None = None
     """(inputs, targets, generator) -> both, of every training mini-batch: mixup, CutMix; see
     `Transform`."""
+    checkpoint: Converted[CheckpointSettings, CheckpointSettings | Mapping[str, Any]] = Converted(
+        settings_of(CheckpointSettings)
+    )
+    """When checkpoints are written, and which are kept, as settings or a dict."""
+    out: Converted[Path | None, Path | str | None] = Converted(_folder, default=None)
+    """Run folder; None keeps nothing."""
+    resume: bool = False
+    """Go on from the newest checkpoint of the run folder `out`."""
+    callbacks: Sequence[Callback] = ()
+    """They are called on the first rank while the run trains."""
+    quiet: bool = False
+    """Print no lines of progress."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the summary calls model and data."""
+    config: Config | None = None
+    """What config.toml has, but for the cuts; None: the settings as they are."""
+    rounds: RoundSettings = field(init=False)
 
     def __post_init__(self) -> None:
-        self.solver = self.solver or unnamed(self.rounds.model_dump(), self.fill.name)
+        rounds = RoundSettings(**{f.name: getattr(self, f.name) for f in fields(RoundOptions)})
+        self.solver = self.solver or default_solver(rounds.model_dump(), self.fill.name)
         if self.fill.name not in FILLS or type(self.fill) is not FILLS[self.fill.name]:
             raise ValueError(
                 f"fill is {repr(self.fill)[:80]}, whose local steps stand for none in a wait: "
@@ -222,7 +250,7 @@ class Options:
         if own and self.schedule == ScheduleSettings():
             # its rates are what its user set, unless a schedule is asked for
             self.schedule = ScheduleSettings(name="constant", warmup_steps=0)
-        self.rounds = settled(self.solver, self.rounds)
+        self.rounds = resolve_rounds(self.solver, rounds)
         if not isinstance(self.correction, PassSettings):
             raise ValueError(
                 f"correction is {repr(self.correction)[:80]}, no PassSettings: give an object of it"
@@ -234,6 +262,22 @@ class Options:
             raise ValueError(
                 f"split.replicas is {self.replicas}, and a mini-batch has {self.train.batch_size} "
                 "samples, of which each needs one: take fewer replicas, or a larger batch"
+            )
+        for callback in self.callbacks if isinstance(self.callbacks, Sequence) else [None]:
+            if not isinstance(callback, Callback):
+                raise ValueError(
+                    f"callbacks is {repr(self.callbacks)[:80]}: give a list of objects of classes "
+                    "that derive from hybrid.Callback"
+                )
+
+    def check_tests(self, tested: bool) -> None:
+        """ValueError for what has no effect without a validation or test set."""
+        acting.check({"train": self.train, "checkpoint": self.checkpoint}, Facts(tested=tested))
+        unseen = [name for name in self.metrics or () if name != "accuracy"]
+        if unseen and not tested:
+            raise ValueError(
+                f"metrics has {unseen[0]!r}, which is measured on a validation or test set, and "
+                "there is none: give one, or leave it out; 'accuracy' is measured in training, too"
             )
 
     def take_batch_size(self, data: Data) -> None:

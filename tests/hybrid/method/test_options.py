@@ -3,10 +3,9 @@
 import pytest
 import torch
 from answers import refusal
-from misused import X, layers
 
-from hybrid import Trainer, split
 from hybrid.data.samplers import AutoAssist
+from hybrid.method.options import Options
 from hybrid.settings.config import OptimizerSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop, Penalty
@@ -14,22 +13,15 @@ from hybrid.solvers.local_work.work import Unfilled
 from hybrid.solvers.sync.diloco import DiLoCo
 
 
-def made(solver="backprop", **given):
-    return Trainer(split(layers(), 2, sample=X[:4]), solver, quiet=True, **given)
-
-
 def test_what_has_settings_is_given_by_name_or_as_an_object():
-    assert made("ddg").solver == made(DDG()).solver == DDG()
-    unnamed = Trainer(split(layers(), 2, sample=X[:4]))
-    assert (unnamed.solver, unnamed.fill) == (DDG(), Unfilled())
-    assert made("ddg").fill == Unfilled()
-    assert made("ddg", fill="penalty").fill == made("ddg", fill=Penalty()).fill == Penalty()
-    trainer = made("ddg", sampler="auto-assist", sync="diloco", correction=Backprop())
-    assert (trainer.sampler, trainer.sync) == (AutoAssist(), DiLoCo())
-    assert trainer.correction == Backprop()
+    assert Options("ddg").solver == Options(DDG()).solver == Options().solver == DDG()
+    assert Options("ddg").fill == Unfilled()
+    assert Options("ddg", fill="penalty").fill == Options(fill=Penalty()).fill == Penalty()
+    made = Options("ddg", sampler="auto-assist", sync="diloco", correction=Backprop())
+    assert (made.sampler, made.sync, made.correction) == (AutoAssist(), DiLoCo(), Backprop())
 
 
-@pytest.mark.parametrize("asked", [made, lambda name: load(None, {"solver.name": name})])
+@pytest.mark.parametrize("asked", [Options, lambda name: load(None, {"solver.name": name})])
 def test_letters_that_are_swapped_are_seen(asked):
     assert refusal(asked, "ddgg") == "unknown solver 'ddgg'; did you mean 'ddg'?"
 
@@ -45,18 +37,18 @@ def test_letters_that_are_swapped_are_seen(asked):
     ids=str,
 )
 def test_what_is_none_of_the_kind_is_refused_in_a_sentence(given, parts):
-    said = refusal(made, **given)
+    said = refusal(Options, **given)
     assert [part for part in parts if part not in said] == []
 
 
 def test_settings_are_an_object_a_dict_or_a_name():
     train = {"epochs": 3, "precision": "bfloat16"}
-    trainer = made(train=train, optimizer="AdamW", schedule="cosine", links="virtual")
-    assert (trainer.train.epochs, trainer.train.precision) == (3, "bfloat16")
-    assert trainer.optimizer == OptimizerSettings(name="adamw", lr=1e-3)
-    assert (trainer.schedule.name, trainer.links.kind) == ("cosine", "virtual")
-    trainer.optimizer = torch.optim.AdamW
-    assert trainer.optimizer is torch.optim.AdamW
+    made = Options(train=train, optimizer="AdamW", schedule="cosine", links="virtual")
+    assert (made.train.epochs, made.train.precision) == (3, "bfloat16")
+    assert made.optimizer == OptimizerSettings(name="adamw", lr=1e-3)
+    assert (made.schedule.name, made.links.kind) == ("cosine", "virtual")
+    made.optimizer = torch.optim.AdamW
+    assert made.optimizer is torch.optim.AdamW
 
 
 @pytest.mark.parametrize(
@@ -70,4 +62,4 @@ def test_settings_are_an_object_a_dict_or_a_name():
     ],
 )
 def test_what_are_no_settings_is_told_in_one_line(given, said):
-    assert refusal(made, **given).startswith(said)
+    assert refusal(Options, **given).startswith(said)

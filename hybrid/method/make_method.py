@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.data.samplers.base import Learning
-from hybrid.links.grid import GridPlace
-from hybrid.method.freezing import frozen_epochs
+from hybrid.links.grid import Place
 from hybrid.method.given_optimizer import GivenOptimizer
 from hybrid.method.given_scheduler import GivenScheduler
 from hybrid.method.method import Method
-from hybrid.method.optimizers import find_vectors, make_optimizer
+from hybrid.method.optimizers import find_vectors, frozen_epochs, make_optimizer
+from hybrid.method.options import Options
 from hybrid.method.plateau import Plateau
 from hybrid.method.problem import Problem
 from hybrid.method.schedule import make_schedule
-from hybrid.method.training_options import Options
 from hybrid.rounds.epoch_windows import Rate
 from hybrid.settings.config import (
     OptimizerSettings,
@@ -30,7 +29,7 @@ from hybrid.settings.sections.base import Section
 from hybrid.settings.sections.rounds import WINDOW
 from hybrid.settings.selection import check_metric, check_mode
 from hybrid.solvers import acting, registry
-from hybrid.solvers.acting import NOT_YET, Facts, Settings
+from hybrid.solvers.acting import Facts, Settings
 from hybrid.solvers.base import Setup, Solver
 from hybrid.solvers.local_work.budget import Cost, LocalBudget
 from hybrid.solvers.numerics.optimizer_state import SPARSE
@@ -40,7 +39,7 @@ WORTH_SHARING = 0.03
 """Of a mini-batch's passes: what the products of a step must take for replicas to divide them."""
 
 
-def settle(problem: Problem, options: Options) -> Method:
+def make_method(problem: Problem, options: Options) -> Method:
     """The method that these settings ask for, with everything decided that they leave open.
 
     ValueError, with the remedy, for settings that cannot work or would change nothing.
@@ -66,7 +65,7 @@ def settle(problem: Problem, options: Options) -> Method:
     _check_messages(method)
     _check_ties(method)
     _check_lengths(method)
-    _check_memory(method.of_replica(GridPlace(replicas=options.replicas)))
+    _check_memory(method.of_replica(Place(replicas=options.replicas)))
     return method
 
 
@@ -258,8 +257,8 @@ def facts_of(method: Method) -> Facts:
         optimizer=options.optimizer,
         schedule=options.schedule,
         delay=options.delay,
-        checkpoint=getattr(options, "checkpoint", NOT_YET),
-        resume=getattr(options, "resume", NOT_YET),
+        checkpoint=options.checkpoint,
+        resume=options.resume,
         batch_transform=options.batch_transform,
         replicas=options.replicas,
         ordered=problem.ordered,
@@ -288,10 +287,8 @@ def sections(method: Method) -> dict[str, Any]:
     """
     options = method.options
     names = ("solver", "sync", "sampler", "rounds", "correction", "train", "delay", "optimizer")
-    tables = {name: getattr(options, name) for name in (*names, "schedule")}
+    tables = {name: getattr(options, name) for name in (*names, "schedule", "checkpoint")}
     tables["split"] = SplitSettings(replicas=options.replicas, side_by_side=options.side_by_side)
-    if hasattr(options, "checkpoint"):
-        tables["checkpoint"] = options.checkpoint
     own = [n for n in ("optimizer", "schedule") if not isinstance(tables[n], Section)]
     return {name: table for name, table in tables.items() if name not in own}
 

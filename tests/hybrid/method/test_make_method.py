@@ -10,8 +10,8 @@ from trainings import digits
 
 from hybrid import OptimizerSettings, Trainer, TrainSettings, split
 from hybrid.bench.recipes import Recipe
+from hybrid.method.options import Options
 from hybrid.method.problem import Problem
-from hybrid.method.training_options import Options
 from hybrid.networks import models
 from hybrid.settings.config import RoundSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, Penalty
@@ -29,7 +29,7 @@ def test_one_function_builds_what_solvers_are_set_up_by():
         and isinstance(node.func, ast.Name)
         and node.func.id == "Setup"
     }
-    assert builders == {"method/settle.py"}
+    assert builders == {"method/make_method.py"}
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +56,11 @@ def blocks():
 def test_a_run_and_a_row_are_refused_for_the_same_reason(given, solver, rounds, options):
     known = {**options, "train": TrainSettings(batch_size=32, **options.get("train", {}))}
     trainer = Trainer(blocks(), solver, **rounds, **known, optimizer=OptimizerSettings(lr=0.01))
-    reason = refusal(trainer.settle, given[0])
+    reason = refusal(trainer.make_method, given[0])
     made = Options(
         **{key: value for key, value in known.items() if key not in ("sync", "replicas", "fill")}
     )
-    recipe = Recipe("row", solver, trainer.correction, RoundSettings(**rounds))
+    recipe = Recipe("row", solver, trainer.options.correction, RoundSettings(**rounds))
     recipe = replace(recipe, **{k: v for k, v in known.items() if k in ("sync", "fill")})
     problem = Problem.of(made, blocks(), given[0])
     assert refusal(recipe.method, problem, made, known.get("replicas", 1)) == reason
