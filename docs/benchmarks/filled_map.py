@@ -106,13 +106,13 @@ class Timed:
 
     def __init__(self, planner: Planner, K: int, m: int) -> None:
         self.blocks, self.m, self.n = planner.blocks(K), m, ceil(planner.size / m)
-        units = planner.subject.costs(self.blocks, self.n)
+        units = planner.timed.costs(self.blocks, self.n)
         ends = [*self.blocks.starts[1:], len(units)]
         self.costs = [
             Cost(*(sum(way) for way in zip(*units[a:b], strict=True)))
             for a, b in zip(self.blocks.starts, ends, strict=True)
         ]
-        self.shapes = [tuple(x.shape[1:]) for x in planner.subject.inputs(self.blocks)[1:]]
+        self.shapes = [tuple(x.shape[1:]) for x in planner.timed.inputs(self.blocks)[1:]]
         kind = torch.optim.AdamW if planner.settings.optimizer.name == "adamw" else torch.optim.SGD
         more = {"momentum": 0.9} if kind is torch.optim.SGD else {}
         self.packing: dict[tuple[Any, ...], float] = {}
@@ -198,7 +198,7 @@ def rates(names: list[str]) -> None:
         planner = planner_of(model)
         base = planner.predict(planner.blocks(1), BASE).images_per_second
         for K in (2, 4, 8):
-            if planner.subject.most < K:
+            if planner.timed.num_units < K:
                 continue
             ways = [Timed(planner, K, m) for m in PARTS]
             for link, (bits, latency) in LINKS.items():

@@ -60,7 +60,7 @@ def main() -> None:
     batches = still_batches(planner.data, options.batch_size, STEPS, CPU)
     for turn in range(options.turns + 1):
         for recipe in made:
-            planner.subject.times.clear()
+            planner.timed.times.clear()
             rates = dict(_predicted(planner, blocks, recipe)) if not comm or not comm.rank else {}
             if comm is not None:
                 comm.barrier()

@@ -67,7 +67,7 @@ class Bench:
         rows = recipes(micro_batches, correction, solvers, memory_gb, fills)
         self.left_out: dict[str, str] = {}
         """Rows that cannot be, and why."""
-        self.own = self._on_grids(rows)
+        self.recipes = self._on_grids(rows)
         self.threads = settings.train.threads or 1
         launch.keep_memory()
         torch.set_num_threads(self.threads)
@@ -94,7 +94,7 @@ class Bench:
     def connect(self) -> None:
         """Settle the rows; all ranks call it. AgreedError if `only` names no row."""
         self.cores = self.comm.bcast(len(os.sched_getaffinity(0)))
-        there = [*self.loops(self.model()), *self.own]
+        there = [*self.loops(self.model()), *self.recipes]
         words = [word.casefold() for word in self.only]
         chosen = [n for n in there if any(word in n.casefold() for word in words or [""])]
         if not chosen:
@@ -122,7 +122,7 @@ class Bench:
         problem = cache(partial(self.problem, model))
         makers = self.loops(model) | {
             name: partial(self._ours, problem, recipe, grid)
-            for name, (recipe, grid) in self.own.items()
+            for name, (recipe, grid) in self.recipes.items()
         }
         rows: dict[str, Contender] = {}
         for name in self.chosen:
@@ -137,9 +137,9 @@ class Bench:
         """One of our own rows; ValueError for a grid that cannot be."""
         K, R = grid
         method = recipe.method(problem(K), build.build_options(self.settings), R)
-        kind = LINKS[launch.joined_by()]
+        links = LINKS[launch.joined_by()]
         start = Start(grid, self.settings.links, self.device, method.arrangement, self.comm)
-        return MethodContender(method, kind(start))
+        return MethodContender(method, links(start))
 
     def loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
         """What makes the rows beside our own: loops written by hand, on the first rank."""

@@ -30,7 +30,7 @@ class Speed:
     def speed_up(self, base: "Speed") -> tuple[float, float, float]:
         """Median and quartiles over the turns of the ratio of rates."""
         pairs = zip(self.images_per_second, base.images_per_second, strict=True)
-        ratios = sorted(mine / theirs for mine, theirs in pairs)
+        ratios = sorted(rate / base_rate for rate, base_rate in pairs)
         return median(ratios), ratios[len(ratios) // 4], ratios[len(ratios) - 1 - len(ratios) // 4]
 
 
@@ -63,8 +63,10 @@ def throughput(
             bar.update(text=f"{turn_name}: {speed.name}", now=True)
             before = row.spent()
             seconds = timed(comm, partial(row.train, batches))
-            mine, waited = (after - start for after, start in zip(row.spent(), before, strict=True))
-            idle_shares, sent = comm.allgather(waited / seconds), sum(comm.allgather(mine))
+            sent_here, waited = (
+                after - start for after, start in zip(row.spent(), before, strict=True)
+            )
+            idle_shares, sent = comm.allgather(waited / seconds), sum(comm.allgather(sent_here))
             if turn:
                 speed.images_per_second.append(images / seconds)
                 speed.idle_share.append(idle_shares)

@@ -53,7 +53,7 @@ class Recipe:
 
     def method(self, problem: Problem, options: Options, replicas: int = 1) -> Method:
         """The method of a run with these settings; ValueError, as there, if it cannot train."""
-        own = replace(
+        options = replace(
             options,
             solver=self.solver,
             fill=self.fill,
@@ -63,24 +63,24 @@ class Recipe:
             **dict(self.rounds),
         )
         if replicas == 1:  # what is asked of replicas holds for the rows that have some
-            own.side_by_side = "auto"
-            own.train = own.train.model_copy(update={"sync_batchnorm": False})
-        return make_method(problem, own)
+            options.side_by_side = "auto"
+            options.train = options.train.model_copy(update={"sync_batchnorm": False})
+        return make_method(problem, options)
 
     def flags(self) -> str:
         """What gives this recipe to a run, for the command line."""
-        given = _changed("solver", self.solver)
+        changed = _changed("solver", self.solver)
         if self.sync.name != STRATEGIES.default:
-            given["sync.name"] = self.sync.name
-        given |= _changed("sync", self.sync)
+            changed["sync.name"] = self.sync.name
+        changed |= _changed("sync", self.sync)
         if self.fill.name != FILLS.default:
-            given["fill.name"] = self.fill.name
-        given |= _changed("fill", self.fill)
+            changed["fill.name"] = self.fill.name
+        changed |= _changed("fill", self.fill)
         if self.solver.alternates:
-            given |= _changed("correction", self.correction)
+            changed |= _changed("correction", self.correction)
             if self.windowed:
-                given |= {f"rounds.{k}": getattr(self.rounds, k) for k in ("window", "sweeps")}
-        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()}
+                changed |= {f"rounds.{k}": getattr(self.rounds, k) for k in ("window", "sweeps")}
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in changed.items()}
         words = [f"--set {quote(f'{key}={text}')}" for key, text in texts.items()]
         return " ".join([f"--solver {self.solver.name}", *words])
 
@@ -95,10 +95,10 @@ def accumulating(micro_batches: int) -> Recipe:
     return Recipe(name, Backprop(micro_batches=micro_batches))
 
 
-def _changed(section: str, made: Settings) -> dict[str, Any]:
+def _changed(section: str, settings: Settings) -> dict[str, Any]:
     """The settings that are not the default."""
-    assert is_dataclass(made)
-    values = {f.name: (getattr(made, f.name), f.default) for f in fields(made)}
+    assert is_dataclass(settings)
+    values = {f.name: (getattr(settings, f.name), f.default) for f in fields(settings)}
     return {f"{section}.{name}": v for name, (v, default) in values.items() if v != default}
 
 
@@ -118,27 +118,26 @@ def recipes(
     """
     exact = Backprop(**vars(correction or PassSettings()))
     passes = {m: replace(exact, micro_batches=m) for m in (1, *micro_batches)}
-    made = [Recipe(f"{exact.name}, m={m}", each) for m, each in passes.items()]
+    rows = [Recipe(f"{exact.name}, m={m}", each) for m, each in passes.items()]
     if exact.messages == "float32":
         m = micro_batches[0]
         narrow = replace(passes[m], messages="bfloat16")
-        made.append(Recipe(f"{exact.name}, m={m}, bfloat16 messages", narrow))
+        rows.append(Recipe(f"{exact.name}, m={m}, bfloat16 messages", narrow))
     for solver in solvers or [registry.solver_class(name)() for name in registry.names()]:
         name = solver.name
         if solver.exact:
             continue
         if not solver.alternates:
             for title, each in _delayed(solver, micro_batches):
-                made.append(Recipe(title, each))
+                rows.append(Recipe(title, each))
                 if isinstance(fill := (fills or {}).get(name), Solver):
                     limit = RoundSettings(memory_gb=memory_gb)
-                    filled = Recipe(f"{title}, waits filled", each, rounds=limit, fill=fill)
-                    made.append(filled)
+                    rows.append(Recipe(f"{title}, waits filled", each, rounds=limit, fill=fill))
             continue
         m = micro_batches[-1]
         window = RoundSettings(window=WINDOW, sweeps=solver.sweeps, memory_gb=memory_gb)
-        made.append(Recipe(f"{name}, m={m}, window {WINDOW}", solver, passes[m], window))
-    return made
+        rows.append(Recipe(f"{name}, m={m}, window {WINDOW}", solver, passes[m], window))
+    return rows
 
 
 def _delayed(solver: Solver, micro_batches: Sequence[int]) -> Iterator[tuple[str, Solver]]:

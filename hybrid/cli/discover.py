@@ -119,7 +119,7 @@ def show(
 
     def said() -> str:
         from hybrid.bench.show import picture as pictures
-        from hybrid.bench.show.subject import show as described
+        from hybrid.bench.show.request import show as described
 
         if picture is not None:
             pictures.check_picture(picture)

@@ -19,5 +19,5 @@ def planner(network=None, limit=256):
         resolved, build.build_model(resolved, images), images, network or Network(1e12)
     )
     names = tuple(unit.name for unit in units(made.model))
-    made.subject.times[names] = {n: [Cost(FORWARD, BACKWARD)] * 5 for n in (4, 8, 16, 32)}
+    made.timed.times[names] = {n: [Cost(FORWARD, BACKWARD)] * 5 for n in (4, 8, 16, 32)}
     return made

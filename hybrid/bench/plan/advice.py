@@ -10,7 +10,7 @@ from shlex import quote
 from hybrid.bench.plan.device import Device
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.plan.prediction import Prediction, best
-from hybrid.bench.plan.subject import Say
+from hybrid.bench.plan.timed_network import Say
 from hybrid.links import Network
 from hybrid.links.grid import Grid
 from hybrid.method.make_method import check_replicas
@@ -26,8 +26,8 @@ def report(
     ranks: Sequence[int],
     micro_batches: Sequence[int],
     say: Say,
-    device: Device | None = None,
-    bar: Bar | None = None,
+    device: Device | None,
+    bar: Bar,
 ) -> Iterator[str]:
     """The rows of all predictions, each as soon as it is made, and then the commands to take.
 
@@ -47,11 +47,15 @@ def report(
         )
     if R == 1 and not ranks:
         check_replicas(build.build_options(settings))
+
+    def tell(text: str) -> None:
+        bar.update(text=text, now=True) if bar.shown else say(text)
+
     data, _ = build.load_data_sets(settings.data, settings.train.loss)
     build.take_batch_size(settings, data)
     network = Network.asked(settings.links)
     model = build.build_network(settings, data)
-    planner = Planner(settings, model, data, network, say, device, bar)
+    planner = Planner(settings, model, data, network, say, device, tell)
     grids += [grid for count in ranks for grid in planner.grids(count)]
     predictions = planner.predictions(grids, micro_batches, cuts)
     first = next(predictions)  # if nothing can be planned, it says so before a table
@@ -107,15 +111,19 @@ def row(p: Prediction, epoch: int, alone: float) -> str:
 
     An epoch has `epoch` samples, of which the fastest way on one rank makes `alone` a second.
     """
-    idle = f"{min(p.idle_share):.0%}-{max(p.idle_share):.0%}"
-    worth = "-" if p.progress is None else f"{p.progress / alone:.2f}"
-    shape = f"{p.blocks} x {p.replicas}" if p.replicas > 1 else f"{p.blocks}"
-    return (
-        f"| {shape} | {p.recipe.name} | {p.images_per_second:.0f} "
-        f"| {epoch / p.images_per_second:.3g} s "
-        f"| {p.speed_up:.2f}{', cannot be' * p.impossible} | {worth} | {idle} "
-        f"| {p.bytes_per_image / 1e3:.1f} | {max(p.memory_bytes) / 1e6:.0f} MB |"
+    K, R = p.grid
+    cells = (
+        f"{K} x {R}" if R > 1 else f"{K}",
+        p.recipe.name,
+        f"{p.images_per_second:.0f}",
+        f"{epoch / p.images_per_second:.3g} s",
+        f"{p.speed_up:.2f}{', cannot be' * p.impossible}",
+        "-" if p.progress is None else f"{p.progress / alone:.2f}",
+        f"{min(p.idle_share):.0%}-{max(p.idle_share):.0%}",
+        f"{p.bytes_per_image / 1e3:.1f}",
+        f"{max(p.memory_bytes) / 1e6:.0f} MB",
     )
+    return f"| {' | '.join(cells)} |"
 
 
 def advice(
@@ -137,11 +145,15 @@ def advice(
             )
     where = f"{count} rank{'s' * (count > 1)}"
     if any(p.grid != chosen.grid for p in predictions):
-        where += f" (--blocks {chosen.blocks} --replicas {chosen.replicas})"
+        where += f" ({_grid_flags(chosen.grid)})"
     lines.append(
         f"fastest to an accuracy: {chosen.recipe.name} on {where}\n{command(chosen, settings)}"
     )
     return "\n".join(lines)
+
+
+def _grid_flags(grid: Grid) -> str:
+    return f"--blocks {grid.blocks} --replicas {grid.replicas}"
 
 
 def command(chosen: Prediction, settings: Config) -> str:
@@ -150,13 +162,13 @@ def command(chosen: Prediction, settings: Config) -> str:
     words = [f"mpirun -n {ranks} hybrid train" if ranks > 1 else "hybrid train --blocks 1"]
     words.append(f"--model {name} --data {settings.data.name}")
     words.append(f"--batch-size {settings.train.batch_size}")
-    if chosen.replicas > 1:
-        words.append(f"--blocks {chosen.blocks} --replicas {chosen.replicas}")
+    if chosen.grid.replicas > 1:
+        words.append(_grid_flags(chosen.grid))
     words.append(chosen.recipe.flags())
     texts = [f"split.cuts={json.dumps(chosen.cuts)}"] if chosen.cuts else []
     if any(map(any, chosen.waits)):
         texts.append(f"rounds.waits={json.dumps(chosen.waits)}")
-    texts += _changed_settings(settings, chosen.replicas)
+    texts += _changed_settings(settings, chosen.grid.replicas)
     return " ".join([*words, *(f"--set {quote(text)}" for text in texts)])
 
 
@@ -168,17 +180,15 @@ _FLAGS = ("model.name", "data.name", "train.batch_size")
 
 def _changed_settings(settings: Config, replicas: int) -> Iterator[str]:
     """The settings beside the recipe that are not the default, as section.key=value."""
-    plain = resolve({}).model_dump()
+    defaults = resolve({}).model_dump()
     for section, table in settings.model_dump().items():
         for key, value in table.items() if isinstance(table, dict) else ():
             name = f"{section}.{key}"
-            if value is None or value == plain[section].get(key) or name in _FLAGS:
+            settled = name in _FLAGS or (section in _CHOSEN and name not in _ASKED)
+            if settled or (name == "split.side_by_side" and replicas == 1):
                 continue
-            if section in _CHOSEN and name not in _ASKED:
+            if value is None or value == defaults[section].get(key):
                 continue
-            if name == "split.side_by_side" and replicas == 1:
-                continue
-            entries = value if isinstance(value, dict) else {"": value}
-            for inner, v in entries.items():
+            for inner, v in value.items() if isinstance(value, dict) else [("", value)]:
                 dotted = f"{name}.{inner}".rstrip(".")
                 yield f"{dotted}={v if isinstance(v, str) else json.dumps(v)}"

@@ -35,13 +35,13 @@ class Memory:
         blocks, replicas = method.problem.blocks, method.setup.replicas
         copies = recipe.sync.copies(replicas) if replicas > 1 else 0.0
         needed = []
-        for k, given in enumerate(inputs):
-            module, lam = blocks.module(k), given.shape[1:]
+        for k, x in enumerate(inputs):
+            module, lam = blocks.module(k), x.shape[1:]
             weights = sum(
                 p.nbytes * (self._copies if p.requires_grad else 1) for p in module.parameters()
             )
             summed = sum(p.nbytes for p in module.parameters() if p.requires_grad)
-            whole = given.detach()[:1].expand(method.setup.batch_size, *lam).requires_grad_(k > 0)
+            whole = x.detach()[:1].expand(method.setup.batch_size, *lam).requires_grad_(k > 0)
             live, samples = self._graphs(recipe, method, module, whole, k)
             # two of a pass's tensors, and what crosses the cuts; the input is in the graph
             largest, after = self._of_a_sample(module, whole)[1], method.setup.shape_after(k)
@@ -84,9 +84,9 @@ class Memory:
         key = (kinds, parameters, tuple(x.shape[1:]), x.requires_grad)
         if key not in self._saved:
             # of real samples: a module may not take others
-            two = x.detach()[:1].repeat_interleave(2, 0).contiguous(memory_format=_layout(x))
-            kept = _saved_tensors(module, two.requires_grad_(x.requires_grad))
-            self._saved[key] = sum(kept) / 2, max(kept, default=0) / 2
+            two = laid_out(x.detach()[:1].repeat_interleave(2, 0))
+            sizes = _saved_tensors(module, two.requires_grad_(x.requires_grad))
+            self._saved[key] = sum(sizes) / 2, max(sizes, default=0) / 2
         return self._saved[key]
 
 
@@ -97,22 +97,24 @@ def saved_bytes(module: nn.Module, x: Tensor) -> int:
 
 def _saved_tensors(module: nn.Module, x: Tensor) -> list[int]:
     """The bytes of each."""
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     tensors = [*module.parameters(), *module.buffers()]
-    own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    stored = {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def count(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in stored:
+            sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     leaf = x.detach().requires_grad_(x.requires_grad)
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
     with torch.enable_grad(), hooks, nothing_left_out():
         module(leaf)
-    return [*kept.values()]
+    return [*sizes.values()]
 
 
-def _layout(x: Tensor) -> torch.memory_format:
-    return torch.channels_last if x.dim() == 4 else torch.contiguous_format
+def laid_out(x: Tensor) -> Tensor:
+    """The same, in memory as in a training."""
+    layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    return x.contiguous(memory_format=layout)

@@ -19,7 +19,7 @@ Measured: docs/benchmarks/auxiliary/filled-waits.md, and sweeps.md beside it.
 class Prediction:
     """One recipe on one grid. Lists are by block."""
 
-    blocks: int
+    grid: Grid
     recipe: Recipe
     cuts: list[str]
     images_per_second: float
@@ -30,7 +30,6 @@ class Prediction:
     memory_bytes: list[int]
     batch_size: int
     """Of a replica's share."""
-    replicas: int = 1
     optimizer: str = "sgd"
     """The name of the one whose steps they are."""
     waits: Sequence[tuple[int, int]] = ()
@@ -39,15 +38,10 @@ class Prediction:
     """Over the fastest way to train on one rank."""
 
     @property
-    def grid(self) -> Grid:
-        """K x R."""
-        return Grid(self.blocks, self.replicas)
-
-    @property
     def progress(self) -> float | None:
         """Images a second, weighted by what a step is worth; None where that is not measured."""
-        known = self.recipe.sync.exact or self.replicas == 1
-        return (self.worth or None) if known else None
+        measured = self.recipe.sync.exact or self.grid.replicas == 1
+        return (self.worth or None) if measured else None
 
     @property
     def impossible(self) -> bool:
@@ -57,12 +51,11 @@ class Prediction:
     @property
     def worth(self) -> float:
         """The progress if replicas always agreed; 0 where it is not measured."""
-        own = self.recipe.solver.progress(self.blocks, self.batch_size, self.optimizer)
-        if self.recipe.solver.alternates:
-            own = 1 + SWEEP_WORTH * self.local_share
-        elif own is not None:
-            own *= 1 + FILL_WORTH * self.local_share
-        return (own or 0.0) * self.images_per_second
+        solver = self.recipe.solver
+        if solver.alternates:
+            return (1 + SWEEP_WORTH * self.local_share) * self.images_per_second
+        step = solver.progress(self.grid.blocks, self.batch_size, self.optimizer) or 0.0
+        return step * (1 + FILL_WORTH * self.local_share) * self.images_per_second
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:

@@ -53,7 +53,7 @@ class StandIn(nn.Module):
         """The links whose clock counts the passes; None: no clock."""
 
     def forward(self, x: Tensor) -> Any:
-        out: Tensor = _Pass.apply(self, x, *self.weights)  # type: ignore[no-untyped-call]
+        out: Tensor = _TimedPass.apply(self, x, *self.weights)  # type: ignore[no-untyped-call]
         return out if self.outputs is None else self.outputs.unpack(out)
 
     @contextmanager
@@ -70,7 +70,7 @@ class StandIn(nn.Module):
         return torch.zeros((), dtype=dtype).expand(shape)
 
 
-class _Pass(torch.autograd.Function):
+class _TimedPass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, unit: StandIn, x: Tensor, *weights: Tensor) -> Tensor:
         ctx.unit, ctx.shape, ctx.dtype, ctx.like = unit, tuple(x.shape), x.dtype, weights
@@ -91,7 +91,7 @@ def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor
 
     `inputs` are some rows as the first block takes them.
     """
-    sizes, made, x = sorted(table), [], inputs
+    sizes, stand_ins, x = sorted(table), [], inputs
     modules = make_single_unit_blocks(blocks.units)
     with blocks.mode(training=False), torch.no_grad():
         for i, (unit, module) in enumerate(zip(blocks.units, modules, strict=True)):
@@ -99,12 +99,12 @@ def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor
             if i == len(modules) - 1 and (outputs := Bundle.of(x, len(inputs), "the output")):
                 x = outputs.pack(x)
             costs, weights = [table[size][i] for size in sizes], unit.parameters().values()
-            made.append(StandIn(weights, tuple(x.shape[1:]), sizes, costs, x.dtype, outputs))
+            stand_ins.append(StandIn(weights, tuple(x.shape[1:]), sizes, costs, x.dtype, outputs))
     named = [
         Unit(unit.name, {str(i): module})
-        for i, (unit, module) in enumerate(zip(blocks.units, made, strict=True))
+        for i, (unit, module) in enumerate(zip(blocks.units, stand_ins, strict=True))
     ]
-    return replace(blocks, model=nn.Sequential(*made), units=named, modes=None)
+    return replace(blocks, model=nn.Sequential(*stand_ins), units=named, modes=None)
 
 
 def clocked(links: VirtualLinks, device: Device | None, block: Block) -> None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
-from hybrid.bench.plan.memory import saved_bytes
+from hybrid.bench.plan.memory import laid_out, saved_bytes
 from hybrid.bench.show.description import BlockPart, CutPart, Description, Form, UnitPart
 from hybrid.errors import format_error, no_exit, one_line
 from hybrid.method.optimizers import count_copies
 from hybrid.networks.blocks import Blocks
-from hybrid.networks.costs import count_costs, measure_costs, merge_units
+from hybrid.networks.costs import count_costs, measure_costs
 from hybrid.networks.units import BlockModule, Unit, make_single_unit_blocks
 from hybrid.settings.config import OptimizerSettings
 
@@ -43,8 +43,8 @@ def describe(
     blocks = blocks.with_bundles(inputs)
     shares = _shares(blocks, inputs, measured)
     entering = _entering(blocks, inputs)
-    wanted = optimizer or OptimizerSettings()
-    copies = count_copies(wanted)
+    settings = optimizer or OptimizerSettings()
+    copies = count_copies(settings)
     block_of = [k for k in range(len(blocks)) for _ in blocks.units_of(k)]
     units = [
         UnitPart(unit.name, block, 1, _count(unit.parameters().values()), share, _forms(unit, x))
@@ -63,7 +63,7 @@ def describe(
         _count(blocks.model.parameters()),
         "measured" if measured else "counted",
         batch_size,
-        wanted.name,
+        settings.name,
         tuple(units),
         tuple(parts),
         tuple(cuts),
@@ -71,32 +71,16 @@ def describe(
 
 
 def _shares(blocks: Blocks, inputs: Any, measured: bool) -> list[float]:
-    """Each unit's share of the cost.
-
-    A block's is that of its units as one: what crosses no cut is not packed. Its units divide it
-    by what each of them costs alone.
-    """
-    runs = [blocks.units_of(k) for k in range(len(blocks))]
-    alone = _costs(blocks, blocks.units, inputs, measured)
-    packs = any(unit.bundle for run in runs for unit in run[1:])
-    each = iter(alone)
-    sums = [sum(next(each) for _ in run) for run in runs]
-    totals = _costs(blocks, [*map(merge_units, runs)], inputs, measured) if packs else sums
-    whole = sum(totals) or 1.0
-    scales = [t / s / whole if s else 0.0 for t, s in zip(totals, sums, strict=True)]
-    each = iter(alone)
-    return [scale * next(each) for scale, run in zip(scales, runs, strict=True) for _ in run]
-
-
-def _costs(blocks: Blocks, units: Sequence[Unit], inputs: Any, measured: bool) -> list[float]:
+    """Each unit's share of the cost."""
     measure = measure_costs if measured else count_costs
     try:
-        return [sum(c) for c in measure(blocks.model, units, _packed(blocks, inputs))]
+        costs = [sum(c) for c in measure(blocks.model, blocks.units, _packed(blocks, inputs))]
     except RuntimeError as error:
         raise ValueError(
             f"the units of {type(blocks.model).__name__} cannot be costed, one by one forward and "
             f"backward: {one_line(error)[:200]}; correct the unit"
         ) from error
+    return [cost / (sum(costs) or 1.0) for cost in costs]
 
 
 def _entering(blocks: Blocks, inputs: Any) -> list[Tensor]:
@@ -111,17 +95,20 @@ def _entering(blocks: Blocks, inputs: Any) -> list[Tensor]:
 
 
 def _forms(unit: Unit, x: Tensor) -> tuple[Form, ...]:
-    own = str(x.dtype).removeprefix("torch.")
     if unit.bundle is None:
-        return (Form("", own, tuple(x.shape[1:])),)
+        return (Form("", _dtype(x.dtype), tuple(x.shape[1:])),)
     shapes = unit.bundle.shapes
     value = tree_unflatten(range(len(shapes)), unit.bundle.structure)
     flat = isinstance(value, dict) and len(value) == len(shapes)
     names = [*value] if flat else [""] * len(shapes)
     return tuple(
-        Form(str(name), str(dtype).removeprefix("torch."), shape)
+        Form(str(name), _dtype(dtype), shape)
         for name, dtype, shape in zip(names, unit.bundle.dtypes, shapes, strict=True)
     )
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _block(
@@ -152,25 +139,19 @@ def _kept_bytes(blocks: Blocks, module: BlockModule, two: Tensor, batch_size: in
     four = two.detach().repeat(2, *[1] * (two.dim() - 1)).requires_grad_(two.requires_grad)
     try:
         with blocks.mode(training=True):
-            few, more = (saved_bytes(module, _laid_out(x)) for x in (two, four))
+            of_two, of_four = (saved_bytes(module, laid_out(x)) for x in (two, four))
     except Exception as error:  # whatever a user's forward raises
         raise ValueError(
             f"a training pass over {len(two)} or {len(four)} samples fails: "
             f"{format_error(error)}; let the network take any number of them"
         ) from error
-    sample = max(0, more - few) / 2
-    return round(max(0.0, few - 2 * sample) + batch_size * sample)
+    sample = max(0, of_four - of_two) / 2
+    return round(max(0.0, of_two - 2 * sample) + batch_size * sample)
 
 
 def _packed(blocks: Blocks, inputs: Any) -> Tensor:
     """What the first block takes, laid out as in a training."""
-    return _laid_out(blocks.pack_inputs(inputs))
-
-
-def _laid_out(x: Tensor) -> Tensor:
-    return x.contiguous(
-        memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format
-    )
+    return laid_out(blocks.pack_inputs(inputs))
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> int:

@@ -110,20 +110,15 @@ def _draw_memory(
     )
     ticks = []
     for index, block in enumerate(shown.blocks):
-        own = [y for row, y in zip(rows, places, strict=True) if row.block == index]
-        ticks.append((own[0] + own[-1]) / 2)
-        before, height = 0.0, min(0.78 + own[-1] - own[0], 2.2)
+        ys = [y for row, y in zip(rows, places, strict=True) if row.block == index]
+        ticks.append((ys[0] + ys[-1]) / 2)
+        before, height = 0.0, min(0.78 + ys[-1] - ys[0], 2.2)
         for name, num_bytes in block.memory.items():
             size, color = num_bytes / power, _shaded(_color(index), name)
             axes.barh(ticks[-1], size, height, before, color=color)
             before += size
-        axes.text(
-            before + 0.01 * max(totals) / power,
-            ticks[-1],
-            amount(totals[index]),
-            va="center",
-            fontsize=8,
-        )
+        right = before + 0.01 * max(totals) / power
+        axes.text(right, ticks[-1], amount(totals[index]), va="center", fontsize=8)
     axes.set_xlim(0, 1.25 * max(totals) / power)
     labels = [
         f"block {k}: {block.share:.1%} of the cost\n{block.parameters:,} parameters"

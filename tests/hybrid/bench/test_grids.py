@@ -29,12 +29,12 @@ def rows(tmp_path, ranks, **given):
 def test_rows_are_of_the_grid_that_is_asked_for_and_of_the_undivided_network(tmp_path):
     given = {"train.batch_size": 16, "sync.name": "local-sgd"}
     made = rows(tmp_path, 4, **given)
-    (whole,) = (name for name, (_, grid) in made.own.items() if grid.replicas > 1)
+    (whole,) = (name for name, (_, grid) in made.recipes.items() if grid.replicas > 1)
     assert whole == "backprop, m=1, 4 replicas, local-sgd"
-    assert {grid for _, grid in made.own.values()} == {(4, 1), (1, 4)}
+    assert {grid for _, grid in made.recipes.values()} == {(4, 1), (1, 4)}
     made = rows(tmp_path, 8, **given, **{"split.blocks": 2, "split.replicas": 4})
-    assert {grid for _, grid in made.own.values()} == {(2, 4), (1, 8)}
-    assert {recipe.sync.name for recipe, _ in made.own.values()} == {"local-sgd"}
+    assert {grid for _, grid in made.recipes.values()} == {(2, 4), (1, 8)}
+    assert {recipe.sync.name for recipe, _ in made.recipes.values()} == {"local-sgd"}
     # a share of 4 images is not cut in 8 parts
     left = made.left_out["backprop, m=8, 2 blocks x 4 replicas, local-sgd"]
     assert left == "a mini-batch has 4 samples"

@@ -16,7 +16,7 @@ from zoo_packages import installed
 from hybrid import OptimizerSettings, models, split
 from hybrid.bench.show import describe, draw
 from hybrid.bench.show.description import MOST_ROWS
-from hybrid.bench.show.subject import parse_inputs
+from hybrid.bench.show.request import parse_inputs
 
 MODULE = """
 from torch import nn
@@ -198,7 +198,7 @@ MASKED = ("shown_networks:masked", "--inputs")
         ((*MASKED, "a=int64[6],a=int64[6]"), "names an input twice"),
         ((*MASKED, "a=int64[6],int64[6]"), "name all or none"),
         ((*MASKED, "int46[6]"), "did you mean 'int64'?"),
-        ((*MASKED, "float32[99999999,9999999]"), "more than this machine has memory for"),
+        ((*MASKED, "float32[99999999,9999999]"), "no such samples"),
         ((*MASKED, "tokens=int64[6],masc=int64[6]"), "does not take these inputs"),
         ((*MASKED, "tokens=float32[6],mask=int64[6]"), "Masked"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybrid.bench.plan import subject
+from hybrid.bench.plan import timed_network
 from hybrid.bench.plan.planner import Planner
 from hybrid.settings import methods
 from hybrid.solvers import DDG
@@ -22,7 +22,7 @@ def quick_plans(request, monkeypatch):
 
     monkeypatch.setattr(Planner, "solvers", few)
     if "timed_units" not in request.fixturenames:
-        monkeypatch.setattr(subject, "measure_passes", given)
+        monkeypatch.setattr(timed_network, "measure_passes", given)
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_a_plan_for_a_device_counts_what_its_host_issues(monkeypatch):
     made = planner(Network(1e15, 0.0), Device(roofline=roof))
     whole = made.blocks(1, 32)
     step = 32 / made.predict(whole, BASE).images_per_second
-    passes = 32 * sum(map(sum, made.subject.costs(whole, 32)))
+    passes = 32 * sum(map(sum, made.timed.costs(whole, 32)))
     # an optimizer's operation for each tensor
     assert step - passes == pytest.approx(len([*made.model.parameters()]), abs=1e-6)
     seconds = []

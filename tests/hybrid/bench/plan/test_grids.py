@@ -32,7 +32,7 @@ def planner(network=FAST, batch=32, unit=0.001, **settings):
     images, _ = build.load_own(resolved.data)
     made = plan.Planner(resolved, build.build_model(resolved, images), images, network)
     names = tuple(each.name for each in units(made.model))
-    made.subject.times[names] = {n: [Cost(unit, 2 * unit)] * 5 for n in range(1, batch + 1)}
+    made.timed.times[names] = {n: [Cost(unit, 2 * unit)] * 5 for n in range(1, batch + 1)}
     return made
 
 

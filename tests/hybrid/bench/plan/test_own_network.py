@@ -119,7 +119,7 @@ def planner_of(name):
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_are_those_of_the_cuts_a_training_would_have(kind):
     made = planner(kind)
-    subject = made.subject
+    subject = made.timed
     inputs = made.data.sample(4)[0]
     trained = split(subject.network, 2, sample=inputs).with_bundles(inputs)
     blocks = made.blocks(2)
@@ -134,8 +134,8 @@ def test_bytes_are_those_of_the_cuts_a_training_would_have(kind):
 def test_stand_ins_have_the_blocks_weights_and_give_what_the_network_gives(kind):
     made = planner(kind)
     blocks = made.blocks(2)
-    made.subject.measure(blocks, 16)
-    instead = made.subject.stand_in(blocks)
+    made.timed.measure(blocks, 16)
+    instead = made.timed.stand_in(blocks)
     for k in range(2):
         real, other = (sum(p.numel() for p in b.module(k).parameters()) for b in (blocks, instead))
         assert real == other

@@ -3,7 +3,7 @@
 import pytest
 from planners import planner
 
-from hybrid.bench.plan import advice, subject
+from hybrid.bench.plan import advice, timed_network
 from hybrid.bench.plan.prediction import Prediction
 from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
@@ -16,28 +16,28 @@ from hybrid.solvers.local_work.budget import Cost
 def unmeasured(monkeypatch):
     """A planner, and what makes its machine slower from then on."""
     made, machine = planner(), {"slower": 1.0}
-    made.subject.times.clear()
+    made.timed.times.clear()
 
     def measured(model, units, rows):
         seconds = machine["slower"]
         return [[Cost(seconds * (1 + 1 / len(x)), 2 * seconds)] * len(units) for x in rows]
 
-    monkeypatch.setattr(subject, "measure_passes", measured)
+    monkeypatch.setattr(timed_network, "measure_passes", measured)
     return made, machine
 
 
 def test_a_machine_that_slows_down_between_measurements_changes_no_ratio(unmeasured):
     made, machine = unmeasured
-    blocks = made.subject.blocks(1, 32)
+    blocks = made.timed.blocks(1, 32)
     for samples, machine["slower"] in ((16, 3.0), (8, 0.5), (4, 7.0)):
-        (first, *_) = made.subject.costs(blocks, samples)
+        (first, *_) = made.timed.costs(blocks, samples)
         assert first == pytest.approx((1 + 1 / samples, 2))
 
 
 def predicted(ranks, rate, speed_up):
     recipe = Recipe("ddg, m=4", DDG(micro_batches=4))
     shares = [0.0] * ranks
-    return Prediction(ranks, recipe, [], rate, 0.0, shares, 0.0, [0], 32, speed_up=speed_up)
+    return Prediction(Grid(ranks), recipe, [], rate, 0.0, shares, 0.0, [0], 32, speed_up=speed_up)
 
 
 @pytest.mark.parametrize(("speed_up", "said"), [(2.38, True), (2.004, False), (1.9, False)])
@@ -52,8 +52,8 @@ def test_a_gain_of_more_than_the_ranks_is_named_as_one_that_cannot_be(speed_up, 
 def test_speed_ups_are_over_the_faster_of_the_plain_and_the_accumulating_loop():
     """Here it is the second: passes over fewer samples are measured to take less."""
     made = planner()
-    ((names, table),) = made.subject.times.items()
-    made.subject.times[names] = table | {8: [Cost(0.005, 0.01)] * 5}
+    ((names, table),) = made.timed.times.items()
+    made.timed.times[names] = table | {8: [Cost(0.005, 0.01)] * 5}
     alone = made.on_one_rank([4])
     assert [p.recipe.name for p in alone] == ["plain loop, accumulating over 4", "plain loop"]
     assert [p.speed_up for p in alone] == pytest.approx([1.0, 0.5], rel=0.03)

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from hybrid.bench.contenders import CPU
 from hybrid.bench.plan.device import Device
+from hybrid.bench.plan.memory import laid_out
 from hybrid.bench.plan.standin import stand_in
 from hybrid.data import Data
 from hybrid.errors import one_line
@@ -26,7 +27,7 @@ from hybrid.solvers.local_work.budget import Cost
 Say = Callable[[str], None]
 
 
-class Subject:
+class TimedNetwork:
     """A network and its data, with times measured on this machine.
 
     A network of this package is known by the time of each of its units, measured once, and is
@@ -43,26 +44,24 @@ class Subject:
         device: Device | None = None,
     ) -> None:
         """`device` is the one whose times are wanted; None: those of this machine."""
-        self.network, self.data, self._tell, self._device = network, data, tell, device
+        self.network, self._tell, self._device = network, tell, device
         self._sample = data.sample(SAMPLES)[0]
-        self._balance = settings.split.balance
-        self.by_units = isinstance(network, Chain)
-        """Whether it is known by the time of each unit."""
+        self._size, self._balance = settings.train.batch_size, settings.split.balance
+        self._by_units = isinstance(network, Chain)
         self._inputs: dict[tuple[object, ...], list[Tensor]] = {}
         whole = self._split(1)
         self.model = placed(whole.model, CPU)
-        self.most = len(whole.units)
-        """The number of its units, as long as no more blocks are asked for."""
+        self.num_units = len(whole.units)
+        """As long as no more blocks are asked for."""
         self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
         """Names of units -> samples a pass -> each unit's seconds for one of them."""
-        self._size = settings.train.batch_size
 
     def blocks(self, count: int, samples: int, cuts: Sequence[str] = ()) -> Blocks:
-        """In `count` blocks or at `cuts`, with costs in passes over so many samples.
+        """In `count` blocks or at `cuts`, with costs in passes over `samples`.
 
         ValueError where it cannot be cut so.
         """
-        if not self.by_units:
+        if not self._by_units:
             cut = self._split(count, cuts)
             units = [merge_units(cut.units_of(k)) for k in range(len(cut))]
             blocks = Blocks(cut.model, units, list(range(len(units))))
@@ -78,65 +77,69 @@ class Subject:
             *(self.network, None if cuts else count),
             cuts=cuts or None,
             balance=self._balance,
-            sample=None if isinstance(self.network, Chain) else self._sample,
+            sample=None if self._by_units else self._sample,
         )
         return blocks.with_bundles(self._sample)
 
     def measure(self, blocks: Blocks, *sizes: int) -> None:
-        """Time every unit's passes over so many samples, unless that is done.
+        """Time every unit's passes over each number of samples, unless that is done.
 
         Passes over a whole mini-batch, which all else is compared with, take turns with them: a
         machine that has become slower since has not changed the ratio.
         """
-        known = self._known(blocks)
-        new = [n for n in dict.fromkeys((self._size, *sizes)) if n not in known]
+        table = self._table(blocks)
+        new = [n for n in dict.fromkeys((self._size, *sizes)) if n not in table]
         if not new:
             return
         sizes_text = ", ".join(map(str, new))
         self._tell(f"timing passes over {sizes_text} samples")
-        timed = measure_passes if self._device is None else self._device.passes
         turns = list(dict.fromkeys((self._size, *new)))
+        passes = measure_passes if self._device is None else self._device.passes
         try:
             rows = [self._rows(blocks, n) for n in turns]
-            whole, *others = timed(blocks.model, blocks.units, rows)
+            whole, *others = passes(blocks.model, blocks.units, rows)
         except (ValueError, RuntimeError) as error:  # whatever a user's module raises
             raise ValueError(
                 f"a pass over {sizes_text} samples fails, which says: "
                 f"{one_line(error)[:200]}; take fewer --micro-batches or --replicas, or a "
                 "larger --batch-size"
             ) from error
-        base = known.setdefault(self._size, whole)
+        base = table.setdefault(self._size, whole)
         scale = sum(map(sum, base)) / sum(map(sum, whole))
         for n, costs in zip(turns[1:], others, strict=True):
-            known[n] = [Cost(scale * c.forward, scale * c.backward) for c in costs]
+            table[n] = [Cost(scale * c.forward, scale * c.backward) for c in costs]
 
     def costs(self, blocks: Blocks, samples: int) -> list[Cost]:
-        """Seconds of every unit and one sample, in passes over so many."""
+        """Seconds of every unit and one sample, in passes over `samples`."""
         self.measure(blocks, samples)
-        return self._known(blocks)[samples]
+        return self._table(blocks)[samples]
 
     def stand_in(self, blocks: Blocks) -> Blocks:
         """The same of units that take as long and compute nothing."""
-        return stand_in(blocks, self._known(blocks), self._rows(blocks, 2))
+        return stand_in(blocks, self._table(blocks), self._rows(blocks, 2))
 
     def inputs(self, blocks: Blocks) -> list[Tensor]:
         """What goes into every block, of two samples."""
-        key = (*(unit.name for unit in blocks.units), *blocks.starts)
+        key = blocks_key(blocks)
         if key not in self._inputs:
-            found = self._inputs[key] = [self._rows(blocks, 2)]
+            inputs = self._inputs[key] = [self._rows(blocks, 2)]
             with blocks.mode(training=False), torch.no_grad():
                 for k in range(len(blocks) - 1):
-                    found.append(blocks.module(k)(found[-1]))
+                    inputs.append(blocks.module(k)(inputs[-1]))
         return self._inputs[key]
 
-    def _known(self, blocks: Blocks) -> dict[int, list[Cost]]:
+    def _table(self, blocks: Blocks) -> dict[int, list[Cost]]:
         return self.times.setdefault(tuple(unit.name for unit in blocks.units), {})
 
     def _rows(self, blocks: Blocks, count: int) -> Tensor:
-        """So many samples as the first block takes them."""
+        """`count` samples as the first block takes them."""
 
         def repeated(x: Tensor) -> Any:
             return x[torch.arange(count) % len(x)]
 
-        x = blocks.pack_inputs(tree_map(repeated, self._sample))
-        return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+        return laid_out(blocks.pack_inputs(tree_map(repeated, self._sample)))
+
+
+def blocks_key(blocks: Blocks) -> tuple[object, ...]:
+    """Equal for equal blocks of one network."""
+    return (*(unit.name for unit in blocks.units), *blocks.starts)

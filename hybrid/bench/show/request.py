@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
-from math import prod
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from hybrid.bench.show.counting import describe
 from hybrid.bench.show.description import Description
 from hybrid.data import Data, Mapped, Texts
+from hybrid.errors import one_line
 from hybrid.networks.blocks import SAMPLES
 from hybrid.networks.models import reads_texts
 from hybrid.settings.resolve import load
@@ -30,16 +31,16 @@ _FORM = re.compile(r"(?:(?P<name>[^=\[\],]+)=)?(?P<dtype>\w+)\[(?P<sizes>[0-9, ]
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "uint8", "bool")
 
 
-def show(given: Mapping[str, Any], inputs: str | None = None) -> Description:
+def show(overrides: Mapping[str, Any], inputs: str | None = None) -> Description:
     """Describe the network of some settings ("section.key" -> value), cut as a training would.
 
     `inputs` is the form of a sample, as `parse_inputs` takes it; None: that of `data.name`, if this
-    is given. ValueError for settings that contradict each other or do not fit the network.
+    is there. ValueError for settings that contradict each other or do not fit the network.
     """
-    _check(given, inputs)
-    settings = load(None, {"split.blocks": 2, **given})
+    _check(overrides, inputs)
+    settings = load(None, {"split.blocks": 2, **overrides})
     data: Data
-    if "data.name" in given:
+    if "data.name" in overrides:
         data, _ = build.load_data_sets(settings.data, settings.train.loss)
     else:
         texts = reads_texts(settings.model.name)
@@ -58,12 +59,13 @@ def show(given: Mapping[str, Any], inputs: str | None = None) -> Description:
     )
 
 
-def _check(given: Mapping[str, Any], inputs: str | None) -> None:
+def _check(overrides: Mapping[str, Any], inputs: str | None) -> None:
     """ValueError for settings that contradict each other."""
-    name, data, cuts = given["model.name"], given.get("data.name"), given.get("split.cuts")
+    name, cuts = overrides["model.name"], overrides.get("split.cuts")
+    data = overrides.get("data.name")
     if data is not None and inputs is not None:
         raise ValueError(f"--data {data} has the shapes that --inputs would give: leave one out")
-    if data is None and "data.dir" in given:
+    if data is None and "data.dir" in overrides:
         raise ValueError("--data-dir is the folder of the files of --data: give that, too")
     if is_reference(name) and data is None and inputs is None:
         raise ValueError(
@@ -72,13 +74,13 @@ def _check(given: Mapping[str, Any], inputs: str | None) -> None:
         )
     if cuts is None:
         return
-    blocks = given.get("split.blocks", len(cuts) + 1)
+    blocks = overrides.get("split.blocks", len(cuts) + 1)
     if blocks != len(cuts) + 1:
         raise ValueError(
             f"--blocks is {blocks}, but --cuts names {len(cuts)}, which make {len(cuts) + 1} "
             "blocks: leave one of the two out"
         )
-    if given.get("split.balance") == "even":
+    if overrides.get("split.balance") == "even":
         raise ValueError("--cuts settles the blocks, so --balance even has no effect: leave it out")
 
 
@@ -95,22 +97,14 @@ def _check_form(name: str, batch: Any, inputs: str | None) -> None:
         raise ValueError(f"--inputs is {inputs!r}, but {name} takes {reads}: write {form}")
 
 
-class _Samples:
-    """Two samples with the target 0, as a data set."""
+class _Samples(list[Any]):
+    """Samples with the target 0, as a data set."""
 
     classes = range(CLASSES)
 
     def __init__(self, batch: Any) -> None:
-        self._batch = batch
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> Any:
-        if isinstance(self._batch, dict):
-            return {name: x[index] for name, x in self._batch.items()}, 0
-        several = isinstance(self._batch, tuple)
-        return (*(x[index] for x in self._batch), 0) if several else (self._batch[index], 0)
+        inputs = [tree_map(itemgetter(i), batch) for i in range(2)]
+        super().__init__((*x, 0) if isinstance(x, tuple) else (x, 0) for x in inputs)
 
 
 def parse_inputs(text: str) -> Any:
@@ -150,16 +144,11 @@ def _parse_form(part: str, text: str) -> tuple[str, Tensor]:
             f"--inputs {text!r}: unknown type {dtype!r}; it must be one of "
             f"{', '.join(_DTYPES)}{hint}"
         )
-    # the cost is counted on so many samples, and a pass keeps many times as much
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (4 * SAMPLES)
     kind: torch.dtype = getattr(torch, dtype)
-    num_bytes = kind.itemsize * prod(shape)
-    if num_bytes > most:
-        raise ValueError(
-            f"--inputs {text!r}: a sample of {num_bytes / 1e6:,.0f} MB is more than this machine "
-            f"has memory for, {most / 1e6:,.0f} MB: give a smaller one"
-        )
-    if not kind.is_floating_point:
-        return name, torch.ones(2, *shape, dtype=kind)
     generator = torch.Generator().manual_seed(0)
-    return name, torch.randn(2, *shape, generator=generator).to(kind)
+    try:
+        if not kind.is_floating_point:
+            return name, torch.ones(2, *shape, dtype=kind)
+        return name, torch.randn(2, *shape, generator=generator).to(kind)
+    except RuntimeError as error:  # such as for want of memory
+        raise ValueError(f"--inputs {text!r}: no such samples: {one_line(error)[:200]}") from error
