@@ -1,12 +1,17 @@
 """Schedules: what they hold, how they are drawn, and where wrong ones stand still."""
 
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from textwrap import indent
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import assert_same, make_problem
 
-from hybrid.solvers import DDG
+from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.base import Setup
 from hybrid.solvers.engine.schedule import Action, Kind, Span, flushed, never_flushed, table
 from hybrid.solvers.local_work.budget import LocalBudget
@@ -58,6 +63,23 @@ def test_messages_in_another_order_are_refused():
     back = [Action(Kind.BACKWARD, 0), Action(Kind.BACKWARD, 1)]
     with pytest.raises(ValueError, match="blocks 0 and 1 take their backward passes in different"):
         table([[*passes, *back], [*passes, *back[::-1]]])
+
+
+def test_a_schedule_from_outside_is_executed_as_it_is():
+    """That of docs/your-own-solver.md adds up the same gradients in the same order."""
+    page = (Path(__file__).parents[3] / "docs" / "your-own-solver.md").read_text()
+    code = next(part for part in page.split("```python")[1:] if "class GPipe" in part)
+    names = {"__name__": __name__, "dataclass": dataclass, "ClassVar": ClassVar}
+    exec(code.partition("```")[0], names)
+    pipe, plain = (make_problem(seed=3, units=3, cuts=[1, 2], batch=8, batches=2) for _ in range(2))
+    for problem, solver in ((pipe, names["GPipe"]), (plain, Backprop)):
+        program = partial(trained, problem, solver(micro_batches=4))
+        problem.on_every_block(program)
+    assert_same(pipe.tensors(), plain.tensors())
+
+
+def trained(problem, solver, block, links):
+    solver.start(block, links, problem.setup()).train(problem.window())
 
 
 class Growing(DDG):
