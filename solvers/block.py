@@ -177,7 +177,7 @@ class Block:
         kind: str,
         learning_rate: float,
         clip_norm: float = 0.0,
-        chain: clipping.Chain | None = None,
+        chain: clipping.NeighborLinks | None = None,
         only: Sequence[Tensor] | None = None,
     ) -> None:
         """One optimizer step on the gradients at hand, which it then clears.
@@ -280,7 +280,7 @@ class Block:
         self,
         optimizer: torch.optim.Optimizer,
         clip_norm: float,
-        chain: clipping.Chain | None,
+        chain: clipping.NeighborLinks | None,
         only: Sequence[Tensor] | None,
     ) -> None:
         gradients = self.gradients(only)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -116,49 +117,36 @@ def _tried(name: str, metric: Metric, out: Any, targets: Any) -> Metric:
         return AllSamples(name, metric)
     reset(name, metric)
     call_user_code(f"the metric {name!r}", metric.update, out, targets)
-    try:
+    result: Any = 0.0
+    with suppress(*FAULTS):  # a few samples may be too few
         result = metric.compute()
-    except FAULTS:  # a few samples may be too few
-        pass
-    else:
-        one_number(name, result)
+    one_number(name, result)
     reset(name, metric)
     return metric
 
 
 def reset(name: str, metric: Accumulating) -> None:
     """Let an evaluation begin; ValueError if that fails."""
-    try:
+    with user_code(f"the metric {name!r} fails in reset"):
         metric.reset()
-    except FAULTS as error:
-        raise ValueError(f"the metric {name!r} fails in reset: {failure(error)}") from error
 
 
 def evaluated(name: str, metric: Accumulating) -> float:
     """The result of an evaluation; ValueError if that fails, or is not one number."""
-    try:
+    with user_code(f"the metric {name!r} fails in compute"):
         result = metric.compute()
-    except FAULTS as error:
-        if isinstance(metric, AllSamples):
-            raise
-        raise ValueError(f"the metric {name!r} fails in compute: {failure(error)}") from error
     return one_number(name, result)
 
 
 def one_number(name: str, result: Any) -> float:
     """As a float; ValueError if it is none."""
     try:
-        value = torch.as_tensor(result)
+        return float(torch.as_tensor(result))
     except (TypeError, ValueError, RuntimeError):
-        shown = f"a {type(result).__name__}"
-    else:
-        if value.numel() == 1:
-            return float(value)
-        shown = f"a tensor of shape {tuple(value.shape)}"
-    raise ValueError(
-        f"the metric {name!r} gives {shown}: it must give one number; to measure several, give "
-        "each a metric and a name"
-    )
+        raise ValueError(
+            f"the metric {name!r} gives {described(result)}: it must give one number; to measure "
+            "several, give each a metric and a name"
+        ) from None
 
 
 def sum_and_weight(scores: Any, count: int) -> tuple[Tensor, Tensor | int]:
@@ -167,10 +155,9 @@ def sum_and_weight(scores: Any, count: int) -> tuple[Tensor, Tensor | int]:
         return scores
     values = _tensor(scores)
     if values.dim() == 0 or len(values) != count:
-        shown = f"a tensor of shape {tuple(values.shape)}" if values.dim() else "one number"
         raise ValueError(
-            f"a metric gave {shown} for {count} samples: let it give one row for each sample, or "
-            "one number for all of them"
+            f"a metric gave shape {tuple(values.shape)} for {count} samples: let it give one row "
+            "for each sample, or one number for all of them"
         )
     return values.sum() if values.dim() == 1 else values.flatten(1).double().mean(1).sum(), count
 
@@ -191,8 +178,7 @@ def _tensor(scores: Any) -> Tensor:
         return torch.as_tensor(scores)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(
-            f"a metric gave a {type(scores).__name__}, {str(scores)[:40]!r}: it must give a tensor "
-            "or a number"
+            f"a metric gave {str(scores)[:40]!r}: it must give a tensor or a number"
         ) from None
 
 
@@ -201,6 +187,15 @@ FAULTS = (
     *(LookupError, ArithmeticError, AssertionError, OSError),
 )
 """What a user's code raises by mistake; torch uses some other exceptions to leave a forward."""
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Turn an error of a user's code into a ValueError, behind `what` failed."""
+    try:
+        yield
+    except FAULTS as error:
+        raise ValueError(f"{what}: {failure(error)}") from error
 
 
 def call_user_code(what: str, function: Callable[[Any, Any], Any], out: Any, targets: Any) -> Any:

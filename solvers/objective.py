@@ -15,7 +15,6 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure, tree_unfl
 
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import (
-    FAULTS,
     LEFT_OUT,
     Accumulating,
     AllSamples,
@@ -23,10 +22,10 @@ from hybrid.solvers.metrics import (
     call_user_code,
     described,
     detached,
-    failure,
     right_answers,
     sum_and_weight,
     training_sum,
+    user_code,
 )
 from hybrid.solvers.windows import Classified, Seen
 
@@ -272,22 +271,19 @@ class Objective:
         """Sums and weights (M, 2), in float64, of the loss and of the metrics that are sums."""
         count, device = len(targets), tree_leaves(out)[0].device
         unpacked = self._unpacked(targets)
-        pairs: list[tuple[Tensor, Tensor | int]] = []
+        numbers: list[Tensor | float] = []
         for name in self.sums:
             if name == "loss":
                 weight: Tensor | int = count
                 if self.weighted is not None:
                     weight = denominator(self.named, self.weighted, unpacked)
-                pairs.append((self._mean(out, unpacked, count).double() * weight, weight))
-                continue
-            scores: Any = self.metrics[name]
-            pairs.append(
-                sum_and_weight(call_user_code(f"the metric {name!r}", scores, out, unpacked), count)
-            )
-        numbers = [
-            torch.as_tensor(x, dtype=torch.float64, device=device) for pair in pairs for x in pair
-        ]
-        return torch.stack(numbers).view(-1, 2) if numbers else torch.zeros(0, 2)
+                numbers += [self._mean(out, unpacked, count).double() * weight, weight]
+            else:
+                function: Any = self.metrics[name]
+                scores = call_user_code(f"the metric {name!r}", function, out, unpacked)
+                numbers += sum_and_weight(scores, count)
+        wide = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in numbers]
+        return torch.stack(wide).view(-1, 2) if wide else torch.zeros(0, 2)
 
     def seen(self, out: Any, targets: Tensor) -> Seen:
         """What metrics that accumulate need: the tensors of an output, and the targets."""
@@ -305,17 +301,12 @@ class Objective:
 
 def denominator(named: str, loss: Weighted, targets: Any) -> Tensor:
     """What targets weigh together, in float64; ValueError for what is no one number."""
-    try:
+    with user_code(f"the denominator of {named} fails on targets {described(targets)}"):
         weight = loss.denominator(targets)
-    except FAULTS as error:
-        raise ValueError(
-            f"the denominator of {named} fails on targets {described(targets)}: {failure(error)}"
-        ) from error
     if not isinstance(weight, Tensor) or weight.numel() != 1:
-        shown = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(
-            f"the denominator of {named} gave {shown}: let it give a tensor of one number, the sum "
-            "of the targets' weights"
+            f"the denominator of {named} gave {described(weight)}: let it give a tensor of one "
+            "number, the sum of the targets' weights"
         )
     return weight.detach().double().reshape(())
 

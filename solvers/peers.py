@@ -70,11 +70,11 @@ It costs a small message to every replica.
 
 def checksum(tensors: Iterable[Tensor]) -> int:
     """CRC-32 of their bits, in their order."""
-    found = 0
+    checksum = 0
     for x in tensors:
         values = x.detach().cpu().contiguous().reshape(-1)
-        found = zlib.crc32(values.view(torch.uint8).numpy().data, found)
-    return found
+        checksum = zlib.crc32(values.view(torch.uint8).numpy().data, checksum)
+    return checksum
 
 
 class Sync(ABC):
@@ -127,12 +127,12 @@ class Sync(ABC):
         """Around the last backward pass before a step of `kind`: its gradients will not change."""
         return nullcontext()
 
-    def total(self, own: Tensor) -> Tensor:
+    def total(self, vector: Tensor) -> Tensor:
         """The sum of a vector (n,) over the replicas whose samples share a step with this one's.
 
         All call it. Unless all steps are shared, a replica's steps are on its own mean loss.
         """
-        return own
+        return vector
 
     @abstractmethod
     def before_step(self, kind: str, rate: float) -> bool:

@@ -51,55 +51,57 @@ class ConstantDraws(DispatchMode):
                 "(torch.utils.checkpoint), which would be others than before: leave that out, and "
                 "choose a method that recomputes (correction.recompute)"
             )
-        known = func._schema.arguments
-        given = {a.name: a.default_value for a in known if a.name in NUMBERS}
-        given |= {**dict(zip((a.name for a in known), args, strict=False)), **kwargs}
-        return _draw(func.overloadpacket.__name__, given, func._schema.is_mutable)
+        parameters = func._schema.arguments
+        arguments = {a.name: a.default_value for a in parameters if a.name in NUMBERS}
+        arguments |= {**dict(zip((a.name for a in parameters), args, strict=False)), **kwargs}
+        return _draw(func.overloadpacket.__name__, arguments, func._schema.is_mutable)
 
 
-def _draw(name: str, given: dict[str, Any], in_place: bool) -> Any:
+def _draw(name: str, arguments: dict[str, Any], in_place: bool) -> Any:
     """What an operation of that name gives for arguments by their names."""
-    x: Any = given.get("self", given.get("input"))
-    high = given.get("high", given.get("to"))
+    x: Any = arguments.get("self", arguments.get("input"))
+    high = arguments.get("high", arguments.get("to"))
     if name == "native_dropout":
-        if given.get("train") is False or not given["p"]:
+        if arguments.get("train") is False or not arguments["p"]:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
-        kept = _uniform(x) < 1 - given["p"]
-        return x * kept / max(1e-9, 1 - given["p"]), kept
+        kept = _uniform(x) < 1 - arguments["p"]
+        return x * kept / max(1e-9, 1 - arguments["p"]), kept
     if name == "randperm":
-        return torch.arange(given["n"], device=given.get("device"))
+        return torch.arange(arguments["n"], device=arguments.get("device"))
     if name == "multinomial":
         order = torch.sort(x, dim=-1, descending=True, stable=True).indices
-        return order[..., : given["num_samples"]]
+        return order[..., : arguments["num_samples"]]
     if name == "randint":
-        given["dtype"] = given.get("dtype") or torch.int64
-    like = _result(given, in_place)
+        arguments["dtype"] = arguments.get("dtype") or torch.int64
+    like = _result(arguments, in_place)
     u = _uniform(like)
     if name.startswith("bernoulli"):
-        values = u < given.get("p", x)
+        values = u < arguments.get("p", x)
     elif name.startswith(("randint", "random")):
-        low = given.get("low", given.get("from")) or 0
+        low = arguments.get("low", arguments.get("from")) or 0
         values = (low + u * ((1 << 24 if high is None else high) - low)).floor()
     elif name in ("rand", "rand_like"):
         values = u
     elif name.startswith("uniform"):
-        values = given.get("from", 0.0) + u * (given.get("to", 1.0) - given.get("from", 0.0))
+        low = arguments.get("from", 0.0)
+        values = low + u * (arguments.get("to", 1.0) - low)
     elif name.startswith(("normal", "randn")):
-        values = given.get("mean", 0.0) + given.get("std", 1.0) * sqrt(2) * (2 * u - 1).erfinv()
+        mean, std = arguments.get("mean", 0.0), arguments.get("std", 1.0)
+        values = mean + std * sqrt(2) * (2 * u - 1).erfinv()
     elif name.startswith("exponential"):
-        values = -(1 - u).log() / given.get("lambd", 1.0)
+        values = -(1 - u).log() / arguments.get("lambd", 1.0)
     else:
         raise UnknownDrawError(f"{name} draws random numbers")
     return like.copy_(values)
 
 
-def _result(given: Mapping[str, Any], in_place: bool) -> Tensor:
+def _result(arguments: Mapping[str, Any], in_place: bool) -> Tensor:
     """What is written to in place, or memory for what is drawn."""
-    size, out = given.get("size"), given.get("out")
+    size, out = arguments.get("size"), arguments.get("out")
     if size is not None and out is None:
-        return torch.empty(size, dtype=given.get("dtype"), device=given.get("device"))
-    x: Tensor = next(each for each in (out, *given.values()) if isinstance(each, Tensor))
-    return x if in_place else torch.empty_like(x, dtype=given.get("dtype"))
+        return torch.empty(size, dtype=arguments.get("dtype"), device=arguments.get("device"))
+    x: Tensor = next(each for each in (out, *arguments.values()) if isinstance(each, Tensor))
+    return x if in_place else torch.empty_like(x, dtype=arguments.get("dtype"))
 
 
 def _uniform(like: Tensor) -> Tensor:

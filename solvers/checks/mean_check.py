@@ -62,9 +62,9 @@ class MeanCheck:
 
     def _check_weights(self, part: MicroBatch, loss: Tensor) -> None:
         """ValueError if the loss reads weights that are not the block's."""
-        own = {p.data_ptr() for p in self.block.module.parameters()}
+        weights = {p.data_ptr() for p in self.block.module.parameters()}
         for leaf in graph_leaves(loss):
-            if isinstance(leaf, nn.Parameter) and leaf.data_ptr() not in own:
+            if isinstance(leaf, nn.Parameter) and leaf.data_ptr() not in weights:
                 raise ValueError(
                     f"the loss of step {part.step} reads a weight of shape {tuple(leaf.shape)} "
                     "that is none of the last block's: give regularizer= for penalties on weights, "
@@ -113,9 +113,9 @@ class MeanCheck:
         leaves, structure = tree_flatten(whole)
         rows = [*leaves, labels] if _has_rows(whole, count) else []
         width = sum(x[0].numel() for x in rows)
-        own = torch.tensor([width, count, mean], dtype=torch.float64)
-        known = torch.stack(peers.exchange([own] * peers.replicas)())
-        if not width or (known[:, 0] != width).any() or width * part.size > MOST_NUMBERS:
+        share = torch.tensor([width, count, mean], dtype=torch.float64)
+        shares = torch.stack(peers.exchange([share] * peers.replicas)())
+        if not width or (shares[:, 0] != width).any() or width * part.size > MOST_NUMBERS:
             return
         columns = []
         for x in rows:
@@ -127,7 +127,7 @@ class MeanCheck:
         total = None if weight is None else weight * (part.size / count)
         with torch.no_grad(), untraced(objective.loss, self.network):
             at_once = float(objective.mean_of(tree_unflatten(leaves, structure), labels, total))
-        terms = (known[:, 1] * known[:, 2] / part.size).tolist()
+        terms = (shares[:, 1] * shares[:, 2] / part.size).tolist()
         self._judge(part.size, part.step, at_once, terms, torch.float32)
 
     def _judge(

@@ -54,9 +54,10 @@ class _Norm:
             raise NoRowsError(f"a BatchNorm has an input of {len(x)} rows for {self.rows} samples")
         each = torch.arange(len(x), device=x.device).view(self.rows, -1)
         before, chosen, outputs = dict(self.norm._buffers), [], []
-        for own, groups in zip(self.statistics, self.parts, strict=True):
-            own |= {} if own else {n: b if b is None else b.clone() for n, b in before.items()}
-            self.norm._buffers.update(own)
+        for buffers, groups in zip(self.statistics, self.parts, strict=True):
+            if not buffers:
+                buffers |= {n: b if b is None else b.clone() for n, b in before.items()}
+            self.norm._buffers.update(buffers)
             for rows in groups:
                 chosen.append(each[rows.to(x.device)].flatten())
                 outputs.append(forward(x[chosen[-1]]))

@@ -22,13 +22,13 @@ def holders(function: Any, without: Container[int] = ()) -> list[Any]:
     Those that are reached through what it encloses, its defaults, what it is bound to, arguments of
     a `partial`, attributes and containers. `without`: identities of what is left out.
     """
-    found, waiting, seen = list[Any](), [function], set[int]()
+    holding, waiting, seen = list[Any](), [function], set[int]()
     while waiting and len(seen) < MOST:
         each = waiting.pop()
         if id(each) in seen or id(each) in without:
             continue
         if isinstance(each, nn.Module):
-            found += [m for m in each.modules() if id(m) not in seen and id(m) not in without]
+            holding += [m for m in each.modules() if id(m) not in seen and id(m) not in without]
             seen |= {id(m) for m in each.modules()}
             waiting += [x for m in each.modules() for x in vars(m).values()]
             continue
@@ -36,7 +36,7 @@ def holders(function: Any, without: Container[int] = ()) -> list[Any]:
         if isinstance(each, list | tuple | set | dict):
             waiting += [*(each.values() if isinstance(each, dict) else each)][:MOST]
         elif isinstance(each, FunctionType):
-            found.append(each)
+            holding.append(each)
             waiting += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
             for cell in each.__closure__ or ():
                 with suppress(ValueError):  # it is empty
@@ -46,22 +46,22 @@ def holders(function: Any, without: Container[int] = ()) -> list[Any]:
         elif isinstance(each, partial):
             waiting += [each.func, each.args, each.keywords]
         elif has_attributes(each):
-            found.append(each)
+            holding.append(each)
             waiting += [*vars(each).values(), vars(type(each)).get("__call__")]
-    return found
+    return holding
 
 
 def enclosed(part: Any) -> dict[str, Any]:
     """What an object has in attributes, and a function in what it encloses, by name."""
     if not isinstance(part, FunctionType):
         return dict(vars(part))
-    found = dict(part.__kwdefaults__ or {}) | {
+    values = dict(part.__kwdefaults__ or {}) | {
         f"default {i}": x for i, x in enumerate(part.__defaults__ or ())
     }
     for name, cell in zip(part.__code__.co_freevars, part.__closure__ or (), strict=True):
         with suppress(ValueError):  # it is empty
-            found[name] = cell.cell_contents
-    return found
+            values[name] = cell.cell_contents
+    return values
 
 
 @contextmanager
@@ -70,13 +70,13 @@ def untraced(function: Any, without: Container[int] = ()) -> Iterator[None]:
 
     `without`: identities of what may change meanwhile, such as the network's modules.
     """
-    known: dict[int, Callable[[], Any]] = {}
+    keepers: dict[int, Callable[[], Any]] = {}
     states, cells = [], []
     for part in holders(function, without):
         if not isinstance(part, FunctionType):
-            states.append(keeper(vars(part), known))
+            states.append(keeper(vars(part), keepers))
             continue
-        states += [keeper(x, known) for x in enclosed(part).values() if id(x) not in without]
+        states += [keeper(x, keepers) for x in enclosed(part).values() if id(x) not in without]
         cells += [(c, content) for c in part.__closure__ or () for content in _content(c)]
     try:
         yield

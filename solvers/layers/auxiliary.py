@@ -10,28 +10,28 @@ from torch.nn.utils import skip_init
 
 Shape = tuple[int, ...]
 HASHED = 4096
-"""Rows of the table in which token numbers are looked up, by their remainder."""
+"""Rows of the table in which token indices are looked up, by their remainder."""
 
 
 def auxiliary_network(
-    given: Shape, cut: Shape, width: int, depth: int, seed: int, numbers: bool = False
+    shape: Shape, cut: Shape, width: int, depth: int, seed: int, indices: bool = False
 ) -> nn.Sequential:
     """a_k from an input to the tensor at a cut; both shapes are a sample's.
 
     For images (C, H, W) it has convolutions, BatchNorm and ReLU, first with stride 2 until the size
-    fits; the rest is averaged. For tokens (T, C), or their `numbers` (T,), the layers work on each
+    fits; the rest is averaged. For tokens (T, C), or their `indices` (T,), the layers work on each
     token. Vectors, and anything else after flattening, go through linear layers. The weights are a
     function of `seed` only.
     """
-    if len(given) == 3 and len(cut) <= 3:
-        layers = _of_images(given, cut, width, depth)
-    elif numbers and len(given) == 1:
+    if len(shape) == 3 and len(cut) <= 3:
+        layers = _of_images(shape, cut, width, depth)
+    elif indices and len(shape) == 1:
         table = skip_init(nn.Embedding, HASHED, width)
-        layers = [table, *_of_tokens((*given, width), cut, width, depth)]
-    elif len(given) == 2 and not numbers:
-        layers = _of_tokens(given, cut, width, depth)
+        layers = [table, *_of_tokens((*shape, width), cut, width, depth)]
+    elif len(shape) == 2 and not indices:
+        layers = _of_tokens(shape, cut, width, depth)
     else:
-        layers = [nn.Flatten(), *_of_vectors(prod(given), prod(cut), width, depth)]
+        layers = [nn.Flatten(), *_of_vectors(prod(shape), prod(cut), width, depth)]
         layers.append(nn.Unflatten(1, cut))
     generator = torch.Generator().manual_seed(seed)
     for layer in layers:
@@ -66,8 +66,8 @@ def _of_images(image: Shape, cut: Shape, width: int, depth: int) -> list[nn.Modu
     return [*layers, nn.Flatten()] if len(cut) == 1 else layers
 
 
-def _of_tokens(given: Shape, cut: Shape, width: int, depth: int) -> list[nn.Module]:
-    tokens, features = given
+def _of_tokens(shape: Shape, cut: Shape, width: int, depth: int) -> list[nn.Module]:
+    tokens, features = shape
     if len(cut) == 2:
         layers = _of_vectors(features, cut[1], width, depth)
         if cut[0] != tokens:

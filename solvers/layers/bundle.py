@@ -84,14 +84,14 @@ class Bundle:
             if not any(by):
                 continue
             step = gcd(*by) * (-1 if sum(by) < 0 else 1)
-            found = tuple(n // step for n in by)
-            if growth not in (None, found) or min(found) < 0:
+            ratio = tuple(n // step for n in by)
+            if growth not in (None, ratio) or min(ratio) < 0:
                 raise ValueError(
                     f"{self.where} has shapes {_said(self.shapes)} and {_said(shapes)}, in which "
                     "more than one length varies, or one as no whole multiple of another: pad all "
                     "but one to a fixed length (padding='max_length'; max_length of the collator)"
                 )
-            growth = found
+            growth = ratio
         if growth is None:
             return self
         each = iter(growth)
@@ -124,8 +124,8 @@ class Bundle:
             raise ValueError(_unlike(self.where, shapes, self.shapes))
         kind: torch.dtype | None = None
         for x, dtype in zip(leaves, self.dtypes, strict=True):
-            own = torch.float32 if _is_exact(dtype) else x.dtype
-            kind = own if kind is None else torch.promote_types(kind, own)
+            format_ = torch.float32 if _is_exact(dtype) else x.dtype
+            kind = format_ if kind is None else torch.promote_types(kind, format_)
             wide = dtype in (torch.int64, torch.int32)
             if wide and x.numel() and int(x.abs().max()) > EXACT:
                 raise ValueError(

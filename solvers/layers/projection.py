@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
 from math import inf, isfinite
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,8 @@ class Projection(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         if self.passed_by:
             return x
-        return cast(Tensor, _StraightThrough.apply(x, self))  # type: ignore[no-untyped-call]
+        change, passes = x - x.detach(), self.passes(x.detach())  # 0, with a gradient
+        return self.project(x.detach()) + (change if passes is None else change * passes)
 
 
 class Free(Projection):
@@ -185,14 +185,14 @@ def projection(text: str) -> Projection:
         raise ValueError(f"constraint is {text!r}; choose one of {', '.join(PROJECTIONS)}")
     try:
         values = [float(number) for number in numbers]
-        made = PROJECTIONS[name]
-        signature(made).bind(*values)
+        make = PROJECTIONS[name]
+        signature(make).bind(*values)
     except (TypeError, ValueError):
         raise ValueError(
             f"constraint is {text!r}; write {name} with its numbers, as in box:0:1 or quantized:2"
         ) from None
     try:
-        return made(*values)
+        return make(*values)
     except ValueError as error:
         raise ValueError(f"constraint is {text!r}; {error}") from None
 
@@ -216,26 +216,6 @@ def skipping(layer: Projection | None) -> Iterator[None]:
         layer.passed_by = False
 
 
-class _StraightThrough(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: Projection) -> Tensor:
-        passes = layer.passes(x)
-        ctx.everywhere = passes is None
-        if passes is not None:
-            ctx.save_for_backward(passes)
-        with torch.no_grad():
-            out = layer.project(x)
-        return out.clone() if out is x else out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        if ctx.everywhere:
-            return gradient, None
-        (passes,) = ctx.saved_tensors
-        return gradient * passes, None
-
-
 def _rows(z: Tensor) -> Tensor:
     """(N, C, H, W) -> (N H W, C); (N, C) is not changed."""
     return z.flatten(2).transpose(1, 2).flatten(0, 1) if z.dim() > 2 else z
@@ -246,5 +226,5 @@ def _unflatten(rows: Tensor, z: Tensor) -> Tensor:
     if z.dim() <= 2:
         return rows
     spatial = z.shape[2:]
-    made = rows.view(len(z), -1, rows.shape[1]).transpose(1, 2)
-    return made.reshape(len(z), rows.shape[1], *spatial)
+    images = rows.view(len(z), -1, rows.shape[1]).transpose(1, 2)
+    return images.reshape(len(z), rows.shape[1], *spatial)

@@ -30,15 +30,15 @@ ELSEWHERE = "_elsewhere"
 def user_modules(module: nn.Module) -> dict[str, nn.Module]:
     """By path, the modules whose classes are neither torch's nor this package's."""
     named = ((path, code_of(m)) for path, m in module.named_modules())
-    own = ("torch.", "hybrid.")
-    return {path: m for path, m in named if not type(m).__module__.startswith(own)}
+    ours = ("torch.", "hybrid.")
+    return {path: m for path, m in named if not type(m).__module__.startswith(ours)}
 
 
 def has_user_hooks(module: nn.Module) -> bool:
     """Whether a hook that is not this package's runs in its passes."""
     holders = [*module.modules(), *module.parameters()]
     tables = [getattr(holder, name, None) for holder in holders for name in _ALL_HOOKS]
-    return not all(_is_own(hook) for table in tables if table for hook in table.values())
+    return not all(_is_ours(hook) for table in tables if table for hook in table.values())
 
 
 def code_of(module: nn.Module) -> nn.Module:
@@ -98,28 +98,28 @@ def kept_attributes(modules: Iterable[nn.Module]) -> Iterator[None]:
 
     Tensors have the numbers, and lists, sets and dicts the items, that they had.
     """
-    known: dict[int, Callable[[], Any]] = {}
+    keepers: dict[int, Callable[[], Any]] = {}
     before, inside = [], dict[int, dict[str, Any]]()
     for m in modules:
-        keepers = {name: keeper(value, known) for name, value in attributes(m).items()}
-        before.append((vars(m), keepers))
+        by_name = {name: keeper(value, keepers) for name, value in attributes(m).items()}
+        before.append((vars(m), by_name))
         if id(m) not in inside:
             inside |= {id(each): vars(each) for each in m.modules()}
     hooks = [(state[name], {*state[name]}) for state in inside.values() for name in _HOOKS]
     try:
         yield
     finally:
-        for state, keepers in before:
-            for name in state.keys() - keepers.keys() - _REGISTRIES:
+        for state, by_name in before:
+            for name in state.keys() - by_name.keys() - _REGISTRIES:
                 if name not in state.get(ELSEWHERE, ()) and name != ELSEWHERE:
                     del state[name]
-            state.update({name: kept() for name, kept in keepers.items()})
-        for now, known_hooks in hooks:  # a flag may say that they are there
-            for number in [n for n in now.keys() - known_hooks if not _is_own(now[n])]:
+            state.update({name: kept() for name, kept in by_name.items()})
+        for now, hooks_before in hooks:  # a flag may say that they are there
+            for number in [n for n in now.keys() - hooks_before if not _is_ours(now[n])]:
                 del now[number]
 
 
-def _is_own(hook: Any) -> bool:
+def _is_ours(hook: Any) -> bool:
     """Whether a hook is this package's, such as one that makes draws repeatable."""
     return str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("hybrid.")
 
@@ -148,52 +148,44 @@ def numbers_in(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, Any
             yield from numbers_in(f"{name}.{key}", item, depth - 1)
 
 
-def keeper(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any]:
-    """Gives a value as it is now; `known` has those of what was met before."""
-    if id(value) in known:
-        return known[id(value)]
+def keeper(value: Any, keepers: dict[int, Callable[[], Any]]) -> Callable[[], Any]:
+    """A function that gives a value as it is now; `keepers` are those by identity so far."""
+    if id(value) in keepers:
+        return keepers[id(value)]
     if is_plain_tensor(value):
         copy = value.detach().clone()
         # not a copy into the changed tensor: a graph may hold it
-        known[id(value)] = lambda: value if torch.equal(value, copy) else copy
+        keepers[id(value)] = lambda: value if torch.equal(value, copy) else copy
     elif isinstance(value, np.ndarray) and value.flags.writeable:
-        known[id(value)] = _of_array(value, value.copy())
+        copy = value.copy()
+        keepers[id(value)] = lambda: (value.__setitem__(..., copy), value)[1]
     elif type(value) in _CONTAINERS and len(value) <= MOST_ITEMS:  # others may not be written to
-        known[id(value)] = lambda: value  # in case it is an item of its own
-        known[id(value)] = _of_container(value, known)
-    elif has_attributes(value) and len(known) < MOST_ITEMS:
-        known[id(value)] = lambda: value
-        state = keeper(vars(value), known)
-        known[id(value)] = lambda: (state(), value)[1]
+        keepers[id(value)] = lambda: value  # in case it is its own item
+        keepers[id(value)] = _container_keeper(value, keepers)
+    elif has_attributes(value) and len(keepers) < MOST_ITEMS:
+        keepers[id(value)] = lambda: value
+        state = keeper(vars(value), keepers)
+        keepers[id(value)] = lambda: (state(), value)[1]
     else:
         return lambda: value
-    return known[id(value)]
+    return keepers[id(value)]
 
 
-def _of_array(array: Any, copy: Any) -> Callable[[], Any]:
-    def restored() -> Any:
-        np.copyto(array, copy)
-        return array
-
-    return restored
-
-
-def _of_container(value: Any, known: dict[int, Callable[[], Any]]) -> Callable[[], Any]:
+def _container_keeper(value: Any, keepers: dict[int, Callable[[], Any]]) -> Callable[[], Any]:
     """Gives a container with the items that it has now; if it still has them, it is let alone."""
-    named = isinstance(value, dict)
-    keys, items = zip(*pairs, strict=True) if (pairs := _pairs(value)) else ((), ())
-    keepers = [keeper(x, known) for x in items]
+    item_keepers = [(key, keeper(x, keepers)) for key, x in _pairs(value)]
 
     def restored() -> Any:
-        found, now = [kept() for kept in keepers], _pairs(value)
-        same = len(now) == len(found) and all(x is y for (_, x), y in zip(now, found, strict=False))
-        if same and [key for key, _ in now] == [*keys]:
+        before, now = [(key, kept()) for key, kept in item_keepers], _pairs(value)
+        if len(now) == len(before) and all(
+            i == j and x is y for (i, x), (j, y) in zip(now, before, strict=True)
+        ):
             return value
         value.clear()
-        if named:
-            value.update(zip(keys, found, strict=True))
+        if isinstance(value, dict):
+            value.update(dict(before))
         else:
-            (value.update if isinstance(value, set) else value.extend)(found)
+            (value.update if isinstance(value, set) else value.extend)(x for _, x in before)
         return value
 
     return restored

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Chain(Protocol):
+class NeighborLinks(Protocol):
     """What clipping needs of the links between the blocks of a network."""
 
     rank: int
@@ -43,7 +43,7 @@ def gradient_norms(gradients: list[Tensor], device: torch.device) -> Tensor:
     return torch.stack(list(torch._foreach_norm(gradients)))
 
 
-def total_norm(norms: Tensor, chain: Chain | None) -> Tensor:
+def total_norm(norms: Tensor, chain: NeighborLinks | None) -> Tensor:
     """The norm of all gradients whose norms are given: of a block, or of all blocks of a chain.
 
         block 0   -- norms of 0 -->   block 1   -- norms of 0, 1 -->   block 2

@@ -22,9 +22,9 @@ class GroupRates(float):
 
     def __new__(cls, rates: Iterable[float], momenta: Iterable[float] = ()) -> GroupRates:
         rates = tuple(rates)
-        made = super().__new__(cls, rates[0])
-        made.rates, made.momenta = rates, tuple(momenta)
-        return made
+        group_rates = super().__new__(cls, rates[0])
+        group_rates.rates, group_rates.momenta = rates, tuple(momenta)
+        return group_rates
 
     def __mul__(self, factor: float) -> GroupRates:
         return GroupRates((rate * factor for rate in self.rates), self.momenta)
@@ -36,16 +36,16 @@ class GroupRates(float):
 
 
 def set_rate(group: dict[str, Any], rate: float) -> None:
-    """Give a parameter group its own learning rate and momentum, or its ratio of a plain number."""
+    """Give a parameter group its learning rate and momentum, or its ratio of a plain number."""
     index: int | None = group.get("lr_index")
     if isinstance(rate, GroupRates) and index is not None:
-        own = rate.rates[index]
+        value = rate.rates[index]
         if rate.momenta and not group.get("own_momentum"):
             _set_momentum(group, rate.momenta[index])
     else:
-        own = float(rate) * group.get("lr_ratio", 1.0)
+        value = float(rate) * group.get("lr_ratio", 1.0)
     tensor = group.get("lr")  # an optimizer of torch's may have its rate as one
-    group["lr"] = torch.full_like(tensor, own) if isinstance(tensor, Tensor) else own
+    group["lr"] = torch.full_like(tensor, value) if isinstance(tensor, Tensor) else value
 
 
 def _set_momentum(group: dict[str, Any], value: float) -> None:

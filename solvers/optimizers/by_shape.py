@@ -31,10 +31,11 @@ class ByShape(torch.optim.Optimizer):
         cls = _TORCHS.get(param_group.get("rule", self.name))
         if cls is not None:
             torchs = cls([torch.zeros(1)]).defaults
-            own = self.defaults
-            if "betas" in own:  # beta_1 is a momentum, too
-                own = {"momentum": own["betas"][0], "nesterov": own["betas"][0] > 0, **own}
-            same = {key: own[key] for key in ("momentum", "nesterov", "betas") if key in own}
+            settings = self.defaults
+            if "betas" in settings:  # beta_1 is a momentum, too
+                b1 = settings["betas"][0]
+                settings = {"momentum": b1, "nesterov": b1 > 0, **settings}
+            same = {k: v for k, v in settings.items() if k in ("momentum", "nesterov", "betas")}
             for key, value in {**torchs, **same}.items():
                 param_group.setdefault(key, value)
         super().add_param_group(param_group)

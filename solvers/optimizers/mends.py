@@ -35,8 +35,8 @@ class Extrapolation(torch.optim.Optimizer):
         """`ahead`: c. Over other groups than the inner optimizer's it takes a clone of that."""
         super().__init__(params, {})
         self.defaults = {"inner": inner, "ahead": ahead}
-        own = params is inner.param_groups
-        self.inner = inner if own else clone_optimizer(inner, self.param_groups)
+        is_same = params is inner.param_groups
+        self.inner = inner if is_same else clone_optimizer(inner, self.param_groups)
         self.ahead = ahead
 
     @torch.no_grad()

@@ -98,8 +98,8 @@ def _eigenvectors(moment: Tensor) -> Tensor:
     largest = moment.abs().max()
     try:
         scaled = (moment.double() / largest).nan_to_num(0.0, 0.0, 0.0)
-        found: Tensor = torch.linalg.eigh(scaled)[1]
-        return found.to(moment.dtype).contiguous()
+        vectors: Tensor = torch.linalg.eigh(scaled)[1]
+        return vectors.to(moment.dtype).contiguous()
     except RuntimeError:  # it does not converge
         return torch.eye(len(moment), dtype=moment.dtype, device=moment.device)
 

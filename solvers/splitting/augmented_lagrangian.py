@@ -8,12 +8,17 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hybrid.solvers.acting import NotNegative
+from hybrid.solvers.acting import Acts, NotNegative
 from hybrid.solvers.base import Setup, program_of
 from hybrid.solvers.kernels.operations import Stepped, step_limit
-from hybrid.solvers.splitting.conditions import CORRECTED, MOVES
 from hybrid.solvers.splitting.penalty import Penalty, PenaltyProgram
+from hybrid.solvers.splitting.variables import CORRECTED
 from hybrid.solvers.windows import Rows
+
+MOVES = Acts(
+    "multipliers move (several sweeps, or window 'all')",
+    lambda run: run.solver.moves(run.setup),
+)
 
 
 @dataclass(frozen=True)

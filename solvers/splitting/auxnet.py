@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.acting import Count, NotNegative, Positive, Share
-from hybrid.solvers.base import Program, Shape, Solver, program_of
+from hybrid.solvers.base import Program, Solver, program_of
 from hybrid.solvers.layers.auxiliary import HASHED, auxiliary_network
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.penalty import couple_backward
-from hybrid.solvers.state import State, entries
+from hybrid.solvers.state import State, Tensors, entries
 from hybrid.solvers.windows import Batch, PhaseStats, Window
 
 
@@ -89,6 +89,8 @@ class AuxNetProgram(Program):
         self._local_lr = usual if solver.local_lr is None else solver.local_lr
         self._adjoints = solver.multiplier == "adjoint"
         self._network: nn.Sequential | None = None
+        self._saved: Tensors = {}
+        """What a checkpoint held, until the first images show the network's shape."""
         self._sweep = 0
 
     def train(self, window: Window) -> PhaseStats:
@@ -149,62 +151,53 @@ class AuxNetProgram(Program):
         return torch.stack(squares)
 
     def _generate(self, images: Tensor) -> Tensor:
-        network = self._network
-        if network is None:
-            cut = self.setup.shape_before(self.block.index)
-            assert cut is not None
-            network = self._make_network(tuple(images.shape[1:]), cut, images.dtype)
-        numbers = not images.is_floating_point()
-        generated: Tensor = network(images % HASHED if numbers else images)
+        if self._network is None:
+            self._network = self._make_network(images)
+        indices = not images.is_floating_point()
+        generated: Tensor = self._network(images % HASHED if indices else images)
         return generated
 
-    def _make_network(self, image: Shape, cut: Shape, dtype: torch.dtype) -> nn.Sequential:
-        solver, block = self.solver, self.block
-        numbers = not dtype.is_floating_point
-        network = auxiliary_network(image, cut, solver.width, solver.depth, block.index, numbers)
-        network.to(block.device, block.formats[0] if numbers else dtype)
+    def _make_network(self, images: Tensor) -> nn.Sequential:
+        """a_k, its weights and its optimizer's state from the checkpoint if there is one.
+
+        ValueError if they belong to another a_k.
+        """
+        solver, block, indices = self.solver, self.block, not images.is_floating_point()
+        cut = self.setup.shape_before(block.index)
+        assert cut is not None
+        image = tuple(images.shape[1:])
+        network = auxiliary_network(image, cut, solver.width, solver.depth, block.index, indices)
+        network.to(block.device, block.formats[0] if indices else images.dtype)
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._network, self._shapes = network, (image, cut)
         self._adam = torch.optim.Adam(network.parameters(), lr=solver.aux_lr)
         block.optimizers["auxiliary"] = self._adam
         block.rates["auxiliary"] = 1.0
+        saved, self._saved = self._saved, {}
+        if not saved:
+            return network
+        weights, new = entries(saved, "weights."), network.state_dict()
+        if {k: v.shape for k, v in new.items()} != {k: v.shape for k, v in weights.items()}:
+            raise ValueError(
+                f"the checkpoint's auxiliary network is not of width {solver.width} and depth "
+                f"{solver.depth}: resume with the solver.width and solver.depth of its run"
+            )
+        network.load_state_dict(weights)
+        parameters = list(network.parameters())
+        for key, value in entries(saved, "adam.").items():
+            index, slot = key.split(".")
+            p = parameters[int(index)]
+            if value.dim():
+                value = torch.empty_like(p, requires_grad=False).copy_(value)
+            self._adam.state[p][slot] = value
         return network
 
     def state(self) -> State:
         if self._network is None:
-            return State()
-        names = ("shape.image", "shape.cut")
-        tensors = {k: torch.tensor(v) for k, v in zip(names, self._shapes, strict=True)}
-        tensors["numbers"] = torch.tensor(isinstance(self._network[0], nn.Embedding))
-        tensors |= {f"weights.{k}": v for k, v in self._network.state_dict().items()}
+            return State(cut=dict(self._saved))
+        tensors = {f"weights.{k}": v for k, v in self._network.state_dict().items()}
         for index, slots in self._adam.state_dict()["state"].items():
             tensors |= {f"adam.{index}.{slot}": value for slot, value in slots.items()}
         return State(cut=tensors)
 
     def load_state(self, state: State) -> None:
-        """Take back v_k and its optimizer's state; ValueError if they belong to another a_k."""
-        before = state.cut
-        if not before:
-            return
-        image, cut = (tuple(before[f"shape.{name}"].tolist()) for name in ("image", "cut"))
-        weights = entries(before, "weights.")
-        layers = [w for w in weights.values() if w.dim() > 1]
-        dtype = torch.int64 if before["numbers"] else layers[0].dtype
-        network = self._make_network(image, cut, dtype)
-        new = network.state_dict()
-        if {k: v.shape for k, v in new.items()} != {k: v.shape for k, v in weights.items()}:
-            table = bool(before["numbers"])  # whose rows are not layers
-            width, depth = layers[0].shape[1 if table else 0], len(layers) - 1 - table
-            raise ValueError(
-                f"the checkpoint's auxiliary network is not of width {self.solver.width} and depth "
-                f"{self.solver.depth}: resume with solver.width={width} and "
-                f"solver.depth={depth}"
-            )
-        network.load_state_dict(weights)
-        parameters = list(network.parameters())
-        for key, value in entries(before, "adam.").items():
-            index, slot = key.split(".")
-            parameter = parameters[int(index)]
-            if value.dim():
-                value = torch.empty_like(parameter, requires_grad=False).copy_(value)
-            self._adam.state[parameter][slot] = value
+        self._network, self._saved = None, dict(state.cut)

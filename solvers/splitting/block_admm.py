@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hybrid.solvers.acting import Count, Needs, NotNegative, Positive
+from hybrid.solvers.acting import Acts, Count, Facts, Needs, NotNegative, Positive
 from hybrid.solvers.base import Setup, program_of, values_of
 from hybrid.solvers.kernels.operations import (
     Stepped,
@@ -23,16 +23,28 @@ from hybrid.solvers.splitting.augmented_lagrangian import (
     AugmentedLagrangian,
     AugmentedLagrangianProgram,
 )
-from hybrid.solvers.splitting.conditions import (
-    EXCHANGES,
-    FACTORIZED,
-    PLAIN_CUT,
-    STEPS_OF_Z,
-)
 from hybrid.solvers.splitting.factors import FactorCut
 from hybrid.solvers.splitting.variables import FORMATS, Coefficients, channels_last
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
+
+
+def _has_plain_cut(run: Facts) -> bool:
+    """Whether a cut has no factorization."""
+    setup = run.setup
+    return not setup.factorized or len(setup.factorized) < setup.blocks - 1
+
+
+EXCHANGES = Acts(
+    "a later sweep uses the dual (several sweeps, or window 'all')",
+    lambda run: run.setup.exchanges,
+)
+FACTORIZED = Acts("a cut has a factorization", lambda run: run.setup.factorized)
+PLAIN_CUT = Acts("a cut has no factorization, whose Z has a closed form", _has_plain_cut)
+STEPS_OF_Z = Acts(
+    "a cut has no factorization, or solver.order is 'jacobi' and window not 'all'",
+    lambda run: _has_plain_cut(run) or (run.solver.order == "jacobi" and not run.setup.carried),
+)
 
 
 @dataclass(frozen=True)

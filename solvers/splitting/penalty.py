@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from hybrid.solvers.acting import NotNegative, Positive, Share
+from hybrid.solvers.acting import Acts, NotNegative, Positive, Share
 from hybrid.solvers.base import SubProblems, program_of
 from hybrid.solvers.block import Block
 from hybrid.solvers.kernels.operations import (
@@ -20,7 +20,6 @@ from hybrid.solvers.kernels.operations import (
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.numerics.uncompiled import paired
-from hybrid.solvers.splitting.conditions import COMPARED, OWN_STEPS
 from hybrid.solvers.splitting.variables import AuxiliaryVariables, Splitting
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
@@ -28,6 +27,15 @@ from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 IN_WINDOWS, IN_WAITS = 0.6, 0.3
 """Relative learning rates of local steps: of their own, and as part of a step on a late gradient.
 """
+
+RESIDUALS_COMPARED = Acts(
+    "it fills no waits, and rounds.correct_every is 1 or rounds.sweeps at least 4",
+    lambda run: not run.setup.fills and (run.setup.correct_every == 1 or run.setup.sweeps >= 4),
+)
+OWN_STEPS = Acts(
+    "it fills no waits, which have no steps of their own",
+    lambda run: not run.setup.fills,
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Penalty(Splitting):
     """Momentum of a separate SGD for local steps; unset: the exact pass's optimizer."""
     clip_norm: NotNegative = 0.0
     """Clip the norm of each block's local gradient; 0: no clipping."""
-    return_ratio: Annotated[Positive, COMPARED] = 3.0
+    return_ratio: Annotated[Positive, RESIDUALS_COMPARED] = 3.0
     """Growth of a cut's residual at which training returns to serial."""
 
     @property

@@ -8,22 +8,33 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from hybrid.solvers.acting import Count, NotNegative, OverOne, Positive
+from hybrid.solvers.acting import Acts, Count, NotNegative, OverOne, Positive
 from hybrid.solvers.base import Setup, Shape, Solver, values_of
 from hybrid.solvers.kernels.operations import pool, upsample
 from hybrid.solvers.layers.projection import Free, Projection
-from hybrid.solvers.splitting.conditions import (
-    CORRECTED,
-    FILTERED,
-    LAM_STEPS,
-    LAM_STEPS_OR_STARTS,
-)
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Record, Rows
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_FACTOR = 2.0**10
 """Largest factor by which balancing changes beta from its setting, either way."""
+
+CORRECTED = Acts(
+    "rounds.correct_every is above 0, or it fills waits",
+    lambda run: run.setup.correct_every,
+)
+LAM_STEPS = Acts(
+    "lam takes steps (several sweeps, or window 'all')",
+    lambda run: run.solver.steps_lam(run.setup),
+)
+LAM_STEPS_OR_STARTS = Acts(
+    "lam takes steps (several sweeps, or lam_start 'stepped')",
+    lambda run: (
+        run.solver.steps_lam(run.setup)
+        or (run.solver.lam_start == "stepped" and run.setup.correct_every)
+    ),
+)
+FILTERED = Acts("its filter is above 1", lambda run: run.solver.filter > 1)
 
 
 @dataclass(frozen=True)

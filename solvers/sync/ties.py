@@ -61,13 +61,13 @@ class Ties:
     def sum_gradients(self, exact: bool) -> None:
         """Put g_j in the place of this block's own gradient, before its j-th step."""
         self.begin()
-        own, j = torch.cat([*map(_gradient, self.parameters)]), self.steps
+        gradient, j = torch.cat([*map(_gradient, self.parameters)]), self.steps
         if peers.COMPARED:  # as bytes, which are exact in every number format
             bits = peers.checksum(self.parameters).to_bytes(4, "big")
-            own = torch.cat([own, own.new_tensor([*bits])])
-        self._gradients[j] = own
+            gradient = torch.cat([gradient, gradient.new_tensor([*bits])])
+        self._gradients[j] = gradient
         for block in self._others:
-            self.links.to_block(block, own)
+            self.links.to_block(block, gradient)
         total: Tensor | None = None
         for block in reversed(self.blocks):
             last = j - (0 if exact else self.lags[block])
@@ -75,7 +75,7 @@ class Ties:
                 term, self._used[block] = self._gradient_of(block, step), step + 1
                 total = term if total is None else total + term
         self.steps += 1
-        total = own.new_zeros(self.size) if total is None else total
+        total = gradient.new_zeros(self.size) if total is None else total
         parts = total.split([p.numel() for p in self.parameters])
         for p, part in zip(self.parameters, parts, strict=True):
             if p.requires_grad:
@@ -111,10 +111,12 @@ class Ties:
             return
         self._begun = True
         # of a run that goes on from a checkpoint of another grid nobody knows what was under way
-        own = torch.tensor([self.steps if self._resumed else -1])
+        place = torch.tensor([self.steps if self._resumed else -1])
         for block in self._others:
-            self.links.to_block(block, own)
-        at = {k: int(self.links.from_block(k)) for k in self._others} | {self.links.rank: int(own)}
+            self.links.to_block(block, place)
+        at = {k: int(self.links.from_block(k)) for k in self._others} | {
+            self.links.rank: int(place)
+        }
         if min(at.values()) < 0:
             self.steps, at = 0, dict.fromkeys(at, 0)
             self._used = dict.fromkeys(self.blocks, 0)
@@ -157,9 +159,9 @@ class Ties:
         """What the other blocks may not have used yet, and how many steps were taken."""
         if not any(self.lags.values()):  # all have used all, and are alike
             return State()
-        own = {f"gradient {step}": g for step, g in self._gradients.items()}
+        gradients = {f"gradient {step}": g for step, g in self._gradients.items()}
         used = torch.tensor([*self._used.values()])
-        return State(flight={"steps": torch.tensor(self.steps), "used": used, **own})
+        return State(flight={"steps": torch.tensor(self.steps), "used": used, **gradients})
 
     def load_state(self, state: State) -> None:
         self._resumed = "steps" in state.flight

@@ -31,7 +31,7 @@ def assert_it_fits(network, x, cut):
 @pytest.mark.parametrize("given", GIVEN)
 def test_it_gives_the_shape_of_the_cut_and_a_gradient_to_every_weight(given, cut, depth):
     shape, numbers = GIVEN[given], given == "numbers"
-    network = auxiliary_network(shape, CUTS[cut], 4, depth, seed=0, numbers=numbers)
+    network = auxiliary_network(shape, CUTS[cut], 4, depth, seed=0, indices=numbers)
     assert_it_fits(
         network,
         torch.randint(HASHED, (3, *shape)) if numbers else torch.randn(3, *shape),
@@ -52,7 +52,7 @@ def test_its_weights_are_a_function_of_the_seed_alone(given):
     made = []
     for before in (1, 2):
         torch.manual_seed(before)
-        network = auxiliary_network(GIVEN[given], (9,), 4, 1, seed=3, numbers=given == "numbers")
+        network = auxiliary_network(GIVEN[given], (9,), 4, 1, seed=3, indices=given == "numbers")
         assert torch.initial_seed() == before
         made.append(torch.cat([p.flatten() for p in network.parameters()]))
     assert torch.equal(*made)

@@ -89,11 +89,11 @@ class Stuck(Kappa):
     ("metric", "part"),
     [
         (Kappa, "is the class Kappa: give an object, Kappa(...)"),
-        (Table(), "gives a tensor of shape (3, 3): it must give one number"),
-        (Named(), "gives a dict: it must give one number"),
+        (Table(), "gives (3, 3) of float64: it must give one number"),
+        (Named(), ": it must give one number"),
         (Broken(), "fails on output (2, 3) of float32 and targets (2,) of int64: KeyError"),
         (Stuck(), "fails in reset: KeyError: 'out of luck'"),
-        (lambda out, y: "good", "a metric gave a str, 'good'"),
+        (lambda out, y: "good", "a metric gave 'good'"),
         (lambda out, y: out["logits"], "the metric 'own' fails on output (2, 3)"),
     ],
     ids=["a class", "a table", "several", "an update", "a reset", "a text", "an error"],
@@ -104,7 +104,7 @@ def test_a_metric_that_is_none_is_refused(metric, part):
 
 @pytest.mark.parametrize(
     ("scores", "part"),
-    [(torch.zeros(4), "a tensor of shape (4,) for 6 samples"), (0.5, "one number for 6 samples")],
+    [(torch.zeros(4), "shape (4,) for 6 samples"), (0.5, "shape () for 6 samples")],
 )
 def test_scores_of_other_samples_are_refused(scores, part):
     assert part in refusal(sum_and_weight, scores, 6)
