@@ -250,8 +250,8 @@ class Solver(Settings, ABC):
         return False
 
     @property
-    def own_momentum(self) -> bool:
-        """Whether its steps have a momentum of their own, not that of the exact steps."""
+    def separate_momentum(self) -> bool:
+        """Whether its local steps have a separate momentum, not that of the exact steps."""
         return getattr(self, "momentum", None) is not None
 
     @property

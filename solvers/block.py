@@ -65,7 +65,7 @@ class Block:
     freezing: Freezing | None = None
     """Which parameters are not trained in an epoch; None: all are."""
     formats: tuple[torch.dtype, ...] = ()
-    """Of what enters, first, and of what leaves; empty: that of the parameters."""
+    """Of the input, then of the output; empty: that of the parameters."""
     norms: SharedNorms | None = None
     """BatchNorms over all replicas' samples; None: each replica normalizes by its own."""
     regularizer: Regularizer | None = None
@@ -156,7 +156,7 @@ class Block:
     def part_weights(
         self, batch: Batch, labels: Tensor, sizes: Sequence[int]
     ) -> Sequence[Tensor | None]:
-        """`part_weight` of the parts of a batch that have so many samples.
+        """`part_weight` of the parts of a batch, which have `sizes` samples.
 
         Replicas add up what their shares weigh, with a small message, if all their steps are one.
         """
@@ -363,15 +363,15 @@ class Block:
             saved = {"scale": scale, "_growth_tracker": int(steps)}
             self.scaler.load_state_dict(self.scaler.state_dict() | saved)
 
-    def own_optimizer(self, momentum: float) -> None:
-        """Give local steps an optimizer of their own: the exact one with another momentum.
+    def add_local_optimizer(self, momentum: float) -> None:
+        """Give local steps a separate optimizer: the exact one with another momentum.
 
         With betas, the momentum is beta_1; ValueError if the optimizer has neither.
         """
         exact = self.optimizers["exact"]
         groups = [dict(group) for group in exact.param_groups]
         for group in groups:
-            group["own_momentum"] = True
+            group["separate_momentum"] = True
             if "momentum" in group:
                 group["momentum"] = momentum
                 if "nesterov" in group:

@@ -47,7 +47,7 @@ class MicroBatch(NamedTuple):
         return (self.stop - self.start) / self.size
 
     @property
-    def own_share(self) -> float:
+    def replica_share(self) -> float:
         """Its weight in the mean over this replica's samples."""
         return (self.stop - self.start) / self.samples
 

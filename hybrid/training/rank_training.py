@@ -191,8 +191,8 @@ class RankTraining:
             # the sampler knows which mini-batches came before; it may ask all ranks
             earlier = self.windows.before(self.position.epoch, self.position.step)
             if self.rounds.filling is not None:
-                alike = manifest["fill"] == self._kinds["fill"]
-                self.rounds.filling.expect(earlier, alike)
+                compatible = manifest["fill"] == self._kinds["fill"]
+                self.rounds.filling.expect(earlier, compatible)
         with links.agreement():
             # variables of another layout are of no use: a forward pass makes new ones
             fits = manifest["carried_as"] == self.method.carried_layout

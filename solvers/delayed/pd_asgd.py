@@ -107,11 +107,11 @@ class PDASGD(Delayed):
         return 2 * (count - 1 - index) if count > 1 else self.table(3, index, count).delay(0)
 
     def steps_late(self, index: int, count: int, size: int) -> float:
-        # units of a single block are late by their own numbers of steps
+        # units of a single block have different delays
         return super().steps_late(index, count, size) if count > 1 else 0.0
 
     def table(self, units: int, index: int, count: int) -> Timetable:
-        """The table of a block of so many units."""
+        """The table of block `index` of `count` with this number of units."""
         if count > 1:
             return Timetable(units, 0, self.delay(index, count))
         return Timetable(units, min(self.backward_slots, MOST_SLOTS), self.queue)

@@ -80,12 +80,12 @@ class Timetable:
         return sorted(ops)
 
     def units_left(self, items: int, item: int) -> int:
-        """Units of an item whose backward pass is yet to come, after so many forward passes."""
+        """Units of an item whose backward pass is yet to come after `items` forward passes."""
         end = self.forward_start(items)
         return sum(self.step_time(item, unit) > end for unit in range(self.units))
 
     def under_way(self, items: int) -> list[int]:
-        """`units_left` of each item whose backward pass is not complete, after so many items."""
+        """`units_left` of each item whose backward pass is not complete after `items` of them."""
         return [n for each in self._unfinished(items - 1) if (n := self.units_left(items, each))]
 
     def delay(self, unit: int) -> int:

@@ -1,4 +1,4 @@
-"""A block's module in units, each of which has its own backward pass and its own step."""
+"""A block's module in units, each with a separate backward pass and step."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class UnitFlight(Flight):
     """A micro-batch whose backward pass goes through the block unit by unit."""
 
     units_left: int = 0
-    """Units whose backward pass is yet to come: the first so many."""
+    """Units whose backward pass is yet to come, counted from the first."""
     value: Any = None
     """The input of the next unit's forward pass."""
     input_edges: list[Edges] = field(default_factory=list)
@@ -209,7 +209,7 @@ class Units:
         flight.weights = versions.setdefault(tuple(map(id, flight.versions)), weights)
 
     def rebuild(self, flight: Flight) -> UnitFlight:
-        """A flight of a checkpoint, made ready for its backward pass."""
+        """Restore a flight of a checkpoint for its backward pass."""
         rebuilt = self._without_graph(flight)
         for unit in range(rebuilt.units_left):
             self.repeat_forward(rebuilt, unit, flight.weights or {})
@@ -293,7 +293,7 @@ def unit_slices(module: nn.Module) -> list[slice]:
 def _separate_memory(
     gradients: dict[str, Tensor | None], p_in: Sequence[Tensor | None]
 ) -> Gradients:
-    """The gradients that there are, each in memory of its own: a step may write to it."""
+    """The gradients that exist, each in separate memory: a step may write to it."""
     seen = {p.untyped_storage().data_ptr() for p in p_in if p is not None}
     separate: Gradients = {}
     for name, g in gradients.items():

@@ -113,9 +113,9 @@ class Engine(Program):
     def pass_over(
         self, batch: Batch, stats: PhaseStats, keep: Keep | None = None, steps: bool = True
     ) -> None:
-        """Execute what is scheduled for a mini-batch, without its steps if so asked."""
+        """Execute the schedule of a mini-batch, without its steps if they are not wanted."""
         if self.filling is not None:
-            self.filling.take(batch)
+            self.filling.begin_batch(batch)
         parts = split_into_micro_batches(batch, self.num_micro_batches(batch), self.block)
         actions = self._scheduled(len(parts))
         if not steps:
@@ -132,12 +132,12 @@ class Engine(Program):
         self._execute(self._scheduled(0, drains=True), iter(()), stats)
         self._ticks = 0
         if self.filling is not None:
-            self.filling.begin()
+            self.filling.forget()
         self.links.flush()
         return stats
 
     def _scheduled(self, count: int, drains: bool = False) -> list[Action]:
-        """What is to be done as so many micro-batches begin."""
+        """The actions that `count` new micro-batches add to those under way."""
         first, self._ticks = self._ticks, self._ticks + count
         ends = {n for n, flight in self._flights.items() if flight.part.is_last}
         ends |= {self._ticks - 1} if count else set()
@@ -165,10 +165,10 @@ class Engine(Program):
                 with self.last_pass() if steps else nullcontext():
                     self._backward(self._flights.pop(n), keep)
             elif kind is Kind.LOCAL and self.filling is not None:
-                self.filling.work(part, action.start, action.samples)
+                self.filling.add_gradient(part, action.start, action.samples)
             elif kind is Kind.STEP:
                 if self.filling is not None:
-                    self.filling.add(part.step)
+                    self.filling.mix_in(part.step)
                 self.policy.before_step()
                 self.step(part)
 
@@ -196,7 +196,7 @@ class Engine(Program):
         stats.scored(classified)
         if block.check is not None:
             block.check.take(part, flight.lam, x, classified.loss)
-        self._losses.append(classified.loss.detach() * part.own_share)
+        self._losses.append(classified.loss.detach() * part.replica_share)
         return classified.loss * part.share
 
     def _backward(self, flight: Flight, keep: Keep | None) -> None:
@@ -265,7 +265,7 @@ class Engine(Program):
         for name, parameter in self.block.module.named_parameters():
             if parameter.grad is not None:
                 state[f"gradient {name}"] = parameter.grad
-        if self.setup.replicas > 1:  # which are alike after a step, and not while one is prepared
+        if self.setup.replicas > 1:  # equal after a step, not while one is prepared
             running = statistics(self.block.module)
             state |= {f"statistic {i}": x for i, x in enumerate(running)}
         state |= save_flights(self._flights.values())
@@ -311,8 +311,7 @@ class Engine(Program):
         """Adjoints that the next block has sent and this one has not yet received."""
         if self.block.last:
             return 0
-        mine, next_ = (
-            self.solver.delay(index, self.block.count)
-            for index in (self.block.index, self.block.index + 1)
-        )
-        return min(self._ticks, mine) - min(self._ticks, next_)
+        index, count = self.block.index, self.block.count
+        delays = (self.solver.delay(k, count) for k in (index, index + 1))
+        started, returned = (min(self._ticks, delay) for delay in delays)
+        return started - returned

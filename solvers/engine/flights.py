@@ -26,9 +26,9 @@ class Flight:
     weights: Tensors | None = None
     """The version of the weights that its forward pass used, if the backward pass needs it."""
     buffers: Tensors = field(default_factory=dict)
-    """The buffers that passes have changed since, as its forward pass found them."""
+    """The buffers that passes have changed since, as they were before its forward pass."""
     out: Tensor | None = None
-    """x_k with its graph, if that is kept."""
+    """x_k with its graph, if the policy keeps it."""
     p_out: Tensor | None = None
     """p_{k+1}, once it has arrived."""
     x: Tensor | None = None
@@ -39,40 +39,40 @@ class Flight:
 
 def save_flights(flights: Iterable[Flight]) -> Tensors:
     """All flights as named tensors; a version of the weights that several share is there once."""
-    found: Tensors = {}
+    saved: Tensors = {}
     versions: list[Tensors] = []
     for i, flight in enumerate(flights):
-        own = {"part": torch.tensor(flight.part[:6])}
-        own["rate"] = rate_to_tensor(flight.part.learning_rate)
+        entry = {"part": torch.tensor(flight.part[:6])}
+        entry["rate"] = rate_to_tensor(flight.part.learning_rate)
         for name, tensor in (("lam", flight.lam), ("x", flight.x)):
             if tensor is not None:
-                own[name] = tensor
+                entry[name] = tensor
         if flight.weights is not None:
             if not versions or flight.weights is not versions[-1]:
                 versions.append(flight.weights)
-            own["version"] = torch.tensor(len(versions) - 1)
-        own |= flight.stash | {f"buffer {name}": b for name, b in flight.buffers.items()}
-        found |= {f"flight {i}.{name}": tensor.detach() for name, tensor in own.items()}
+            entry["version"] = torch.tensor(len(versions) - 1)
+        entry |= flight.stash | {f"buffer {name}": b for name, b in flight.buffers.items()}
+        saved |= {f"flight {i}.{name}": tensor.detach() for name, tensor in entry.items()}
     for v, weights in enumerate(versions):
-        found |= {f"version {v}.{name}": w.detach() for name, w in weights.items()}
-    return found
+        saved |= {f"version {v}.{name}": w.detach() for name, w in weights.items()}
+    return saved
 
 
-def load_flights(found: Tensors, module: nn.Module) -> Iterator[Flight]:
+def load_flights(saved: Tensors, module: nn.Module) -> Iterator[Flight]:
     """The flights that `save_flights` wrote, oldest first; their graphs are not there yet."""
     versions: dict[int, Tensors] = {}
-    for i in range(len({name.partition(".")[0] for name in found if name[:6] == "flight"})):
-        own = entries(found, f"flight {i}.")
-        part = MicroBatch(*own.pop("part").tolist())
-        rate = rate_of_tensor(own.pop("rate"))
-        flight = Flight(part._replace(learning_rate=rate), own.pop("lam", None))
-        flight.x = own.pop("x", None)
-        if "version" in own:
-            v = int(own.pop("version"))
+    for i in range(len({name.partition(".")[0] for name in saved if name[:6] == "flight"})):
+        entry = entries(saved, f"flight {i}.")
+        part = MicroBatch(*entry.pop("part").tolist())
+        rate = rate_of_tensor(entry.pop("rate"))
+        flight = Flight(part._replace(learning_rate=rate), entry.pop("lam", None))
+        flight.x = entry.pop("x", None)
+        if "version" in entry:
+            v = int(entry.pop("version"))
             if v not in versions:
-                loaded = with_parameter_strides(module, entries(found, f"version {v}."))
+                loaded = with_parameter_strides(module, entries(saved, f"version {v}."))
                 versions[v] = {n: nn.Parameter(w, requires_grad=False) for n, w in loaded.items()}
             flight.weights = versions[v]
-        flight.buffers = entries(own, "buffer ")
-        flight.stash = {name: t for name, t in own.items() if not name.startswith("buffer ")}
+        flight.buffers = entries(entry, "buffer ")
+        flight.stash = {name: t for name, t in entry.items() if not name.startswith("buffer ")}
         yield flight

@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Sequence[int]) -> Span:
-        """Mini-batches of so many micro-batches each, from an empty pipeline to an empty one."""
+        """Mini-batches with these numbers of micro-batches; empty before and after."""
         ends = [*accumulate(sizes)]
         return cls(0, ends[-1], frozenset(end - 1 for end in ends), drains=True)
 

@@ -41,10 +41,10 @@ class Stash:
 
     def newest_version(self) -> Tensors:
         """The newest weights, for a forward pass; `release` them in its backward pass."""
-        own, newest = self.parameters, self._newest
-        if any(n not in newest or newest[n].data_ptr() != p.data_ptr() for n, p in own.items()):
+        parameters, newest = self.parameters.items(), self._newest
+        if any(n not in newest or newest[n].data_ptr() != p.data_ptr() for n, p in parameters):
             # .data counts its changes by itself: autograd would take a step for an error
-            newest = {name: nn.Parameter(p.data, p.requires_grad) for name, p in own.items()}
+            newest = {name: nn.Parameter(p.data, p.requires_grad) for name, p in parameters}
             self._newest, self._users = newest, 0
         self._users += 1
         return newest
@@ -100,5 +100,5 @@ class CopyingStash(Stash):
     """Copies the weights for every forward pass, while a step may be changing them."""
 
     def newest_version(self) -> Tensors:
-        own = self.parameters.items()
-        return {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in own}
+        parameters = self.parameters.items()
+        return {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in parameters}

@@ -36,8 +36,8 @@ class KeepActivations(BackwardPolicy):
         """Whether a backward pass has been seen to make no part of its forward pass again."""
 
     def forward(self, flight: Flight) -> Tensor:
-        kept = activations_kept(self.block.module, flight.stash)
-        with kept, self.stash.forward_pass(flight.buffers):
+        keep = activations_kept(self.block.module, flight.stash)
+        with keep, self.stash.forward_pass(flight.buffers):
             flight.out = self.compute(flight)
         return flight.out
 
@@ -83,7 +83,7 @@ def activations_kept(module: nn.Module, activations: Tensors) -> Iterator[None]:
 
 @contextmanager
 def activations_replaced(module: nn.Module, activations: Tensors) -> Iterator[None]:
-    """Around the same pass at other weights: its graph keeps these activations, not its own.
+    """Around the same pass at other weights: its graph keeps these activations instead.
 
     ValueError if the pass keeps others, as one whose path depends on its weights may.
     """

@@ -1,1 +1,1 @@
-"""Methods whose blocks train on a loss of their own."""
+"""Methods whose blocks train on a local loss."""

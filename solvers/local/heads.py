@@ -1,4 +1,4 @@
-"""Auxiliary heads: small classifiers that give a block within the network a loss of its own."""
+"""Auxiliary heads: small classifiers that give a block inside the network a local loss."""
 
 from __future__ import annotations
 

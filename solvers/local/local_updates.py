@@ -1,4 +1,4 @@
-"""Local updates: every block trains on a loss of its own (Laskin et al., 2012.03837)."""
+"""Local updates: every block trains on a local loss (Laskin et al., 2012.03837)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LocalUpdates(Solver):
     greedy        none: a block steps as soon as its input has arrived, and sends nothing down
     overlapping   over one cut: windows of two blocks with stride one have a loss at their end, so
                   block k descends on its own loss and the next block's, whose backward pass it
-                  waits for; the first block has no loss of its own
+                  waits for; the first block has no local loss
     chunked       those inside each of `chunks` runs of blocks; a run has the head of its last block
                   and is trained by back-propagation
     """
@@ -160,7 +160,7 @@ class LocalUpdatesProgram(Program):
             links.to_previous(torch.zeros(1, device=block.device))
 
     def _wait_for_reports(self, wanted: int) -> None:
-        """Wait for so many reports of the next block, if it sends no adjoints."""
+        """Wait until the next block has sent `wanted` reports, if it sends no adjoints."""
         if self.block.last or self._gets_adjoint:
             return
         while self._reports < wanted:

@@ -70,7 +70,7 @@ class Pipeline:
     replays: bool = False
     """Whether all blocks but the last go forward once more before they go backward."""
     fixed: Sequence[float] = ()
-    """What a forward and backward pass takes on each block however few its samples are."""
+    """Time of a forward and backward pass on each block that does not depend on its samples."""
 
     def passes(self) -> tuple[list[float], list[float]]:
         """f_k and b_k."""
@@ -78,7 +78,7 @@ class Pipeline:
         forward = [self.samples * cost.forward for cost in self.costs]
         again = [pass_ * (self.replays and k < K - 1) for k, pass_ in enumerate(forward)]
         backward = [self.samples * c.backward + r for c, r in zip(self.costs, again, strict=True)]
-        halves = [own / 2 for own in more]
+        halves = [seconds / 2 for seconds in more]
         return (
             [f + half for f, half in zip(forward, halves, strict=True)],
             [b + half for b, half in zip(backward, halves, strict=True)],
@@ -129,8 +129,8 @@ class Pipeline:
             times = (max(0.0, MARGIN * each / LOCAL_COST - once) for each in idle)
             adjoint, activation = (grain * int(time / a_sample / grain) for time in times)
             adjoint = min(adjoint, n // grain * grain)
-            own = LocalBudget(adjoint, min(activation, n // grain * grain - adjoint))
-            fitted.append(own if 2 * sum(own) >= n else LocalBudget())
+            budget = LocalBudget(adjoint, min(activation, n // grain * grain - adjoint))
+            fitted.append(budget if 2 * sum(budget) >= n else LocalBudget())
         return fitted
 
 

@@ -37,7 +37,7 @@ class Unfilled(Settings):
 
 
 class LocalWork:
-    r"""Local work of one rank of a delayed pipeline, on the records of what came back to it.
+    r"""Trains a block on its records in ticks in which its rank would wait for a neighbor.
 
     In the tick in which micro-batch i of mini-batch t comes back, block k has time for n_k samples
     (`budget.Pipeline`): the first n_k of micro-batch i of mini-batch t-1, whose inputs, outputs and
@@ -51,8 +51,8 @@ class LocalWork:
     A micro-batch of fewer samples has fewer to work on, and none where one would be left. A block
     whose n_k is 0 trains by the method alone. Nothing is sent for the local work, and no
     weight moves in it. The n_k are fixed before training, so the result does not depend on timing.
-    What is recorded ends when the pipeline is drained. Records are those of a whole mini-batch or
-    none: where a resume leaves out those of its first micro-batches, the later ones are of no use.
+    Records end when the pipeline is drained. Either a whole mini-batch is recorded or nothing of
+    it: without its first micro-batches, which a resume may leave out, the later ones are useless.
     """
 
     def __init__(self, program: SubProblems, budget: LocalBudget) -> None:
@@ -62,17 +62,17 @@ class LocalWork:
         self.watch = Stopwatch()
         """The time of the local steps, which is part of the pass's time."""
         self._earlier: Sequence[Batch] = ()
-        self._alike = True
-        self.begin()
+        self._compatible = True
+        self.forget()
 
-    def expect(self, earlier: Sequence[Batch], alike: bool) -> None:
+    def expect(self, earlier: Sequence[Batch], compatible: bool) -> None:
         """Prepare to load a checkpoint, whose records are of `earlier` mini-batches of the epoch.
 
-        Records that are not `alike`, of another method or with another filter, are left out.
+        Records that are not `compatible`, of another method or with another filter, are left out.
         """
-        self._earlier, self._alike = earlier, alike
+        self._earlier, self._compatible = earlier, compatible
 
-    def begin(self) -> None:
+    def forget(self) -> None:
         """Forget the records."""
         self._batches: dict[int, Batch] = {}
         """By their step: the mini-batches under way, and the recorded one."""
@@ -87,8 +87,8 @@ class LocalWork:
         self._sums: dict[Parameter, Tensor] = {}
         self._samples = 0
 
-    def take(self, batch: Batch) -> None:
-        """A mini-batch begins its forward pass."""
+    def begin_batch(self, batch: Batch) -> None:
+        """Note a mini-batch that begins its forward pass."""
         self._batches[batch.step] = batch
 
     def record(
@@ -110,7 +110,7 @@ class LocalWork:
             weight = part.weight / (part.stop - part.start)
             self._batches[part.step] = replace(self._batches[part.step], weight=weight)
 
-    def work(self, part: MicroBatch, first: int, count: int) -> None:
+    def add_gradient(self, part: MicroBatch, first: int, count: int) -> None:
         """Add up the local gradient of `count` samples from the `first` of those of this tick.
 
         They are of the recorded mini-batch's micro-batch with the places of `part`, if it has
@@ -135,8 +135,8 @@ class LocalWork:
             p.grad = before
         self._samples += len(batch)
 
-    def add(self, step: int) -> None:
-        """Add c l to the gradient of a mini-batch, of which no further records will come."""
+    def mix_in(self, step: int) -> None:
+        """Add c l to the gradient of a mini-batch whose records are complete."""
         batch = self._batches[step]
         share = self.program.local_lr * min(1.0, self._samples / len(batch)) * batch.share
         for p, gradient in self._local_gradient().items():
@@ -178,10 +178,10 @@ class LocalWork:
         return state | {_SUMS + names[p]: gradient for p, gradient in self._sums.items()}
 
     def load_state(self, state: State) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         saved = state.flight
         self._batches = {batch.step: batch for batch in self._earlier}
-        if "filling" not in saved or not self._alike:
+        if "filling" not in saved or not self._compatible:
             return
         recorded, slot, samples, count = saved["filling"].tolist()
         if count < sum(self.budget):  # fewer of each micro-batch than this rank will take

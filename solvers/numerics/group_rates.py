@@ -40,7 +40,7 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
     index: int | None = group.get("lr_index")
     if isinstance(rate, GroupRates) and index is not None:
         value = rate.rates[index]
-        if rate.momenta and not group.get("own_momentum"):
+        if rate.momenta and not group.get("separate_momentum"):
             _set_momentum(group, rate.momenta[index])
     else:
         value = float(rate) * group.get("lr_ratio", 1.0)

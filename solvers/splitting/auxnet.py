@@ -84,7 +84,7 @@ class AuxNetProgram(Program):
     def begin(self) -> None:
         solver, block = self.solver, self.block
         if solver.momentum is not None:
-            block.own_optimizer(solver.momentum)
+            block.add_local_optimizer(solver.momentum)
         usual = 0.1 if self.setup.correct_every else 1.0
         self._local_lr = usual if solver.local_lr is None else solver.local_lr
         self._adjoints = solver.multiplier == "adjoint"

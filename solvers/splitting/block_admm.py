@@ -140,7 +140,7 @@ class BlockADMM(AugmentedLagrangian):
         return bytes_ + setup.samples * more * FORMATS[self.storage].itemsize
 
     @property
-    def own_momentum(self) -> bool:
+    def separate_momentum(self) -> bool:
         return self.optimizer != "shared"
 
     @property
@@ -158,11 +158,11 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         super().begin()
         solver, block, variables = self.solver, self.block, self.variables
         if solver.optimizer == "sgd" and solver.momentum is None:
-            block.own_optimizer(0.0)
+            block.add_local_optimizer(0.0)
         elif solver.optimizer == "adam":
             groups = block.optimizers["exact"].param_groups
-            groups = [{"weight_decay": 0.0, **group, "own_momentum": True} for group in groups]
-            kept = ("params", "weight_decay", "lr_ratio", "lr_index", "own_momentum")
+            groups = [{"weight_decay": 0.0, **group, "separate_momentum": True} for group in groups]
+            kept = ("params", "weight_decay", "lr_ratio", "lr_index", "separate_momentum")
             groups = [{key: group[key] for key in kept if key in group} for group in groups]
             block.optimizers["local"] = torch.optim.AdamW(groups, lr=0.0)
         self._layer = None if block.first else leading_projection(block.module)

@@ -94,7 +94,7 @@ class PenaltyProgram(SubProblems):
         self.local_lr, self.clip_norm = solver.local_lr or usual, solver.clip_norm
         self._sweep = 0
         if solver.momentum is not None:
-            block.own_optimizer(solver.momentum)
+            block.add_local_optimizer(solver.momentum)
 
     def train(self, window: Window) -> PhaseStats:
         """Sweep the window; with several sweeps, stop early when a cut's residual grows.

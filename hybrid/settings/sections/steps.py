@@ -48,7 +48,7 @@ DECAY_IS_SET = Acts("optimizer.weight_decay is above 0", lambda run: run.optimiz
 
 def steps_outside(run: Facts) -> bool:
     """Whether the optimizer's momentum is used, and not only the solver's own."""
-    alone = run.solver.alternates and run.solver.own_momentum
+    alone = run.solver.alternates and run.solver.separate_momentum
     return run.setup.corrects or not alone
 
 

@@ -64,7 +64,7 @@ def filled(problem, solver, waits, fill=FILL, at=None, run=run_threads, before=N
             block.module.zero_grad()
             mine = start(block, links)
             if mine.filling is not None:
-                mine.filling.expect(problem.batches[:at], alike=first[2] is fill)
+                mine.filling.expect(problem.batches[:at], compatible=first[2] is fill)
             mine.load_state(state)
         mine.train(problem.window(1, at or 0))
         mine.drain()
@@ -178,7 +178,7 @@ def test_a_graph_that_is_made_again_gives_the_same_records():
 
 
 def test_local_work_leaves_statistics_weights_and_the_gradient_alone(monkeypatch):
-    work, worked = LocalWork.work, []
+    work, worked = LocalWork.add_gradient, []
 
     def watched(filling, flight, first, count):
         module = filling.block.module
@@ -192,7 +192,7 @@ def test_local_work_leaves_statistics_weights_and_the_gradient_alone(monkeypatch
             assert gradient is None or torch.equal(p.grad, gradient)
         worked.append((filling.block.index, filling.stats.steps - steps))
 
-    monkeypatch.setattr(LocalWork, "work", watched)
+    monkeypatch.setattr(LocalWork, "add_gradient", watched)
     filled(made(3), METHODS["ddg"], UNEVEN)
     # five mini-batches follow another, each in three micro-batches
     done = [sum(n for block, n in worked if block == k) for k in range(3)]
@@ -215,7 +215,7 @@ def test_a_program_goes_in_the_order_of_its_timetable(name, monkeypatch):
     for policy in (KeepGraph, StashWeights):
         noting(policy, "forward", Kind.FORWARD)
         noting(policy, "backward", Kind.BACKWARD)
-    work, step = LocalWork.work, Block.step
+    work, step = LocalWork.add_gradient, Block.step
 
     def worked(local, part, first, count):
         seen[local.block.index].append((Kind.LOCAL, m * part.step + part.number))
@@ -228,7 +228,7 @@ def test_a_program_goes_in_the_order_of_its_timetable(name, monkeypatch):
 
     monkeypatch.setattr(Block, "step", stepped)
 
-    monkeypatch.setattr(LocalWork, "work", worked)
+    monkeypatch.setattr(LocalWork, "add_gradient", worked)
     solver = METHODS[name]
     filled(made(3, batches=batches), solver, UNEVEN)
     for k, found in enumerate(seen):

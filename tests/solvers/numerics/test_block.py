@@ -80,10 +80,10 @@ def test_an_own_optimizer_is_like_the_exact_one_but_for_its_momentum(
     optimizer, given, momentum, changed
 ):
     made = block(torch.float32, optimizer, weight_decay=0.01, **given)
-    made.own_optimizer(momentum)
+    made.add_local_optimizer(momentum)
     own, exact = made.optimizers["local"], made.optimizers["exact"]
     assert type(own) is optimizer
-    marked = changed | {"own_momentum": True}  # which a schedule does not move
+    marked = changed | {"separate_momentum": True}  # which a schedule does not move
     assert own.param_groups == [exact.param_groups[0] | marked]
     made.module(torch.ones(1, 4)).sum().backward()
     made.step("local", 0.1)
