@@ -25,8 +25,6 @@ class Skippable(nn.Module):
 
     survival: float = 1.0
     """p."""
-    draws_inside: bool = True
-    """Whether F may draw random numbers, too; False after a pass in which it drew none."""
 
     @property
     def skippable(self) -> bool:
@@ -37,8 +35,7 @@ class Skippable(nn.Module):
         """Draw b; gives whether it is 0."""
         if not self.training or self.survival == 1.0 or getattr(_here, "decided", False):
             return False
-        number = vars(_here).pop("number", None)
-        return bool((torch.rand(()) if number is None else number) >= self.survival)
+        return bool(torch.rand(()) >= self.survival)
 
     def scaled(self, branch: Tensor) -> Tensor:
         """F(x) / p in training."""
@@ -48,13 +45,6 @@ class Skippable(nn.Module):
 def survival(module: nn.Module | None) -> float:
     """p of a module; 1 if it is never left out."""
     return module.survival if isinstance(module, Skippable) else 1.0
-
-
-def set_next_draw(number: Tensor | None) -> None:
-    """Set the number that the next unit on this thread draws; None: it draws by itself."""
-    vars(_here).pop("number", None)
-    if number is not None and not getattr(_here, "decided", False):
-        _here.number = number
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import signature
 from math import inf, isfinite
 
 import torch
@@ -184,17 +183,12 @@ def projection(text: str) -> Projection:
     if name not in PROJECTIONS:
         raise ValueError(f"constraint is {text!r}; choose one of {', '.join(PROJECTIONS)}")
     try:
-        values = [float(number) for number in numbers]
-        make = PROJECTIONS[name]
-        signature(make).bind(*values)
-    except (TypeError, ValueError):
+        return PROJECTIONS[name](*map(float, numbers))
+    except (TypeError, ValueError) as error:
         raise ValueError(
-            f"constraint is {text!r}; write {name} with its numbers, as in box:0:1 or quantized:2"
+            f"constraint is {text!r} ({error}); write {name} with its numbers, as in box:0:1 or "
+            "quantized:2"
         ) from None
-    try:
-        return make(*values)
-    except ValueError as error:
-        raise ValueError(f"constraint is {text!r}; {error}") from None
 
 
 def leading_projection(block: nn.Module) -> Projection | None:

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.solvers.numerics.draws import NumberedDraws
 
-_REGISTRIES = frozenset({*vars(nn.Module()), "draws_inside"})
-"""Attributes of a module that are not its class's own: torch's, and what is found before a run."""
+_REGISTRIES = frozenset(vars(nn.Module()))
+"""Attributes that torch gives a module."""
 _CONTAINERS = (list, deque, set, dict, OrderedDict, Counter, defaultdict)
 _LIBRARIES = {"builtins", "torch", "numpy", "transformers", "hybrid", "threading", "_thread"}
 MOST_ITEMS = 10_000

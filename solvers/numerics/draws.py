@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hybrid.solvers.layers.branches import Reversible, Skippable, nothing_left_out, set_next_draw
+from hybrid.solvers.layers.branches import Reversible
 
 
 class DispatchMode(TorchDispatchMode):
@@ -141,10 +141,10 @@ class Draws:
         self, seed: int, units: Mapping[nn.Module, tuple[int, ...]], replica: int = 0
     ) -> None:
         self.seed, self.units = seed, units
-        self._own = (replica,) if replica else ()
+        self._replica = (replica,) if replica else ()
         self._key: Key = ()
         self._calls: dict[nn.Module, int] = {}
-        self._modes: list[_Drawing | None] = []
+        self._modes: list[_Drawing] = []
         self._hooks: list[Any] = []
         self._installed = False
 
@@ -171,7 +171,7 @@ class Draws:
 
     @contextmanager
     def _draw(self, number: int) -> Iterator[None]:
-        with _Drawing((self.seed, *self._key, number, *self._own)):
+        with _Drawing((self.seed, *self._key, number, *self._replica)):
             yield
 
     def _begin(self, numbers: tuple[int, ...], module: nn.Module, args: Any) -> None:
@@ -179,25 +179,13 @@ class Draws:
             return
         call = self._calls.get(module, 0)
         self._calls[module] = call + 1
-        seeds = (self.seed, *self._key, numbers[call % len(numbers)], *self._own)
-        mode = _Drawing(seeds)
-        if isinstance(module, Skippable) and not module.draws_inside:
-            # it draws one number only: its operations need no dispatch mode
-            if module.training:
-                set_next_draw(torch.rand((), generator=mode.generator(torch.device("cpu"))))
-            self._modes.append(None)
-            return
-        mode.__enter__()  # type: ignore[no-untyped-call]
-        self._modes.append(mode)
+        number = numbers[call % len(numbers)]
+        self._modes.append(_Drawing((self.seed, *self._key, number, *self._replica)))
+        self._modes[-1].__enter__()  # type: ignore[no-untyped-call]
 
     def _end(self, module: nn.Module, args: Any, out: Any) -> None:
-        if get_ident() != self._thread:
-            return
-        mode = self._modes.pop()
-        if mode is None:
-            set_next_draw(None)
-        else:
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if get_ident() == self._thread:
+            self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
         """Remove the hooks from the parts."""
@@ -227,10 +215,6 @@ def find_random_parts(
         mode = modes.pop()
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         random_parts.extend([part] * mode.drew)
-        if isinstance(part, Skippable) and mode.drew and out is not None:
-            with nothing_left_out(), _Drawing((0,)) as inside:
-                part.forward(*args)
-            part.draws_inside = inside.drew
 
     hooks = []
     for part in parts:

@@ -80,15 +80,6 @@ def test_the_adjoint_of_the_whole_is_the_adjoints_side_by_side(nest):
         assert torch.equal(whole.grad, bundle.pack(gradients))
 
 
-def test_integers_get_no_gradient_and_give_none():
-    bundle = Bundle.of((torch.ones(2, 3), torch.ones(2, 3, dtype=torch.int64)), 2, "here")
-    packed = torch.ones(2, 6, requires_grad=True)
-    x, number = bundle.unpack(packed)
-    assert not number.requires_grad
-    (x * number).sum().backward()
-    assert packed.grad.tolist() == [[1.0, 1, 1, 0, 0, 0]] * 2
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 def test_integers_to_two_to_the_24_are_exact_and_beyond_are_refused(sign):
     number = torch.tensor([[sign * EXACT], [1]])
@@ -128,12 +119,6 @@ def test_a_narrower_format_changes_integers_but_not_truth_values():
         for name, other in {"long": rows.long(), "bool": rows.bool(), "float": rows}.items()
     }
     assert kept == {"long": FORMATS[:1], "bool": FORMATS[:3], "float": FORMATS}
-
-
-def test_images_come_out_as_channels_last():
-    bundle = Bundle.of((torch.ones(2, 3, 4, 4), torch.ones(2, 1)), 2, "here")
-    image, _ = bundle.unpack(torch.ones(2, bundle.size))
-    assert image.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize(

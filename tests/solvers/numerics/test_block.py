@@ -16,52 +16,6 @@ def block(precision=torch.float16, optimizer=torch.optim.SGD, **settings):
     return Block(module, 0, 2, {"exact": exact, "local": exact}, precision=precision)
 
 
-def with_gradient(seed):
-    made = block(torch.float32, momentum=0.9)
-    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
-    made.module(x).square().mean().backward()
-    return made
-
-
-class Averaging:
-    """A strategy for two replicas, the other's gradients at hand."""
-
-    def __init__(self, block, other):
-        self.block, self.other = block, other
-        self.calls: list[tuple[str, str]] = []
-
-    def total(self, own):
-        return own
-
-    def before_step(self, kind, rate):
-        self.calls.append(("before", kind))
-        for p, theirs in zip(self.block.module.parameters(), self.other, strict=True):
-            p.grad = (p.grad + theirs) / 2
-        return True
-
-    def after_step(self, kind):
-        self.calls.append(("after", kind))
-        assert self.block.gradients() == []
-
-    def join(self, block): ...
-
-
-@pytest.mark.parametrize("clip_norm", [0.0, 1e-2])
-def test_what_replicas_agree_on_is_what_is_clipped_and_stepped_on(clip_norm):
-    mine, other, plain = with_gradient(1), with_gradient(2), with_gradient(1)
-    mine.sync = Averaging(mine, other.gradients())
-    mine.step("local", 0.5, clip_norm)
-    assert mine.sync.calls == [("before", "local"), ("after", "local")]
-    parameters = list(plain.module.parameters())
-    for p, theirs in zip(parameters, other.gradients(), strict=True):
-        assert p.grad is not None
-        p.grad = (p.grad + theirs) / 2
-    if clip_norm:
-        assert nn.utils.clip_grad_norm_(parameters, clip_norm) > clip_norm
-    plain.step("local", 0.5)
-    assert all(map(torch.equal, mine.module.parameters(), parameters))
-
-
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
 
 

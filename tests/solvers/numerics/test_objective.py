@@ -127,9 +127,3 @@ def test_a_metric_that_is_none_is_refused_in_training_and_in_a_test():
     objective = Objective(entropy, {"accuracy": failing})
     for asked, out in ((objective, OUT), (objective.measured, OUT.detach())):
         assert "the metric 'accuracy' fails on output (6, 3)" in refusal(asked, out, Y)
-
-
-def test_a_loss_without_a_graph_is_no_fault_where_nothing_is_trained():
-    with torch.no_grad():
-        assert Objective()(OUT, Y).loss > 0
-    assert Objective()(OUT.detach(), Y).loss > 0

@@ -123,10 +123,3 @@ def test_the_average_is_that_of_torchs_averaged_model_bit_for_bit():
         assert all(map(torch.equal, module.parameters(), reference.module.parameters()))
     assert all(map(torch.equal, module.parameters(), plain))
     assert not any(map(torch.equal, module.parameters(), reference.module.parameters()))
-
-
-def test_without_a_step_there_is_no_average_and_the_weights_stay():
-    module = nn.Linear(2, 2)
-    before = module.weight.detach().clone()
-    Average(list(module.parameters()), 0.9).swap()
-    assert torch.equal(module.weight, before)

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from hybrid.solvers.block import Block
-from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.optimizers.mends import Extrapolation
 from hybrid.solvers.optimizers.muon import Muon
 
@@ -81,10 +80,3 @@ def test_a_step_of_some_weights_extrapolates_only_these():
     assert all(m.mean() == pytest.approx(-0.2) for m in moved[:2])  # u + 1 (u - 0)
     assert not any(m.any() for m in moved[2:])
     assert {id(p) for p in mend.state} == {id(p) for p in first}
-
-
-def test_a_trial_of_what_it_keeps_leaves_nothing_in_the_inner_state():
-    found = block(heavy_ball, 1.0)
-    (w,) = found.module.parameters()
-    assert optimizer_state(found.optimizers["local"], w).keys() == {"update"}
-    assert not found.optimizers["exact"].state

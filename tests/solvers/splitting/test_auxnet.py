@@ -146,36 +146,6 @@ def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up(multipl
     assert_weights_moved(problem, before)
 
 
-@pytest.mark.parametrize("multiplier", ["none", "adjoint"])
-def test_no_forward_pass_waits_for_another(multiplier):
-    problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=1)
-
-    def program(block, links):
-        done = []
-        mine = AuxNet(multiplier=multiplier).start(block, links, problem.setup())
-        noted(block, "forward", done)
-        for name in ("from_previous", "from_next"):
-            noted(links, name, done)
-        mine.train(problem.window())
-        return done
-
-    for done in problem.on_every_block(program):
-        assert done[0] == "forward"
-        assert done.count("forward") == 1
-        assert len(done) > 1
-
-
-def noted(owner, name, done):
-    """Note in `done` every call of a method."""
-    method = getattr(owner, name)
-
-    def called(*given):
-        done.append(name)
-        return method(*given)
-
-    setattr(owner, name, called)
-
-
 def test_a_network_of_another_size_is_refused_in_one_line():
     problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
     mine, _ = trained(problem, AuxNet(width=4))[1]

@@ -16,8 +16,6 @@ from problems import (
     Fixed,
     Problem,
     buffers,
-    exact_pass,
-    gradients,
     make_problem,
     problems,
     recorded,
@@ -28,7 +26,7 @@ from setting_modes import KEPT, NEVER_RESTS, Mode, windowed
 from torch import Tensor, nn
 
 from hybrid.networks.partition import split
-from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM, PhaseStats
+from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM
 from hybrid.solvers.layers.projection import PROJECTIONS, Projection, Sign
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -188,66 +186,6 @@ def swept_online(problem, solver, sweeps):
         return Snapshot(buffers(block, mine, problem.samples), weights, None, [], [])
 
     return problem.on_every_block(program)
-
-
-@pytest.mark.parametrize(
-    ("order", "z_steps", "reached"), [("gauss-seidel", 1, 4), ("jacobi", 3, 4), ("jacobi", 1, 2)]
-)
-def test_one_online_visit_from_a_forward_pass_changes_every_block_the_loss_reaches(
-    order, z_steps, reached
-):
-    problem = make_problem(seed=1, units=3, cuts=[1, 2, 3], batch=4)
-    solver = BlockADMM(rho=1.0, order=order, z_steps=z_steps)
-
-    def program(block, links):
-        mine = solver.start(block, links, problem.setup(sweeps=1))
-        exact_pass(block, links).propagate(problem.window(), mine)
-        before = [p.detach().clone() for p in block.module.parameters()]
-        mine.train(problem.window())
-        return all(
-            not torch.equal(a, b)
-            for a, b in zip(before, block.module.parameters(), strict=True)
-            if b.dim() > 1
-        )
-
-    assert problem.on_every_block(program, momentum=0.0) == [k >= 4 - reached for k in range(4)]
-
-
-def test_between_two_blocks_a_full_step_of_z_under_a_large_rho_is_back_propagation():
-    """Behind another cut it is not: a Z_k that steps has moved x_k, of which J J^T p is paid."""
-    problem = make_problem(seed=4, units=3, cuts=[2], batch=4).frozen()
-    exact = problem.plain_gradients(problem.batches[0])
-
-    def program(block, links):
-        mine = BlockADMM(rho=1e7, lam_step=1.0).start(block, links, problem.setup(sweeps=1))
-        exact_pass(block, links).propagate(problem.window(), mine)
-        mine.sweep(problem.window(), 0, exchange=False)
-        mine.gradient(problem.batches[0], slice(0, problem.samples), False, PhaseStats())
-        return gradients(block)
-
-    for rank in problem.on_every_block(program):
-        for name, gradient in rank.items():
-            torch.testing.assert_close(gradient, exact[name], rtol=1e-5, atol=1e-7)
-
-
-def test_balancing_doubles_and_halves_rho_at_each_cut_and_rescales_its_dual_variable():
-    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
-    solver = BlockADMM(rho=0.4, order="jacobi", balance_ratio=1.2, **CLASSIC)
-    reference = scaled(problem, solver)
-    reference.start(adjoint=False)
-    factors = set()
-    for ranks in trained(problem, solver, windows=8, start=started):
-        norms = reference.sweep("jacobi")
-        for k, (primal, dual) in enumerate(norms, 1):
-            factor = 2.0 if primal > 1.2 * dual else 0.5 if dual > 1.2 * primal else 1.0
-            factors.add(factor)
-            reference.rho[k] *= factor
-            for batch in reference.U:
-                batch[k] = batch[k] / factor
-        assert_follows(ranks, reference)
-        for k, (below, above) in enumerate(pairwise(ranks), 1):
-            assert below.rho[1] == above.rho[0] == reference.rho[k]
-    assert {0.5, 2.0} <= factors
 
 
 class Sphere(Projection):

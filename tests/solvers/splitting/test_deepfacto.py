@@ -79,31 +79,6 @@ def normal(*shape, seed=1):
 
 
 @SHAPES
-def test_a_visit_is_that_of_the_formulas(shape):
-    z = normal(*shape) + 0.5
-    cut, store = cut_of(z)
-    rows = slice(0, len(z))
-    expected = factors_of(cut, store, rows)
-    for visit in range(3):
-        anchor, p_in = normal(*shape, seed=10 + visit), normal(*shape, seed=20 + visit)
-        cut.update_factors(rows, z)
-        expected.update(rows_of(z))
-        z = cut.step(rows, anchor, p_in, RHO, RHO_M)
-        wanted = expected.step(rows_of(anchor), rows_of(p_in))
-        torch.testing.assert_close(z, shaped(wanted, z), **CLOSE)
-        found = {
-            "codes": rows_of(store.get("codes", rows)),
-            "factor_dual": rows_of(store.get("factor_dual", rows)),
-        }
-        torch.testing.assert_close(found["codes"], expected.M, **CLOSE)
-        torch.testing.assert_close(found["factor_dual"], expected.V, **CLOSE)
-        torch.testing.assert_close(cut.layer.dictionary, expected.S, **CLOSE)
-        torch.testing.assert_close(cut.input(rows), shaped(expected.composed, z), **CLOSE)
-        torch.testing.assert_close(cut.state()["factors.cross"], expected.cross, **CLOSE)
-        torch.testing.assert_close(cut.state()["factors.gram"], expected.gram, **CLOSE)
-
-
-@SHAPES
 def test_a_record_starts_with_an_optimal_dictionary_and_no_dual(shape):
     M, S = normal(shape[0] * 6, RANK).abs(), normal(RANK, shape[1], seed=2).abs()
     like = torch.empty(shape)

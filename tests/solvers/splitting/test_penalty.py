@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from problems import assert_weights_moved, buffers, make_problem, problems, recorded
 from setting_modes import KEPT, NEVER_RESTS, Mode, windowed
 
-from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
+from hybrid.solvers import AugmentedLagrangian, Penalty
 from hybrid.solvers.kernels.operations import pool
 from hybrid.solvers.splitting.penalty import IN_WINDOWS
-from hybrid.solvers.splitting.variables import Store
 
 CLOSE = {"solver.beta": 0.1}
 """lam stays close to activations that are as small as those of the tests."""
@@ -113,19 +112,6 @@ def test_the_store_takes_the_memory_it_said(kind, storage, mode, sweeps):
         assert held == said > 0
 
 
-@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adam", "AdamW")])
-def test_an_optimizer_of_its_own_leaves_the_exact_one_alone(name, kind):
-    problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
-    before = problem.tensors()
-
-    def program(block, links):
-        recorded(problem, BlockADMM(optimizer=name), block, links).train(problem.window())
-        return type(block.optimizers["local"]).__name__, block.optimizers["exact"].state
-
-    assert problem.on_every_block(program) == [(kind, {})] * 2
-    assert_weights_moved(problem, before)
-
-
 def test_local_clipping_bounds_each_block_by_itself():
     problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
     free, clipped = AugmentedLagrangian(), AugmentedLagrangian(clip_norm=1e-3)
@@ -174,17 +160,3 @@ def test_shuffled_sweeps_meet_every_stored_sample_with_its_own_variables():
         return mine.train(window).residual()
 
     assert max(problem.on_every_block(program)) < 1e-12
-
-
-def test_a_phase_of_several_sweeps_counts_the_answers_of_its_last_one():
-    problem = make_problem(seed=1, units=2, cuts=[1], batch=4, batches=2)
-    first, last = swept(problem, AugmentedLagrangian(beta=1.0), 3)
-    assert first.samples == last.samples == 8
-    assert len(last.correct) == 2
-    assert first.steps == last.steps > 2
-
-
-def test_float32_storage_keeps_what_bfloat16_arithmetic_gives_exactly():
-    store = Store(4, "float32")
-    store.put("lam", slice(0, 4), torch.randn(4, 3).bfloat16())
-    assert store.get("lam", slice(0, 4)).dtype is torch.float32

@@ -147,17 +147,6 @@ def test_buckets_leave_within_the_last_backward_pass_the_last_layers_first():
     assert all(map(torch.equal, found[0][2], found[1][2]))
 
 
-@pytest.mark.parametrize(("mib", "buckets"), [(2, 8), (16, 16), (128, 32)])
-def test_buckets_are_a_sixteenth_of_a_block_between_256_kib_and_4_mib(mib, buckets):
-    module = nn.ParameterList(torch.empty(1 << 16, device="meta") for _ in range(4 * mib))
-    block = Block(module, 0, 1, {"exact": torch.optim.SGD(module.parameters(), LR)})
-
-    def program(links):
-        return len(AllReduce().start(block, links.peers, 1.0)._buckets("exact"))
-
-    assert run_threads(1, program) == [buckets]
-
-
 class Unlike(nn.Module):
     """Weights of several formats and memory orders, of odd sizes."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from trainings import assert_same, stopped
 
-from hybrid import Callback, Trainer, split
+from hybrid import Trainer, split
 from hybrid.folder import checkpoint
 from hybrid.networks.own_units import build_own, divide
 from hybrid.rounds.base import Rounds
@@ -181,27 +181,6 @@ def test_copies_make_the_steps_before_a_roll_back_at_one_rate(tmp_path, monkeypa
     assert len(went_back) == 3
 
 
-def test_a_frozen_weight_stays_as_it_is_where_others_send_gradients(monkeypatch):
-    class Look(Callback):
-        def on_epoch(self, epoch, results):
-            found.append(copies(blocks)[0].detach().clone())
-
-    found, blocks = [], None
-    plain = split
-
-    def kept(*given, **more):
-        nonlocal blocks
-        blocks = plain(*given, **more)
-        return blocks
-
-    monkeypatch.setitem(globals(), "split", kept)
-    train = {"frozen": {"embedding": 1}, "epochs": 2}
-    trained_blocks(3, DDG(1), train=train, callbacks=[Look()])
-    torch.manual_seed(0)
-    assert torch.equal(found[0], Shared().embedding.weight)
-    assert not torch.equal(found[1], found[0])
-
-
 def test_a_copy_that_differs_is_noticed_at_the_next_step(monkeypatch):
     plain = Block.move
 
@@ -218,18 +197,6 @@ def test_a_copy_that_differs_is_noticed_at_the_next_step(monkeypatch):
     trained_blocks(3, DDG(1))
 
 
-def test_a_block_keeps_no_more_gradients_than_it_may_still_need(monkeypatch):
-    plain, kept = Ties.sum_gradients, {}
-
-    def watched(self, exact):
-        plain(self, exact)
-        kept.setdefault(self.links.rank, []).append(len(self._gradients))
-
-    monkeypatch.setattr(Ties, "sum_gradients", watched)
-    trained_blocks(3, DDG(1))
-    assert {k: max(counts) for k, counts in kept.items()} == dict.fromkeys(kept, 2 + 1)
-
-
 def tied(rank, blocks, *parameters):
     links = SimpleNamespace(rank=rank, meet=lambda blocks: None)
     return Ties(links, parameters, blocks, [0] * len(blocks), {})
@@ -240,15 +207,6 @@ def with_gradients(*values):
     for p, value in zip(parameters, values, strict=True):
         p.grad = torch.tensor(value)
     return parameters
-
-
-def test_a_weight_counts_in_the_norm_of_all_on_its_first_block_alone():
-    own, a, b = with_gradients([1.0], [2.0], [3.0])
-    gradients = [p.grad for p in (own, a, b)]
-    for rank, counted in ((0, [1.0, 2.0, 3.0]), (1, [1.0, 3.0]), (2, [1.0])):
-        sets = [((0, 1, 2), a), ((1, 2), b)] if rank else [((0, 1, 2), a)]
-        ties = AllTies([tied(rank, blocks, p) for blocks, p in sets])
-        assert [*map(float, ties.counted(gradients))] == counted
 
 
 def test_what_other_blocks_have_is_clipped_by_its_own_norm_where_there_is_no_chain():

@@ -11,7 +11,6 @@ from hybrid.networks.models.residual import BasicBlock, Bottleneck, PreActBlock
 from hybrid.settings.config import LinkSettings
 from hybrid.solvers import Backprop
 from hybrid.solvers.layers.branches import Skippable, nothing_left_out
-from hybrid.solvers.numerics.draws import Draws, find_random_parts
 
 
 def deep(survival=0.5, name="resnet20"):
@@ -54,32 +53,6 @@ def test_balanced_cuts_count_a_unit_as_often_as_it_runs():
     units = [m for m in deep().modules() if isinstance(m, Skippable)]
     for before, after, unit in zip(full[1:10], some[1:10], units, strict=True):
         assert after.forward == pytest.approx(unit.survival * before.forward, rel=0.05)
-
-
-class Noisy(Skippable):
-    def forward(self, x):
-        return x if self.left_out() else x + self.scaled(torch.rand_like(x))
-
-
-def test_a_unit_that_draws_one_number_alone_draws_the_one_that_it_would_draw_itself():
-    unit, x = BasicBlock(2, 2), torch.rand(2, 2, 3, 3)
-    noisy = Noisy()
-    unit.survival = noisy.survival = 0.5
-    for each, inside in ((unit, False), (noisy, True)):
-        found, _ = find_random_parts(each, [each], x)
-        assert found == [each]
-        assert each.draws_inside == inside
-    draws, left_out = Draws(3, {unit: (4,)}), {}
-    for unit.draws_inside in (True, False):
-        left_out[unit.draws_inside] = []
-        for step in range(40):
-            draws.draw_for((0, step))
-            left_out[unit.draws_inside].append(unit(x) is x)
-            with nothing_left_out():
-                assert unit(x) is not x
-    draws.remove()
-    assert left_out[True] == left_out[False]
-    assert 10 < sum(left_out[True]) < 30
 
 
 def test_threads_and_virtual_links_leave_out_the_same_and_training_differs_from_the_whole():
