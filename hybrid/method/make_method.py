@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 from hybrid.data.samplers.base import Learning
 from hybrid.links.grid import Place
-from hybrid.method.given_optimizer import GivenOptimizer
-from hybrid.method.given_scheduler import GivenScheduler
 from hybrid.method.method import Method
 from hybrid.method.optimizers import find_vectors, frozen_epochs, make_optimizer
 from hybrid.method.options import Options
-from hybrid.method.plateau import Plateau
 from hybrid.method.problem import Problem
-from hybrid.method.schedule import make_schedule
+from hybrid.method.schedule import Plateau, UserScheduler, make_schedule
+from hybrid.method.user_optimizer import UserOptimizer
 from hybrid.rounds.epoch_windows import Rate
 from hybrid.settings.config import (
     OptimizerSettings,
@@ -69,22 +67,20 @@ def make_method(problem: Problem, options: Options) -> Method:
     return method
 
 
-def _given_optimizer(problem: Problem, options: Options) -> GivenOptimizer | None:
+def _given_optimizer(problem: Problem, options: Options) -> UserOptimizer | None:
     """The optimizer over the whole network, if it was given as one."""
     if not isinstance(options.optimizer, torch.optim.Optimizer):
         return None
-    scheduled = isinstance(options.schedule, GivenScheduler)
-    return GivenOptimizer.of(options.optimizer, problem.blocks, scheduled)
+    scheduled = isinstance(options.schedule, UserScheduler)
+    return UserOptimizer.of(options.optimizer, problem.blocks, scheduled)
 
 
-def _given_schedule(
-    problem: Problem, options: Options, given: GivenOptimizer | None
-) -> Rate | None:
+def _given_schedule(problem: Problem, options: Options, given: UserOptimizer | None) -> Rate | None:
     """The schedule of all blocks of a given optimizer; None: each block's begins at its own peak.
 
     That of a metric is new in each rank's training, and only checked here.
     """
-    if isinstance(options.schedule, GivenScheduler):
+    if isinstance(options.schedule, UserScheduler):
         options.schedule.check(given)
     if isinstance(options.schedule, ScheduleSettings) and options.schedule.on_plateau:
         measured = problem.objectives.deciding.metrics

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from hybrid.data import Data
 from hybrid.links import RankLinks
 from hybrid.links.grid import Arrangement, Place, share_size
-from hybrid.method.given_optimizer import GivenOptimizer
 from hybrid.method.optimizers import find_vectors, make_optimizer, placed
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
+from hybrid.method.user_optimizer import UserOptimizer
 from hybrid.networks.models import Chain
 from hybrid.ranks import launch
 from hybrid.rounds.base import Rounds
@@ -59,7 +59,7 @@ class Method:
     options: Options
     problem: Problem
     setup: Setup
-    given: GivenOptimizer | None = None
+    given: UserOptimizer | None = None
     """The user's optimizer over the whole network; None: each block's is made by itself."""
     rates: Rate | None = None
     """The schedule of its groups, if it is a function of the step alone."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hybrid.errors import format_error, one_line
-from hybrid.method.given_optimizer import GivenOptimizer, check_rates
+from hybrid.method.user_optimizer import UserOptimizer, check_class, check_rates
 from hybrid.networks.blocks import Blocks
 from hybrid.settings import torch_classes
 from hybrid.settings.config import OptimizerSettings
@@ -55,7 +55,7 @@ def placed(module: M, device: torch.device) -> M:
 
 def make_optimizer(
     module: nn.Module,
-    wanted: OptimizerSettings | Factory | GivenOptimizer,
+    wanted: OptimizerSettings | Factory | UserOptimizer,
     vectors: Iterable[nn.Parameter] = (),
     total_steps: int = 0,
     named: Mapping[str, nn.Parameter] | None = None,
@@ -70,7 +70,7 @@ def make_optimizer(
     a factory gives that is no optimizer of the block's parameters.
     """
     trained = {name: p for name, p in (named or {}).items() if p.requires_grad}
-    if isinstance(wanted, GivenOptimizer):
+    if isinstance(wanted, UserOptimizer):
         return wanted.part(trained)
     parameters = [p for p in module.parameters() if p.requires_grad]
     # an optimizer needs a parameter, and a block may have none
@@ -124,17 +124,13 @@ def _optimizer_of_factory(
             optimizer = factory([group for group in groups if group["params"]])
     except Exception as error:  # whatever a user's code raises
         raise ValueError(f"the optimizer's factory fails: {format_error(error)}") from error
-    kind, name = type(optimizer), type(optimizer).__name__
+    name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(
             f"the optimizer's factory gave a {name}: let it return a torch.optim.Optimizer over "
             "the groups it gets"
         )
-    if torch_classes.needs_closure(kind) or issubclass(kind, torch.optim.SparseAdam):
-        raise ValueError(
-            f"the optimizer's factory gave {name}, but blocks have no closure that evaluates the "
-            "loss, and no sparse gradients: take one whose step needs neither"
-        )
+    check_class(optimizer, f"the optimizer's factory gave {name}")
     stepped = [p for group in optimizer.param_groups for p in group["params"]]
     if {id(p) for p in stepped} != {id(p) for p in parameters}:
         raise ValueError(

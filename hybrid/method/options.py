@@ -16,8 +16,8 @@ from hybrid.data import Data
 from hybrid.data.mixing import Transform
 from hybrid.data.samplers.base import Sampler
 from hybrid.method.callback import Callback
-from hybrid.method.given_scheduler import GivenScheduler
 from hybrid.method.optimizers import Factory
+from hybrid.method.schedule import UserScheduler
 from hybrid.registries import SAMPLERS
 from hybrid.rounds.epoch_windows import Rate
 from hybrid.settings.config import (
@@ -128,9 +128,9 @@ def _optimizer_object(value: Any) -> Any:
 
 
 def _schedule_object(value: Any) -> Any:
-    if isinstance(value, GivenScheduler):
+    if isinstance(value, UserScheduler):
         return value
-    return GivenScheduler.of(value) or (value if callable(value) else None)
+    return UserScheduler.of(value) or (value if callable(value) else None)
 
 
 def _folder(name: str, value: Any) -> Path | None:
@@ -185,10 +185,10 @@ class Options(RoundOptions):
     makes one from a block's groups or `named_parameters`, see `hybrid.method.optimizers.Factory`.
     An optimizer that is given is not changed: blocks step by others of its class and groups."""
     schedule: Converted[
-        ScheduleSettings | Rate | GivenScheduler,
+        ScheduleSettings | Rate | UserScheduler,
         ScheduleSettings
         | Rate
-        | GivenScheduler
+        | UserScheduler
         | LRScheduler
         | Makes
         | tuple[LRScheduler | Makes, str]

@@ -2,27 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
-from math import cos, isfinite, pi
+from math import cos, inf, isfinite, nan, pi
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hybrid.errors import counted, format_error, one_line
-from hybrid.method.given_optimizer import GivenOptimizer, stand_in
-from hybrid.method.given_scheduler import GivenScheduler, Groups, Rows, run_ahead
-from hybrid.method.plateau import Made, Plateau, plateau_maker
+from hybrid.method.user_optimizer import UserOptimizer, stand_in
 from hybrid.rounds.epoch_windows import Rate
 from hybrid.settings import torch_classes
 from hybrid.settings.config import ScheduleSettings
-from hybrid.solvers.numerics.group_rates import GroupRates
+from hybrid.settings.selection import MODES, check_mode
+from hybrid.solvers.numerics.group_rates import GroupRates, momentum
+from hybrid.solvers.state import State
+
+Groups = UserOptimizer | torch.optim.Optimizer
+"""What has the parameter groups whose rates are scheduled: the user's optimizer, or a block's."""
+Moving = tuple[LRScheduler, torch.optim.Optimizer]
+"""A scheduler and the optimizer, without parameters, whose groups it moves."""
+
+
+@dataclass(frozen=True)
+class UserScheduler:
+    """A scheduler that was made on the user's optimizer, or a function that makes one.
+
+    The object itself is never stepped or changed: a copy moves an optimizer without parameters.
+    """
+
+    source: LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler]
+    when: str | None = None
+    """step or epoch, when it steps; of ReduceLROnPlateau, the metric that it follows."""
+
+    @classmethod
+    def of(cls, value: Any) -> UserScheduler | None:
+        """Of a scheduler, of a function `optimizer` -> scheduler, or of a pair of either and when.
+
+        None for anything else, ValueError for a pair that is none.
+        """
+        pair = value if isinstance(value, tuple) else (value, None)
+        source = pair[0] if pair else None
+        makes = callable(source) and torch_classes.has_parameter(source, "optimizer")
+        if len(pair) == 2 and (isinstance(source, LRScheduler) or makes):
+            return cls(*pair)
+        if isinstance(value, tuple):
+            raise ValueError(
+                f"schedule is {repr(value)[:80]}; as a pair it must be (scheduler, when): a "
+                "scheduler of torch's or a function that makes it from `optimizer`, and 'step', "
+                "'epoch', or the metric of ReduceLROnPlateau"
+            )
+        return None
+
+    def on(self, groups: Groups) -> Moving:
+        """A scheduler like it on a copy of groups."""
+        user = groups if isinstance(groups, UserOptimizer) else None
+        if isinstance(self.source, LRScheduler):
+            self.check(user)
+            assert user is not None
+            # with what a scheduler that was made on it has left there
+            optimizer = stand_in(user.optimizer, user.optimizer.param_groups)
+            return deepcopy(self.source, {id(user.optimizer): optimizer}), optimizer
+        optimizer = _stand_in(groups)
+        try:
+            scheduler = self.source(optimizer)
+        except Exception as error:  # whatever a user's code raises
+            raise ValueError(f"the function of the schedule fails: {one_line(error)}") from error
+        if not isinstance(scheduler, LRScheduler):
+            raise ValueError(
+                f"the function of the schedule gave {repr(scheduler)[:80]}: let it return a "
+                "scheduler of torch.optim.lr_scheduler on the optimizer that it gets"
+            )
+        return scheduler, optimizer
+
+    def check(self, user: UserOptimizer | None) -> None:
+        """ValueError unless an object was made on the optimizer that trains, and is new."""
+        if not isinstance(self.source, LRScheduler):
+            return
+        name = type(self.source).__name__
+        if user is None or self.source.optimizer is not user.optimizer:
+            raise ValueError(
+                f"schedule is a {name} on an optimizer that does not train here: give that as "
+                "optimizer=, too, or a function that makes the scheduler from `optimizer`"
+            )
+        each = getattr(self.source, "_schedulers", [])  # of ChainedScheduler, which counts none
+        done = max(getattr(one, "last_epoch", 0) for one in (self.source, *each))
+        if done > 0:
+            raise ValueError(
+                f"schedule is a {name} that has made {done} steps: give a new one on a new "
+                "optimizer"
+            )
+
+    def interval(self, scheduler: LRScheduler) -> str:
+        """When it steps; ValueError if that is not said, and the class alone does not tell."""
+        name = type(scheduler).__name__
+        if self.when in ("step", "epoch"):
+            return str(self.when)
+        if self.when is not None:
+            raise ValueError(f"schedule has a {name} and {self.when!r}; choose 'step' or 'epoch'")
+        if name not in torch_classes.BY_STEP:
+            raise ValueError(
+                f"schedule is a {name}, which may step after every mini-batch or epoch: say which, "
+                "as schedule=(scheduler, 'step') or (scheduler, 'epoch')"
+            )
+        return "step"
 
 
 def make_schedule(
-    wanted: ScheduleSettings | Rate | GivenScheduler,
+    wanted: ScheduleSettings | Rate | UserScheduler,
     peak: float,
     steps_per_epoch: int,
     epochs: int,
@@ -34,50 +123,101 @@ def make_schedule(
     that is negative or not finite, at any step of the run.
     """
     total = steps_per_epoch * epochs
-    given = groups if isinstance(groups, GivenOptimizer) else None
-    if isinstance(wanted, GivenScheduler):
+    if isinstance(wanted, UserScheduler):
         assert groups is not None
-        return _of_object(wanted, steps_per_epoch, epochs, groups)
+        return _of_user(wanted, steps_per_epoch, epochs, groups)
     if not isinstance(wanted, ScheduleSettings):
         return Table([_check_rate(_call_schedule(wanted, step), step, "") for step in range(total)])
-    if wanted.name in torch_classes.SCHEDULES:
-        if given is None or len(given.rates) == 1:
-            return Schedule(wanted, peak, steps_per_epoch, epochs)
-        return Multiples(Schedule(wanted, 1.0, steps_per_epoch, epochs), given.rates)
-    warm_up = wanted.warm_up(steps_per_epoch)
-    moved = partial(_one_group, peak) if given is None else given.stand_in
-    if wanted.on_plateau:
-        make = plateau_maker(moved, wanted.arguments, wanted.metric)
-        return Plateau(make, wanted.metric, warm_up, plain=given is None)
-    every = steps_per_epoch if _interval(wanted) == "epoch" else 1
-    rates: Sequence[float] = _rates_of_torch(wanted, moved(), total // every)
-    source = f" (schedule.name is {wanted.name!r}, schedule.arguments {wanted.arguments})"
-    _check_rates(rates, every, source)
-    return Table([*map(float, rates)] if given is None else rates, every, warm_up)
+    several = groups if isinstance(groups, UserOptimizer) else None
+    if wanted.name not in torch_classes.SCHEDULES:
+        return _of_torch(wanted, peak, steps_per_epoch, epochs, several)
+    if several is None or len(several.groups) == 1:
+        return Schedule(wanted, peak, steps_per_epoch, epochs)
+    rates, factor = GroupRates(several.rates), Schedule(wanted, 1.0, steps_per_epoch, epochs)
+    return lambda step: rates * factor(step)
 
 
-def _of_object(wanted: GivenScheduler, steps_per_epoch: int, epochs: int, groups: Groups) -> Rate:
-    """Of a scheduler that the user has made, or a function for it."""
+def _of_user(wanted: UserScheduler, steps_per_epoch: int, epochs: int, groups: Groups) -> Rate:
     scheduler, optimizer = wanted.on(groups)
     name = type(scheduler).__name__
     if isinstance(scheduler, ReduceLROnPlateau):
-        return Plateau(partial(_plateau_of, wanted, groups), wanted.when or "loss")
+        return Plateau(lambda: wanted.on(groups), wanted.when or "loss")
     every = steps_per_epoch if wanted.interval(scheduler) == "epoch" else 1
     try:
-        rows = run_ahead(scheduler, optimizer, steps_per_epoch * epochs // every)
+        rates = run_ahead(scheduler, optimizer, steps_per_epoch * epochs // every)
     except Exception as error:  # whatever a user's code raises
         raise ValueError(
             f"schedule is a {name} that does not last for {counted(epochs, 'epoch')} of "
             f"{counted(steps_per_epoch, 'step')}: {one_line(error)}"
         ) from error
-    _check_rates(rows, every, f" (schedule is a {name})")
-    return Table(rows, every)
+    _check_rates(rates, every, f" (schedule is a {name})")
+    return Table(rates, every)
 
 
-def _plateau_of(wanted: GivenScheduler, groups: Groups) -> Made:
-    scheduler, optimizer = wanted.on(groups)
-    assert isinstance(scheduler, ReduceLROnPlateau)
-    return scheduler, optimizer
+def _of_torch(
+    wanted: ScheduleSettings,
+    peak: float,
+    steps_per_epoch: int,
+    epochs: int,
+    user: UserOptimizer | None,
+) -> Rate:
+    """Of a class of torch's by name; without `user` the rates are numbers, of one group."""
+    name = torch_classes.SHORT.get(wanted.name, wanted.name)
+    by_step = wanted.interval or ("step" if name in torch_classes.BY_STEP else "epoch")
+    every = 1 if by_step == "step" else steps_per_epoch
+    count, warm_up = steps_per_epoch * epochs // every, wanted.warm_up(steps_per_epoch)
+    groups = torch.optim.SGD([torch.zeros(1, requires_grad=True)], peak) if user is None else user
+    cls: Any = torch_classes.scheduler_class(wanted.name)
+    arguments = dict(wanted.arguments)
+    usual = {"max_lr": [peak] if user is None else user.rates, "cycle_momentum": False}
+    if not {"total_steps", "epochs"} & {*arguments}:
+        usual["total_steps"] = count
+    if wanted.on_plateau and wanted.metric in MODES:
+        usual["mode"] = MODES[wanted.metric]
+    arguments = {k: v for k, v in usual.items() if torch_classes.takes(cls, k)} | arguments
+
+    def make() -> Moving:
+        optimizer = _stand_in(groups)
+        return cls(optimizer, **arguments), optimizer
+
+    if wanted.on_plateau:
+        mode = wanted.arguments.get("mode")
+        check_mode("schedule.metric", wanted.metric, mode, "schedule.arguments.mode")
+    try:
+        if wanted.on_plateau:
+            return Plateau(make, wanted.metric, warm_up, plain=user is None)
+        rates: Sequence[float] = run_ahead(*make(), count)
+    except Exception as error:
+        raise ValueError(
+            f"schedule.arguments is {wanted.arguments} of {wanted.name}, but torch says: "
+            f"{one_line(error)}; change it"
+        ) from None
+    source = f" (schedule.name is {wanted.name!r}, schedule.arguments {wanted.arguments})"
+    _check_rates(rates, every, source)
+    return Table([*map(float, rates)] if user is None else rates, every, warm_up)
+
+
+def _stand_in(groups: Groups) -> torch.optim.Optimizer:
+    if isinstance(groups, UserOptimizer):
+        return stand_in(groups.optimizer, groups.groups)
+    return stand_in(groups, groups.param_groups)
+
+
+def run_ahead(
+    scheduler: LRScheduler, optimizer: torch.optim.Optimizer, count: int
+) -> list[GroupRates]:
+    """What a scheduler gives the groups of its optimizer in its first `count` intervals.
+
+    It may raise whatever the scheduler raises.
+    """
+    rates, momenta = [], []
+    for i in range(count):
+        if i:
+            scheduler.step()
+        rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        momenta.append([*map(momentum, optimizer.param_groups)])
+    moves = any(row != momenta[0] for row in momenta)
+    return [GroupRates(*row) for row in zip(rates, momenta if moves else [()] * count, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -111,19 +251,6 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Multiples:
-    """The learning rates of several groups, all of which fall alike."""
-
-    factor: Rate
-    """The share of its own rate that a group has at a step."""
-    rates: Sequence[float]
-
-    def __call__(self, step: int) -> float:
-        """Learning rates of step `step`."""
-        return GroupRates(self.rates) * self.factor(step)
-
-
-@dataclass(frozen=True)
 class Table:
     """The learning rates of a run, each for `every` steps; the first steps have a part of them."""
 
@@ -138,36 +265,63 @@ class Table:
         return rate * ((step + 1) / self.warm_up) if step < self.warm_up else rate
 
 
-def _interval(settings: ScheduleSettings) -> str:
-    name = torch_classes.SHORT.get(settings.name, settings.name)
-    return settings.interval or ("step" if name in torch_classes.BY_STEP else "epoch")
+class Plateau:
+    """The rates of torch's ReduceLROnPlateau, which steps after each test.
+
+    They act from the next step on, and are a function of the step and of what was measured before
+    it, which is the same on every rank: a checkpoint keeps those numbers alone.
+    """
+
+    def __init__(
+        self, make: Callable[[], Moving], metric: str, warm_up: int = 0, plain: bool = False
+    ) -> None:
+        """`make` gives a new scheduler and the optimizer whose groups it moves.
+
+        `warm_up` steps rise to the rate; `plain`: there is one group, and a rate is a number.
+        """
+        self._make, self.metric, self._warm_up, self._plain = make, metric, warm_up, plain
+        self._begin()
+
+    def _begin(self) -> None:
+        self._scheduler, self._optimizer = self._make()
+        self._tests: list[tuple[int, float]] = []
+        """The steps of tests, and what was measured."""
+        self._levels = [(0, self._rates())]
+        """From which step on there are which rates."""
+
+    def _rates(self) -> GroupRates:
+        return GroupRates(float(group["lr"]) for group in self._optimizer.param_groups)
+
+    def __call__(self, step: int) -> float:
+        """The learning rate of a step, or those of groups."""
+        rates = next(rates for start, rates in reversed(self._levels) if start <= step)
+        if step < self._warm_up:
+            rates = rates * ((step + 1) / self._warm_up)
+        return float(rates) if self._plain else rates
+
+    def take(self, results: Mapping[str, float], step: int) -> None:
+        """Count a test after `step` steps, which gave these results."""
+        value = results[self.metric]
+        self._tests.append((step, value))
+        self._scheduler.step(value)  # type: ignore[arg-type]  # as ReduceLROnPlateau has it
+        if (rates := self._rates()).rates != self._levels[-1][1].rates:
+            self._levels.append((step, rates))
+
+    def state(self) -> State:
+        """Numbers that JSON has; None is no number, and infinities are texts."""
+        tests = [[step, _written(value)] for step, value in self._tests]
+        return State(shared={"tests": tests} if tests else {})
+
+    def load_state(self, state: State) -> None:
+        self._begin()
+        for step, value in state.shared.get("tests", []):
+            self.take({self.metric: nan if value is None else float(value)}, int(step))
 
 
-def _one_group(peak: float) -> torch.optim.Optimizer:
-    """An optimizer with one group, at the peak, that moves nothing."""
-    sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
-    return stand_in(sgd, sgd.param_groups)
-
-
-def _rates_of_torch(
-    settings: ScheduleSettings, optimizer: torch.optim.Optimizer, count: int
-) -> Rows:
-    """The first rates of torch's scheduler, run once on an optimizer that moves nothing."""
-    cls: Any = torch_classes.scheduler_class(settings.name)
-    arguments = dict(settings.arguments)
-    peaks = [float(group["lr"]) for group in optimizer.param_groups]
-    for key, value in {"max_lr": peaks, "cycle_momentum": False}.items():
-        if torch_classes.takes(cls, key):
-            arguments[key] = value
-    if torch_classes.takes(cls, "total_steps") and not {"total_steps", "epochs"} & {*arguments}:
-        arguments["total_steps"] = count
-    try:
-        return run_ahead(cls(optimizer, **arguments), optimizer, count)
-    except Exception as error:
-        raise ValueError(
-            f"schedule.arguments is {settings.arguments} of {settings.name}, but torch says: "
-            f"{one_line(error)}; change it"
-        ) from None
+def _written(value: float) -> float | str | None:
+    if isfinite(value):
+        return value
+    return str(value) if value in (inf, -inf) else None
 
 
 def _call_schedule(wanted: Rate, step: int) -> object:

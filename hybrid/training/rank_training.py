@@ -14,8 +14,7 @@ from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.optimizers import peak_rate
 from hybrid.method.options import Options
-from hybrid.method.plateau import Plateau
-from hybrid.method.schedule import make_schedule
+from hybrid.method.schedule import Plateau, make_schedule
 from hybrid.networks.units import BlockModule
 from hybrid.proof.proof import is_checked
 from hybrid.ranks import launch

@@ -13,7 +13,7 @@ from hybrid.errors import counted
 from hybrid.method.callback import RunInfo
 from hybrid.method.method import Method
 from hybrid.method.options import Options
-from hybrid.method.plateau import Plateau
+from hybrid.method.schedule import Plateau
 from hybrid.ranks import launch
 from hybrid.settings import methods
 from hybrid.settings.config import Config, Section
