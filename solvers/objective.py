@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -27,7 +27,7 @@ from hybrid.solvers.metrics import (
     training_sum,
     user_code,
 )
-from hybrid.solvers.windows import Classified, Seen
+from hybrid.solvers.windows import Classified
 
 Loss = Callable[[Any, Any], Tensor]
 """(output, targets) -> the mean over the samples, or a loss of each, (N,) or (N, ...)."""
@@ -209,11 +209,9 @@ class Objective:
             )
         each = self._each(out, unpacked, count) if self.each else None
         metric = self.metrics.get("accuracy")
-        if metric is None:
-            return Classified(loss, None, each)
-        if self.accumulates_in_training:
-            return Classified(loss, None, each, self.seen(detached(out), targets))
         function: Any = metric.function if isinstance(metric, AllSamples) else metric
+        if function is None or isinstance(function, Accumulating):
+            return Classified(loss, None, each)
         scores = call_user_code("the metric 'accuracy'", function, detached(out), unpacked)
         return Classified(loss, training_sum(scores, count), each)
 
@@ -232,12 +230,6 @@ class Objective:
         total = denominator(self.named, self.weighted, unpacked)
         factor = total / (total if weight is None else weight).clamp_min(SMALLEST)
         return values * factor.to(values)
-
-    @property
-    def accumulates_in_training(self) -> bool:
-        """Whether the accuracy is not a sum over mini-batches; one number counts as a sum."""
-        metric = self.metrics.get("accuracy")
-        return isinstance(metric, Accumulating) and not isinstance(metric, AllSamples)
 
     def _each(self, out: Any, unpacked: Any, count: int) -> Tensor:
         """Loss of each of `count` samples, (count,), float32."""
@@ -285,18 +277,14 @@ class Objective:
         wide = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in numbers]
         return torch.stack(wide).view(-1, 2) if wide else torch.zeros(0, 2)
 
-    def seen(self, out: Any, targets: Tensor) -> Seen:
-        """What metrics that accumulate need: the tensors of an output, and the targets."""
-        return (*tree_leaves(out), targets)
-
-    def accumulate(self, names: Iterable[str], batches: Iterable[Seen]) -> None:
-        """Update metrics by outputs and targets."""
-        for seen in batches:
-            *leaves, targets = (tensor.detach().cpu() for tensor in seen)
+    def accumulate(self, batches: Iterable[Sequence[Tensor]]) -> None:
+        """Update metrics that accumulate by the tensors of each output, and its targets."""
+        for tensors in batches:
+            *leaves, targets = (tensor.detach().cpu() for tensor in tensors)
             unpacked = self._unpacked(targets)
             out = tree_unflatten(leaves, self.output)
-            for name in names:
-                call_user_code(f"the metric {name!r}", self.accumulated[name].update, out, unpacked)
+            for name, metric in self.accumulated.items():
+                call_user_code(f"the metric {name!r}", metric.update, out, unpacked)
 
 
 def denominator(named: str, loss: Weighted, targets: Any) -> Tensor:

@@ -57,8 +57,6 @@ class Stopwatch:
 
 Rows = slice | Tensor
 """Which samples of a window: a slice in recorded order, or an int64 index."""
-Seen = tuple[Tensor, ...]
-"""The tensors of a network's output, then its targets as one tensor."""
 
 
 class Source(Protocol):
@@ -199,8 +197,6 @@ class Classified(NamedTuple):
     """Sum of the metric over the samples; of the accuracy, the number of right answers."""
     each: Tensor | None = None
     """Loss of each sample, (N,), if a sampler needs it."""
-    seen: Seen | None = None
-    """What a metric that accumulates needs of the mini-batch."""
 
 
 @dataclass
@@ -216,8 +212,6 @@ class PhaseStats:
     correct: list[Tensor] = field(default_factory=list)
     each: list[Tensor] = field(default_factory=list)
     """Losses (N,) of the samples in the order of training, if a sampler needs them."""
-    seen: list[Seen] = field(default_factory=list)
-    """What a metric that accumulates needs of each mini-batch."""
     squares: list[Tensor] = field(default_factory=list)
     """(||lam - x||^2, ||x||^2) of each step at the cut after this block."""
     exchanged: list[Tensor] = field(default_factory=list)
@@ -238,8 +232,6 @@ class PhaseStats:
             self.correct.append(batch.correct)
         if batch.each is not None:
             self.each.append(batch.each)
-        if batch.seen is not None:
-            self.seen.append(batch.seen)
 
     def add(self, part: PhaseStats) -> None:
         """Add the statistics of another part of the phase."""

@@ -126,7 +126,7 @@ def _run(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> Run:
     replicas = 1 if row.strategy is None else 2
     links = MpiLinks(Start.of(alone if replicas == 1 else comm, replicas))
     method = made.make_method(images, replicas, test)
-    return Run(method, made, links, images, test, lambda: "")  # type: ignore[arg-type]
+    return Run(method, links, images, test, lambda: "")  # type: ignore[arg-type]
 
 
 def table() -> None:

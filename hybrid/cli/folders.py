@@ -72,8 +72,7 @@ def export(
 
     def written() -> str:
         _check_classifies(run)
-        made = None if model is None else restore.maker(run, model)
-        restore.export(run, target, made, best=best, shard_gb=shard_gb)
+        restore.export(run, target, model, best=best, shard_gb=shard_gb)
         return f"wrote {target}"
 
     first_says(written)

@@ -281,7 +281,7 @@ class Method:
         common = links, exact, program, every, trace, setup.serial_steps
         if not solver.alternates:
             rounds = MiniBatchRounds(*common)
-            rounds.closes = setup.serial_end
+            rounds.serial_end = setup.serial_end
             if setup.fills:
                 self.fill(rounds, self.waits or self._fitting(block, links))
             return rounds

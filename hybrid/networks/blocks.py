@@ -254,13 +254,13 @@ class Blocks:
                 _check_counts(each, self.starts)
         return numbers
 
-    def give_back(self, only: int | None = None) -> None:
+    def sync_buffers(self, only: int | None = None) -> None:
         """Let the model have the buffers and attributes that passes of the blocks have put anew.
 
         `only` that block has been trained in this process; None: all.
         """
         for each in self._calls:
-            each.give_back()
+            each.sync_buffers()
             _give_attributes(each, self.starts, only)
 
     def check_changed_buffers(self) -> None:

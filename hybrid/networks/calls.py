@@ -254,7 +254,7 @@ class Calls:
                     "copies would drift apart: cut elsewhere, or give each its own"
                 )
 
-    def give_back(self) -> None:
+    def sync_buffers(self) -> None:
         """Let the model have the buffers that forward passes of its blocks have put anew."""
         for (_, _, own), stretch in self._stretches.items():
             for name, buffer in stretch.named_buffers() if own else ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.networks.units import BlockModule, kept_state
-from hybrid.proof.undivided import Pass, attributes_of, sketch, unlike
+from hybrid.proof.undivided import Pass, attributes_of, sketch, unlike, without_gradients
 from hybrid.solvers.block import Block
 from hybrid.solvers.checks.constant_draws import ConstantDraws
 from hybrid.solvers.checks.traces import graph_leaves, untraced
@@ -22,15 +22,15 @@ from hybrid.solvers.delayed.base import Delayed
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.ties import AllTies
-from hybrid.solvers.windows import Batch, Window
+from hybrid.solvers.windows import Batch, PhaseStats, Window
 
 
 @dataclass
-class Shares:
-    """What one rank has of a pass, or the first rank of all."""
+class RankPass:
+    """What one rank has of a pass."""
 
-    losses: list[tuple[float, float]] = field(default_factory=list)
-    """Of the last blocks: the loss over a replica's share, and its weight."""
+    loss: tuple[float, float] | None = None
+    """Of a last block: the loss over a replica's share, and its weight."""
     passed: Pass = field(default_factory=Pass)
     foreign: str = ""
     """A weight of another block that the loss reads."""
@@ -45,7 +45,8 @@ class Exact:
         self.parts = self.settings(method).num_micro_batches(share, method.setup.blocks)
 
     @staticmethod
-    def settings(method: Method) -> PassSettings:
+    def settings(method: Method) -> Any:
+        """What decides the number of micro-batches."""
         return method.solver if isinstance(method.solver, PassSettings) else method.correction
 
     def applies(self, method: Method) -> bool:
@@ -58,19 +59,17 @@ class Exact:
         total = share.size if share.total else len(share) * replicas * (replicas > 1)
         return replace(method, setup=replace(method.setup, batch_size=len(share), total=total))
 
-    def run(self, method: Method, block: Block, links: RankLinks, window: Window) -> float:
-        """Step on the mini-batches of a window; the loss of the last on the last block."""
-        stats = ExactPass(self.settings(method), block, links, method.setup).train(window)
-        return float(stats.losses[-1]) if stats.losses else 0.0
+    def run(self, method: Method, block: Block, links: RankLinks, window: Window) -> PhaseStats:
+        """Step on the mini-batch of a window."""
+        return ExactPass(self.settings(method), block, links, method.setup).train(window)
 
 
 class Late(Exact):
     """The passes of a method with late gradients, over one mini-batch: its weights are equal."""
 
-    def __init__(self, method: Method) -> None:
-        super().__init__(method)
-        share = max(1, method.options.train.batch_size // method.options.replicas)
-        self.parts = method.solver.num_micro_batches(share, method.setup.blocks)
+    @staticmethod
+    def settings(method: Method) -> Any:
+        return method.solver
 
     @staticmethod
     def is_late(method: Method) -> bool:
@@ -86,11 +85,11 @@ class Late(Exact):
         options.solver = replace(solver, micro_batches=self.parts)
         return super().over(replace(method, options=options), share)
 
-    def run(self, method: Method, block: Block, links: RankLinks, window: Window) -> float:
+    def run(self, method: Method, block: Block, links: RankLinks, window: Window) -> PhaseStats:
         program = method.solver.start(block, links, method.setup)
         stats = program.train(window)
         stats.add(program.drain())
-        return float(stats.losses[-1]) if stats.losses else 0.0
+        return stats
 
 
 def plain(method: Method, formats: bool = False) -> Method:
@@ -153,12 +152,12 @@ def share_weights(method: Method, links: RankLinks) -> None:
     links.flush()
 
 
-def shares_of(
+def run_pass(
     program: Exact, method: Method, links: RankLinks, share: Batch, R: int, formats: bool
-) -> list[Shares] | None:
-    """What all ranks have of the run's own pass, on the first rank; None elsewhere."""
-    own = program.over(plain(method, formats), share)
-    block = own.block(links, _Kept)
+) -> list[RankPass]:
+    """What each rank has of the run's own pass, on the first rank; elsewhere nothing."""
+    method = program.over(plain(method, formats), share)
+    block = method.block(links, _GradientRecorder)
     if block.freezing is not None:
         block.freezing.remove()
         block.freezing = None
@@ -166,31 +165,36 @@ def shares_of(
         block.sync.start_alike()
         if R == 1:
             block.sync = None
-    result, named = Shares(), _named_parameters(own, links)
-    with _untouched(block, own.problem.objectives.network), _foreign_weights(block, own, result):
-        before = attributes_of(block.module, _module(block).global_name)
+    result, name_of = RankPass(), _module(block).global_name
+    loss = block.objective.loss if block.last else None
+    with (
+        kept_state(block.module),
+        without_gradients(block.module),
+        untraced(loss, method.problem.objectives.network),
+        _foreign_weights_noted(block, method, result),
+    ):
+        before = attributes_of(block.module, name_of)
         if isinstance(block.ties, AllTies):
             block.ties.wait_for_each_other()
             block.ties.begin()
         with ConstantDraws(keyed=True):
-            loss = program.run(own, block, links, Window([share]))
-        result.losses = [(loss, share.share)] if block.last else []
+            stats = program.run(method, block, links, Window([share]))
+        if block.last:
+            result.loss = float(stats.losses[-1]), share.share
         gradients = block.optimizers["exact"].state
-        for name, p in named.items():
+        for name, p in _named_parameters(method, links).items():
             if "gradient" in gradients.get(p, {}):
                 result.passed.gradients[name] = sketch(name, gradients[p]["gradient"])
         for name, b in block.module.named_buffers():
-            whole_name = _module(block).global_name(name)
-            result.passed.buffers[whole_name] = sketch(whole_name, b)
-        after = attributes_of(block.module, _module(block).global_name).items()
+            result.passed.buffers[name_of(name)] = sketch(name_of(name), b)
+        after = attributes_of(block.module, name_of).items()
         result.passed.attributes = {n: x for n, x in after if unlike(x, before.get(n))}
     block.release()
-    everyone = links.gather(result)
-    return None if everyone is None else everyone[: links.size * R]
+    return (links.gather(result) or [])[: links.size * R]
 
 
-class _Kept(torch.optim.Optimizer):
-    """Keeps the gradients that it is to step on."""
+class _GradientRecorder(torch.optim.Optimizer):
+    """Keeps the gradients in place of a step."""
 
     def __init__(self, module: nn.Module) -> None:
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -216,18 +220,7 @@ def _module(block: Block) -> BlockModule:
 
 
 @contextmanager
-def _untouched(block: Block, network: Container[int]) -> Iterator[None]:
-    """Within it a pass may be made; buffers, attributes and gradients are then as before."""
-    gradients = [(p, p.grad) for p in block.module.parameters()]
-    loss = block.objective.loss if block.last else None
-    with kept_state(block.module), untraced(loss, network):
-        yield
-    for p, grad in gradients:
-        p.grad = grad
-
-
-@contextmanager
-def _foreign_weights(block: Block, method: Method, result: Shares) -> Iterator[None]:
+def _foreign_weights_noted(block: Block, method: Method, result: RankPass) -> Iterator[None]:
     """Note a weight of another block that the loss's gradient reaches."""
     own = {p.data_ptr() for p in block.module.parameters()}  # of versions of them, too
     classify = block.classify

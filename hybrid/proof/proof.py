@@ -11,23 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.data import Data, Dataset, Texts
-from hybrid.errors import AgreedError, one_line
+from hybrid.errors import AgreedError
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.objectives import LOSSES, MODEL
-from hybrid.method.options import Options
 from hybrid.networks.models import Chain
 from hybrid.networks.own_units import remember_generators
 from hybrid.proof.passes import (
     Exact,
     Late,
-    Shares,
+    RankPass,
     plain,
     rounds,
+    run_pass,
     share_weights,
-    shares_of,
 )
-from hybrid.proof.samples import Samples, choose_batch, joined, parts_of, read, unpacked
+from hybrid.proof.samples import Samples, choose_batch, joined, parts_of, read
 from hybrid.proof.undivided import (
     PROJECTIONS,
     Pass,
@@ -54,11 +53,7 @@ STEP, ROUNDED_STEP = 2.0**-21, 2.0**-6
 
 
 def prove(
-    method: Method,
-    options: Options,
-    links: RankLinks,
-    data: Data,
-    whole: Callable[[], nn.Module] | None,
+    method: Method, links: RankLinks, data: Data, whole: Callable[[], nn.Module] | None
 ) -> str:
     r"""Compare a pass of this run with one of the undivided network, over the same samples.
 
@@ -73,7 +68,7 @@ def prove(
 
     Gives what the summary says. AgreedError with the first thing that differs.
     """
-    if reason := _reason_not_to(method, options, data):
+    if reason := _reason_not_to(method, data):
         return SKIPPED + reason
     restore, numerics = remember_generators(), _numerics()
     watch, links.watch = links.watch, None
@@ -81,7 +76,7 @@ def prove(
     try:
         # no rounding that depends on shapes; attention's dropout draws as any other does
         _numerics(*[False] * len(numerics))
-        said = _prove(method, options, links, data, whole)
+        said = _prove(method, links, data, whole)
     finally:
         restore()
         _numerics(*numerics)
@@ -98,19 +93,20 @@ def said_of(proof: str) -> list[str]:
     return [] if reason == OWN else [f"its gradient was not proven: {reason}"]
 
 
-def _reason_not_to(method: Method, options: Options, data: Data) -> str:
+def _reason_not_to(method: Method, data: Data) -> str:
     """Why nothing is compared; empty: it is."""
-    if options.train.verify == "never":
+    if method.options.train.verify == "never":
         return "train.verify is never"
-    if not is_checked(method, options, data):
+    if not is_checked(method, data):
         return OWN
     if method.problem.blocks.unread is not None:
         return "the weights are in files, of which each rank reads its own"
     return ""
 
 
-def is_checked(method: Method, options: Options, data: Data) -> bool:
+def is_checked(method: Method, data: Data) -> bool:
     """Whether a run is compared with the undivided network: by default, what is the user's own."""
+    options = method.options
     loss = options.loss is None and options.train.loss in {*LOSSES} - {MODEL}
     plain = options.batch_transform is None and options.regularizer is None
     model = method.problem.blocks.model
@@ -119,13 +115,9 @@ def is_checked(method: Method, options: Options, data: Data) -> bool:
 
 
 def _prove(
-    method: Method,
-    options: Options,
-    links: RankLinks,
-    data: Data,
-    whole: Callable[[], nn.Module] | None,
+    method: Method, links: RankLinks, data: Data, whole: Callable[[], nn.Module] | None
 ) -> str:
-    lossless = plain(method)
+    options, lossless = method.options, plain(method)
     R = options.replicas if options.sync.exact else 1
     programs = [p for p in (Exact(lossless), Late(lossless)) if p.applies(method)]
     batch = choose_batch(lossless, data, max(p.parts for p in programs), R, links)
@@ -137,18 +129,18 @@ def _prove(
     if whole is None and not links.in_one_process:
         share_weights(method, links)
     for program in programs:
-        reference = _refer(program, options, links, shares, samples, model)
+        reference = _refer(program, links, shares, samples, model)
         if isinstance(reference, str):
             return SKIPPED + reference
         for formats in (False, True) if rounds(method) else (False,):
-            own = samples.of_replica(shares, links.place.replica if R > 1 else 0)
-            found = shares_of(program, method, links, own, R, formats)
-            fault = "" if found is None else _compare(reference, found, method, formats)
+            share = samples.of_replica(shares, links.place.replica if R > 1 else 0)
+            ranks = run_pass(program, method, links, share, R, formats)
+            fault = _compare(reference, ranks, method, formats) if ranks else ""
             if fault and model is not None:
                 # once more beside what rounding alone can do to the gradient
                 step = ROUNDED_STEP if formats else STEP
-                rounded = _pass_of(program, options, shares, samples, model, step)
-                fault = _compare(reference, found or [], method, formats, rounded)
+                rounded = _pass_of(program, shares, samples, model, step)
+                fault = _compare(reference, ranks, method, formats, rounded)
             if fault := links.broadcast(fault):
                 raise AgreedError(_explained(fault, program, method, R, formats))
     return PASSED
@@ -156,61 +148,47 @@ def _prove(
 
 def _pass_of(
     program: Exact,
-    options: Options,
     shares: Sequence[Batch],
     samples: Samples,
     model: nn.Module,
     rounded: float = 0.0,
 ) -> Pass:
     """The pass of the undivided network, or of one whose weights were `rounded` by such steps."""
-    method = program.method
+    method, options = program.method, program.method.options
     objective = method.problem.objectives.training
     bundles = method.problem.blocks.units[0].bundle, objective.targets
-    columns = [*zip(bundles, (samples.inputs, samples.targets), strict=True)]
-    parts = [[unpacked(bundle, x) for x in each] for bundle, each in columns]
-    whole = [unpacked(*pair) for pair in zip(bundles, samples.whole or (), strict=False)]
-    inputs, targets = (joined(each, whole[i] if whole else None) for i, each in enumerate(parts))
+    columns = zip(bundles, (samples.inputs, samples.targets), samples.whole, strict=True)
+    inputs, targets = (joined(*column) for column in columns)
     together = options.train.sync_batchnorm and len(shares) > 1
     rows = Rows(inputs, targets, parts_of(shares, program.parts, together))
-    loss = _loss(options, objective.loss)
+    loss: Any = options.loss or getattr(objective.loss, "loss", objective.loss)
     with rounded_weights(model, rounded) if rounded else nullcontext():
         return undivided_pass(model, loss, options.regularizer, rows, method.device)
 
 
 def _refer(
     program: Exact,
-    options: Options,
     links: RankLinks,
     shares: Sequence[Batch],
     samples: Samples,
     model: nn.Module | None,
 ) -> Pass | str:
     """The undivided network's pass, on the first rank; a text: why there is none."""
-    result = Pass()
-    failed = refused = ""
-    if model is not None:
-        try:
-            result = _pass_of(program, options, shares, samples, model)
+    result, reason = Pass(), ""
+    with links.agreement():
+        if model is not None:
+            try:
+                result = _pass_of(program, shares, samples, model)
+            except UnprovenError as error:
+                reason = str(error)
             if not isfinite(result.loss):
-                failed = "the loss of its samples is not a finite number"
-        except UnprovenError as error:
-            failed = str(error)
-        except ValueError as error:
-            refused = one_line(error)
-    failed, refused = links.broadcast((failed, refused))
-    if refused:
-        raise AgreedError(refused)
-    return failed or result
-
-
-def _loss(options: Options, loss: Any) -> Any:
-    """The loss as the user gave it."""
-    return options.loss or getattr(loss, "loss", loss)
+                reason = "the loss of its samples is not a finite number"
+    return links.broadcast(reason) or result
 
 
 def _compare(
     reference: Pass,
-    shares: Sequence[Shares],
+    ranks: Sequence[RankPass],
     method: Method,
     formats: bool,
     rounded: Pass | None = None,
@@ -220,16 +198,16 @@ def _compare(
     `rounded`: the reference at weights that differ from the network's by rounding.
     """
     rounded = rounded or reference
-    if foreign := next((each.foreign for each in shares if each.foreign), ""):
+    if foreign := next((each.foreign for each in ranks if each.foreign), ""):
         return foreign
     dtype = next((p.dtype for p in method.problem.blocks.model.parameters()), torch.float32)
     near, floor = ROUNDED if formats else TOLERANCE.get(dtype, ROUNDED)
-    weighed = [pair for each in shares for pair in each.losses]
+    weighed = [each.loss for each in ranks if each.loss is not None]
     loss = sum(value * weight for value, weight in weighed) / sum(weight for _, weight in weighed)
     bound = 0.2 * near * abs(reference.loss) + floor + WORSE * abs(rounded.loss - reference.loss)
     if not abs(loss - reference.loss) <= bound:
         return f"its loss is {loss:.6g}, and the undivided network's {reference.loss:.6g}"
-    blocks = shares[: len(method.problem.blocks)]
+    blocks = ranks[: len(method.problem.blocks)]
     here = {name: g for each in blocks for name, g in each.passed.gradients.items()}
     size = sum(float(g[0]) ** 2 for g in reference.gradients.values()) ** 0.5
     zero = torch.zeros(1 + PROJECTIONS, dtype=torch.float64)
@@ -251,7 +229,7 @@ def _compare(
     return _compare_attributes(reference, blocks)
 
 
-def _compare_attributes(reference: Pass, blocks: Sequence[Shares]) -> str:
+def _compare_attributes(reference: Pass, blocks: Sequence[RankPass]) -> str:
     for name, value in reference.attributes.items():
         found = [e.passed.attributes[name] for e in blocks if name in e.passed.attributes]
         other = next((x for x in found if unlike(x, value)), None if found else "as it was")

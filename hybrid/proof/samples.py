@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.data import Data
 from hybrid.links import RankLinks
@@ -29,7 +29,7 @@ class Samples:
 
     inputs: Sequence[Tensor]
     targets: Sequence[Tensor]
-    whole: tuple[Tensor, Tensor] | None = None
+    whole: tuple[Tensor | None, Tensor | None] = None, None
     """Those of all of them as one mini-batch, where the shares' shapes differ."""
 
     def of_replica(self, shares: Sequence[Batch], replica: int) -> Batch:
@@ -113,24 +113,18 @@ def _target_sizes(targets: Tensor) -> Tensor:
     return 1e9 * missing.sum(1) + rows.masked_fill(missing, 0.0).mean(1)
 
 
-def unpacked(bundle: Bundle | None, x: Tensor) -> Any:
-    """What a packed tensor holds."""
-    return x if bundle is None else bundle.unpack(x)
-
-
-def joined(shares: Sequence[Any], whole: Any) -> Any:
-    """What replicas' shares hold, as one mini-batch; `whole`: as it is collated at once.
+def joined(bundle: Bundle | None, packed: Sequence[Tensor], together: Tensor | None) -> Any:
+    """What replicas' packed shares hold, as one mini-batch; `together`: as it is collated at once.
 
     UnprovenError if that holds other numbers than the shares do.
     """
-    if len(shares) == 1:
-        return shares[0]
-    flat = [tree_flatten(share) for share in shares]
-    columns = [*zip(*(leaves for leaves, _ in flat), strict=True)]
-    if whole is None:
-        return tree_unflatten([torch.cat(column) for column in columns], flat[0][1])
+    shares = [x if bundle is None else bundle.unpack(x) for x in packed]
+    if together is None:
+        return tree_map(lambda *column: torch.cat(column), *shares) if shares[1:] else shares[0]
+    whole = together if bundle is None else bundle.unpack(together)
+    columns = zip(*map(tree_leaves, shares), strict=True)
     for column, x in zip(columns, tree_leaves(whole), strict=True):
-        for share, rows in zip(column, x.split([len(share) for share in column]), strict=True):
+        for share, rows in zip(column, x.split([*map(len, column)]), strict=True):
             cropped = rows[tuple(map(slice, share.shape))]
             if not torch.equal(cropped, share):
                 raise UnprovenError(

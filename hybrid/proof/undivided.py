@@ -12,7 +12,7 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hybrid.networks.units import mode
 from hybrid.solvers.checks.constant_draws import ConstantDraws, UnknownDrawError
@@ -107,18 +107,17 @@ def undivided_pass(
     reason, where that cannot be.
     """
     gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    if device.type == "cpu" and gradients > MOST_MEMORY * os.sysconf("SC_PHYS_PAGES"):
-        raise UnprovenError("the undivided network does not fit into the memory")
-    own = {id(module) for module in model.modules()}
+    modules = {id(module) for module in model.modules()}
     try:
-        with mode(model, True), _without_gradients(model), untraced((loss, regularizer), own):
+        if device.type == "cpu" and gradients > MOST_MEMORY * os.sysconf("SC_PHYS_PAGES"):
+            raise MemoryError
+        with mode(model, True), without_gradients(model), untraced((loss, regularizer), modules):
             return _pass(model.to(device), loss, regularizer, rows)
     except (UnknownDrawError, NoRowsError) as error:
         raise UnprovenError(str(error)) from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise UnprovenError("the undivided network does not fit into the memory") from error
-    except FAULTS as error:
-        if "not enough memory" in str(error):  # torch's allocator for CPUs
+    except (MemoryError, *FAULTS) as error:
+        full = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if full or "not enough memory" in str(error):  # torch's allocator for CPUs
             raise UnprovenError("the undivided network does not fit into the memory") from error
         raise ValueError(f"a pass of the undivided network fails: {failure(error)}") from error
 
@@ -139,22 +138,26 @@ def rounded_weights(model: nn.Module, step: float) -> Iterator[None]:
 
 
 def _pass(model: nn.Module, loss: Loss, regularizer: Function | None, rows: Rows) -> Pass:
-    kept, before = state_of(loss, model), attributes_of(model)
-    added = None if regularizer is None else state_of(regularizer, model)
+    before = attributes_of(model)
+    functions = {"the loss": loss, "the regularizer": regularizer}
+    states = {what: _state_of(function, model) for what, function in functions.items()}
 
     def outputs() -> Any:
         with ConstantDraws(), normalized_by_parts(model, rows.parts, rows.count):
-            return call_network(model, _copied(rows.inputs))
+            # a network may write to its inputs
+            return call_network(model, tree_map_only(Tensor, Tensor.clone, rows.inputs))
 
     with torch.enable_grad():
         out = outputs()
         with ConstantDraws():
             value = loss(out, rows.targets)
             value = value.mean() if value.dim() else value
-            (value + _added(regularizer, model)).backward()  # which may make passes again
-        check_own_state("the loss", kept, state_of(loss, model))
-        if added is not None:
-            check_own_state("the regularizer", added, state_of(regularizer, model))
+            total = value
+            if regularizer is not None:
+                total = total + regularizer(dict(model.named_parameters()))
+            total.backward()  # which may make passes again
+        for what, function in functions.items():
+            _check_state(what, states[what], _state_of(function, model))
         done = Pass(float(value.detach()))
         for name, p in model.named_parameters(remove_duplicate=False):
             if p.grad is not None:
@@ -170,17 +173,8 @@ def _pass(model: nn.Module, loss: Loss, regularizer: Function | None, rows: Rows
     return done
 
 
-def _added(regularizer: Function | None, model: nn.Module) -> Any:
-    return 0.0 if regularizer is None else regularizer(dict(model.named_parameters()))
-
-
-def _copied(inputs: Any) -> Any:
-    """Inputs that a network may write to."""
-    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
-
-
 @contextmanager
-def _without_gradients(model: nn.Module) -> Iterator[None]:
+def without_gradients(model: nn.Module) -> Iterator[None]:
     """Within it the parameters have no gradients; afterwards those that they had."""
     before = [(p, p.grad) for p in model.parameters()]
     for p, _ in before:
@@ -214,8 +208,8 @@ def unlike(x: Any, y: Any) -> bool:
     return bool(abs(x - y) > 1e-4 * abs(y))
 
 
-def state_of(function: Any, model: nn.Module) -> dict[tuple[int, str], Any]:
-    """What a loss keeps in buffers, attributes and what it encloses, but for the network's."""
+def _state_of(function: Any, model: nn.Module) -> dict[tuple[int, str], Any]:
+    """What a function keeps in buffers, attributes and what it encloses, but for the network's."""
     found: dict[tuple[int, str], Any] = {}
     for i, part in enumerate(holders(function, {id(m) for m in model.modules()})):
         state = dict(attributes(part)) if isinstance(part, nn.Module) else enclosed(part)
@@ -225,7 +219,7 @@ def state_of(function: Any, model: nn.Module) -> dict[tuple[int, str], Any]:
     return found
 
 
-def check_own_state(
+def _check_state(
     what: str, before: dict[tuple[int, str], Any], after: dict[tuple[int, str], Any]
 ) -> None:
     """ValueError if a call has changed what a function keeps."""

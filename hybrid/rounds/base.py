@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from hybrid.rounds.phase_report import (
     PHASES,
     DivergedError,
     PhaseReport,
-    accuracies_in_training,
     find_divergence,
     merge_shares,
     share_of_phase,
@@ -28,16 +27,26 @@ from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window
 
 WindowPairs = Sequence[tuple[Window, Window]]
-"""Of each round: the window that is trained, and the one that is swept."""
+"""For each round: the window that is trained, and the one that is swept."""
+
+
+class Status(NamedTuple):
+    """What a rank tells the first one at the end of a call, and then what all ranks know."""
+
+    stop: str = ""
+    """The signal that the rank, or the first of all, has received; empty without one."""
+    due: bool = False
+    """Whether, by the first rank's clock, it is time for a checkpoint."""
+    failure: str = ""
+    """The failure of a callback, which the first rank has; empty without one."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What all ranks learn of a call, whose whole reports are on the first rank alone."""
+    """What all ranks learn of a call; the first rank alone has whole reports."""
 
     reports: list[PhaseReport]
-    news: Any
-    """What the first rank makes of all ranks' statuses."""
+    status: Status
     grown: bool
     """Whether a residual has grown too much, so that the next call rests."""
     diverged: tuple[int, str] | None
@@ -47,8 +56,8 @@ class Outcome:
 class Rounds(ABC):
     """One rank's rounds. The ranks agree on losses only at the end of every call of `run`.
 
-        rank n   its share of the phases ->|                                 |-> outcome
-        rank 0                             |-> reports, divergence, news  -->|
+        rank n   its share of the phases ->|                                   |-> outcome
+        rank 0                             |-> reports, divergence, status  -->|
 
     What a rank sends and gets does not grow with their number: the first alone sees all shares.
     """
@@ -70,12 +79,10 @@ class Rounds(ABC):
         self.serial_steps = serial_steps
         """Steps at the start, in rounds without a parallel phase, which `count` leaves out."""
         self.trace = trace or Trace(links.place, links.now)
-        self.report_status: Callable[[], Any] = str
-        """Gives what this rank reports to the first one at the end of a call."""
-        self.merge_statuses: Callable[[list[Any]], Any] = len
-        """Makes, on the first rank, of all ranks' statuses what each shall know."""
-        self.news: Any = None
-        """What it made of them at the end of the last call, on every rank."""
+        self.report_status: Callable[[], Status] = Status
+        """Gives this rank's status at the end of a call."""
+        self.status = Status()
+        """The status of all at the end of the last call."""
         self.sample_losses: list[Tensor] = []
         """Losses of this rank's samples in the last call, in order, where a sampler needs them."""
         self.losses: list[list[Tensor]] = []
@@ -90,60 +97,59 @@ class Rounds(ABC):
         """Calls that stayed serial because of the residual."""
 
     def run(
-        self, windows: WindowPairs, first_step: int, epoch: int, closing: Window | None = None
+        self,
+        windows: WindowPairs,
+        first_step: int,
+        epoch: int,
+        bn_recalibration: Window | None = None,
     ) -> list[PhaseReport]:
         """Run one round for each (trained, swept) pair of windows; report their phases.
 
-        `closing`, where they end an epoch, is its last mini-batches once more. What a report has of
-        each rank, block or cut, and its notices, the first rank alone has.
+        `bn_recalibration`, where they end an epoch, has its last mini-batches once more. The lists
+        of a report by rank, block or cut, and its notices, are complete on the first rank alone.
         Raises DivergedError on all ranks, naming the step, if a loss is not finite.
         """
         serial, parallel = PhaseStats(), PhaseStats()
         self.sample_losses, self.fill_steps, self.fill_seconds = [], 0, 0.0
         before = self.links.traffic.total_waiting
-        self.train(windows, serial, parallel, closing)
+        self.train(windows, serial, parallel, bn_recalibration)
         waited = self.links.traffic.total_waiting - before
-        mine = [share_of_phase(stats) for stats in (serial, parallel)]
-        reports, objective = list[PhaseReport](), self.exact.block.objective
-        everyone = self.links.gather((mine, waited, self.report_status()))
-        if everyone is not None:
-            reports = self._reports([shares for shares, *_ in everyone])
-            seconds = sum(report.seconds for report in reports)
-            if seconds and len(everyone) > 1:
-                reports[0].idle = [min(1.0, waited / seconds) for _, waited, _ in everyone]
-        outcome = self.links.broadcast(self._outcome(reports, everyone))
+        shares = [share_of_phase(stats) for stats in (serial, parallel)]
+        everyone = self.links.gather((shares, waited, self.report_status()))
+        merged = None if everyone is None else self._merge(*zip(*everyone, strict=True))
+        brief = merged and replace(merged, reports=[report.brief() for report in merged.reports])
+        outcome = self.links.broadcast(brief)
         assert outcome is not None
-        reports = reports or outcome.reports
-        if objective.each:
+        reports = (merged or outcome).reports
+        if self.exact.block.objective.each:
             self.losses = self._gather_losses()
-        if objective.accumulates_in_training:
-            found = accuracies_in_training(self.links, objective, [serial.seen, parallel.seen])
-            for report in reports:
-                report.accuracy = found[PHASES.index(report.phase)]
-        self.news = outcome.news
+        self.status = outcome.status
         if outcome.diverged is not None:
             raise DivergedError.at(*outcome.diverged, first_step, epoch)
         self.plan_next_call(reports, windows, outcome.grown)
         return reports
 
-    def _reports(self, everyone: list[Any]) -> list[PhaseReport]:
-        """Of the phases that there were, from what all ranks did in each."""
+    def _merge(
+        self,
+        shares: Sequence[list[dict[str, Any]]],
+        waited: Sequence[float],
+        statuses: Sequence[Status],
+    ) -> Outcome:
+        """The outcome of a call from what all ranks report; the first rank calls it."""
         size = self.links.size
-        chains = [everyone[start : start + size] for start in range(0, len(everyone), size)]
-        return [
+        chains = [shares[start : start + size] for start in range(0, len(shares), size)]
+        reports = [
             merge_shares(phase, [[rank[i] for rank in ranks] for ranks in chains])
             for i, phase in enumerate(PHASES)
-            if any(rank[i]["samples"] for rank in everyone)
+            if any(rank[i]["samples"] for rank in shares)
         ]
-
-    def _outcome(self, reports: list[PhaseReport], everyone: list[Any] | None) -> Outcome | None:
-        """What the first rank, which alone has everyone's shares, tells the others."""
-        if everyone is None:
-            return None
-        shares, statuses = ([rank[i] for rank in everyone] for i in (0, 2))
+        seconds = sum(report.seconds for report in reports)
+        if seconds and len(shares) > 1:
+            reports[0].idle = [min(1.0, each / seconds) for each in waited]
+        stop = next((each.stop for each in statuses if each.stop), "")
         return Outcome(
-            [report.brief() for report in reports],
-            self.merge_statuses(statuses),
+            reports,
+            statuses[0]._replace(stop=stop),
             self.has_grown(reports),
             find_divergence(shares),
         )
@@ -158,7 +164,11 @@ class Rounds(ABC):
 
     @abstractmethod
     def train(
-        self, windows: WindowPairs, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
+        self,
+        windows: WindowPairs,
+        serial: PhaseStats,
+        parallel: PhaseStats,
+        bn_recalibration: Window | None,
     ) -> None:
         """Run the rounds; add to both phases what this rank did."""
 
@@ -184,9 +194,6 @@ class Rounds(ABC):
     def is_serial_start(self, window: Window) -> bool:
         """Whether a round is one of the first, which have no parallel phase."""
         return window.batches[0].step < self.serial_steps
-
-    def end_epoch(self) -> None:  # noqa: B027
-        """Forget the epoch's records."""
 
     def drain(self) -> PhaseStats:
         """Finish what is under way between blocks; all ranks call it."""

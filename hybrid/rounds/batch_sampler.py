@@ -45,8 +45,6 @@ class BatchSampler:
         """Steps and samples of the mini-batches whose losses come with the next report."""
         self._with_losses: deque[tuple[int, Tensor, Tensor]] = deque()
         """Mini-batches with losses that the sampler may not use yet, because of its lag."""
-        self._fault = ""
-        """Why it cannot go on; the next choice reports it on all ranks."""
 
     def ids(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:
         """Numbers (size,), int64, of the samples of an epoch's mini-batches; all ranks call it.
@@ -86,44 +84,34 @@ class BatchSampler:
         chosen = []
         for number in numbers:
             first = number * self.size
+            step = epoch * self.steps + number
             if isinstance(self.sampler, Learning):
-                self._learn_before(epoch * self.steps + number, self.sampler.lag)
+                while self._with_losses and self._with_losses[0][0] <= step - self.sampler.lag:
+                    _, ids, losses = self._with_losses.popleft()
+                    self.choice.learn(ids, losses)
             ids = self.choice.choose(epoch, first, self.size)
-            self._expect_losses(epoch * self.steps + number, ids)
+            if self.learns and step >= self._next:
+                self._next = step + 1
+                self._without_losses.append((step, ids))
             chosen.append(self._numbering.number_samples(epoch, first, ids))
         return chosen
-
-    def _learn_before(self, step: int, lag: int) -> None:
-        """Give the sampler the losses that it may use at a step."""
-        while self._with_losses and self._with_losses[0][0] <= step - lag:
-            _, ids, losses = self._with_losses.popleft()
-            self.choice.learn(ids, losses)
-        if self._fault:
-            raise ValueError(self._fault)
-
-    def _expect_losses(self, step: int, ids: Tensor) -> None:
-        if self.learns and step >= self._next:
-            self._next = step + 1
-            self._without_losses.append((step, ids))
 
     def take_losses(self, losses: Sequence[Sequence[Tensor]]) -> None:
         """Take the losses (N,) that each replica's last block had since the last call, in order."""
         if not self.learns or not self._chooses:
             return
         shares = [ids.tensor_split(self._replicas) for _, ids in self._without_losses]
-        sizes = [[len(own[r]) for own in shares] for r in range(self._replicas)]
-        expected = [sum(own) for own in sizes]
-        per_replica = [torch.cat([torch.empty(0), *found]) for found in losses]
-        if [len(found) for found in per_replica] != expected:
-            self._fault = (
+        sizes = [[len(ids) for ids in of_replica] for of_replica in zip(*shares, strict=True)]
+        per_replica = [torch.cat([torch.empty(0), *each]) for each in losses]
+        if sizes and [*map(len, per_replica)] != [*map(sum, sizes)]:
+            raise ValueError(
                 f"sampler {self.sampler.name!r} has {sum(map(len, per_replica))} losses of "
-                f"{sum(expected)} samples: take a solver that reports the loss of every one, or "
-                "sampler.name=uniform"
+                f"{sum(map(sum, sizes))} samples: take a solver that reports the loss of every "
+                "one, or sampler.name=uniform"
             )
-            return
-        split_losses = [x.split(own) for x, own in zip(per_replica, sizes, strict=True)]
-        for n, (step, ids) in enumerate(self._without_losses):
-            self._with_losses.append((step, ids, torch.cat([parts[n] for parts in split_losses])))
+        parts = [x.split(each) for x, each in zip(per_replica, sizes, strict=False)]
+        for (step, ids), share in zip(self._without_losses, zip(*parts, strict=True), strict=True):
+            self._with_losses.append((step, ids, torch.cat(share)))
         self._without_losses.clear()
 
     def share_statistics(self) -> dict[str, Any]:
@@ -179,17 +167,7 @@ class Numbering:
 
         ValueError for a sample that the data set does not have.
         """
-        if ids.dtype != torch.int64 or ids.dim() != 1:
-            raise ValueError(
-                f"the sampler's choice is {tuple(ids.shape)} of {ids.dtype}; it must be (count,) "
-                "of torch.int64"
-            )
-        wrong = ids[(ids < 0) | (ids >= self.choice.count)]
-        if len(wrong):
-            raise ValueError(
-                f"the sampler chose sample {int(wrong[0])} of a data set of {self.choice.count}: "
-                f"let it choose from 0 to {self.choice.count - 1}"
-            )
+        ids = check_ids("choice", ids, None, self.choice.count)
         if (epoch, first) != self._counted:
             earlier = self.choice.choose(epoch, 0, first).tolist() if first else []
             self._times = Counter(earlier)

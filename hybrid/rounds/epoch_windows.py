@@ -18,7 +18,7 @@ from hybrid.solvers.windows import Batch, Window
 Rate = Callable[[int], float]
 """The learning rate of step 0, 1, ...: a function of the step alone, the same on every rank."""
 
-CLOSING = 32
+BN_BATCHES = 32
 """Mini-batches after which running statistics are those of the weights: 0.9^32 is 3 %."""
 
 
@@ -138,10 +138,10 @@ class Windows:
                 break
         return made[:past]
 
-    def closing(self, epoch: int) -> Window:
-        """The epoch's last mini-batches, `CLOSING` at most, however it is cut into windows."""
+    def bn_recalibration(self, epoch: int) -> Window:
+        """The epoch's last mini-batches, `BN_BATCHES` at most, however it is cut into windows."""
         batches = self.sampler.steps
-        return Window(self._batches(epoch, range(max(0, batches - CLOSING), batches)))
+        return Window(self._batches(epoch, range(max(0, batches - BN_BATCHES), batches)))
 
     def _batches(self, epoch: int, numbers: range, augment: bool = True) -> list[Batch]:
         """This replica's share of mini-batches of an epoch; plain ones may keep the first order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import isfinite
@@ -10,14 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from hybrid.data import Data, Dataset
 from hybrid.errors import AgreedError
 from hybrid.links import RankLinks
-from hybrid.rounds.phase_report import DivergedError, Scores
-from hybrid.rounds.spoilt_samples import SpoiltSamples
+from hybrid.networks.units import kept_modes
+from hybrid.rounds.epoch_windows import EpochSource
+from hybrid.rounds.phase_report import DivergedError
 from hybrid.solvers.block import Block
+from hybrid.solvers.metrics import evaluated, reset
 from hybrid.solvers.objective import Objective
+from hybrid.solvers.windows import Batch
 
 TOGETHER = 4
 """Mini-batches of an evaluation after which the first block waits for the last one."""
@@ -63,22 +67,50 @@ class Evaluation:
         if not isfinite(measured["loss"]):
             check_weights(block, self.links, step)
             error = DivergedError(f"the {name} loss is not finite after step {step}")
-            self._check_samples(name, data, block, size, error)
+            source = EpochSource(data, 0, 0, augment=False, device=block.device)
+            batches = [Batch(ids, 0.0, source) for ids in data.test_order().split(size)]
+            check_samples(block, self.links, batches, len(data), f"{name} sample", error)
             raise error
         return measured
 
-    def _check_samples(
-        self, name: str, data: Data, block: Block, size: int, error: DivergedError
-    ) -> None:
-        """Raise AgreedError on all ranks if samples are not finite."""
-        spoilt, batches = SpoiltSamples(), data.test_order().split(size)
-        for ids in batches if block.first else ():
-            spoilt.look("input", data.batch(ids, seed=0, epoch=0, augment=False), ids)
-        self.links.all_gather(None)  # two threads of one stream would make it begin again and again
-        for ids in batches if block.last else ():
-            spoilt.look("target", data.targets(ids), ids)
-        if (fault := self.links.first_of(spoilt.fault())) is not None:
-            raise AgreedError(f"{error}: {fault.replace('of sample', f'of {name} sample')}")
+
+def check_samples(
+    block: Block,
+    links: RankLinks,
+    batches: Sequence[Batch],
+    count: int,
+    kind: str,
+    error: DivergedError,
+) -> None:
+    """Raise AgreedError on all ranks if one of `count` samples is not finite."""
+    fault = None
+    if block.first:
+        fault = _describe_spoilt(f"input of {kind}", count, ((b.ids, b.images()) for b in batches))
+    links.all_gather(None)  # two threads of one stream would make it begin again and again
+    if block.last and fault is None:
+        fault = _describe_spoilt(f"target of {kind}", count, ((b.ids, b.labels()) for b in batches))
+    if (fault := links.first_of(fault)) is not None:
+        raise AgreedError(f"{error}: {fault}")
+
+
+def _describe_spoilt(what: str, count: int, batches: Iterable[tuple[Tensor, Tensor]]) -> str | None:
+    """The first sample with nan or inf, with the remedy.
+
+    None if none has any, or over half of them: masks and missing targets are not finite on purpose.
+    """
+    first, spoilt, samples = "", 0, 0
+    for ids, x in batches:
+        rows = (~x.isfinite()).reshape(len(x), -1).any(1).nonzero().flatten().cpu()
+        if len(rows) and not first:
+            nan = x[rows[0]].isnan().any()
+            first = f"{int(ids[rows[0]]) % count} has {'nan' if nan else 'inf'}"
+        spoilt, samples = spoilt + len(rows), samples + len(x)
+    if not first or 2 * spoilt > samples:
+        return None
+    return (
+        f"the {what} {first} in it: correct it, or leave it out; if the network or its loss takes "
+        "that, lower the learning rate"
+    )
 
 
 def check_weights(block: Block, links: RankLinks, step: int) -> None:
@@ -109,15 +141,15 @@ def measure_network(
     place, batches = links.place, data.test_order().split(batch_size)
     data.keep(2 * TOGETHER * batch_size * place.replicas)
     own = batches[place.replica :: place.replicas]
-    scores, measured = Scores(links, objective, objective.accumulated), []
+    accumulated, measured = _Accumulated(links, objective), []
     for ids, out in _outputs(block, links, data, own, watch):
         targets = data.targets(ids).to(block.device)
         measured.append(objective.measured(out, targets))
-        scores.add(objective.seen(out, targets))
+        accumulated.add([*tree_leaves(out), targets])
     if block.last and len(own) < len(batches[:: place.replicas]):
-        scores.add(None)  # as often as the first replica
+        accumulated.add(None)  # as often as the first replica
     sums = torch.stack(measured).cpu() if measured else None
-    everyone = links.gather((sums, scores.values()))
+    everyone = links.gather((sums, accumulated.values()))
     means = {}
     if everyone is not None:
         lasts = [sums for sums, _ in everyone if sums is not None]
@@ -143,32 +175,71 @@ def _outputs(
     """
     if block.first or block.last:
         data.expect(list(batches), 0, 0)
-    # two blocks on threads may share a module without parameters, so they change its mode together
-    modes = [(module, module.training) for module in block.module.modules()]
-    links.all_gather(None)
-    block.module.eval()
-    links.all_gather(None)
-    try:
-        with torch.no_grad():
-            for number, ids in enumerate(batches):
-                if block.first:
-                    inputs = data.batch(ids, seed=0, epoch=0, augment=False).to(block.device)
-                else:
-                    inputs = links.from_previous()
-                out = block.forward(inputs)
-                if block.last:
-                    yield ids, out
-                else:
-                    links.to_next(out)
-                watch(number + 1, len(batches))
-                if number % TOGETHER == TOGETHER - 1:
-                    # the first block waits for the last one, or its outputs would pile up
-                    links.all_gather(None)
+    with kept_modes(block.module), torch.no_grad():
+        # two blocks on threads may share a module without parameters: they change its mode together
+        links.all_gather(None)
+        block.module.eval()
+        links.all_gather(None)
+        for number, ids in enumerate(batches):
+            if block.first:
+                inputs = data.batch(ids, seed=0, epoch=0, augment=False).to(block.device)
+            else:
+                inputs = links.from_previous()
+            out = block.forward(inputs)
+            if block.last:
+                yield ids, out
+            else:
+                links.to_next(out)
+            watch(number + 1, len(batches))
+            if number % TOGETHER == TOGETHER - 1:
+                # the first block waits for the last one, or its outputs would pile up
+                links.all_gather(None)
         links.flush()
         links.all_gather(None)
-    finally:
-        for module, training in modes:
-            module.training = training
+
+
+class _Accumulated:
+    """Metrics that accumulate over an evaluation, on the last blocks of all replicas.
+
+    Outputs and targets go to the first replica, which alone computes.
+    """
+
+    def __init__(self, links: RankLinks, objective: Objective) -> None:
+        self._links, self._objective = links, objective
+        self._computes = links.place.number == links.size - 1
+        self._reset()
+
+    def add(self, tensors: Sequence[Tensor] | None) -> None:
+        """Take in a batch of every replica, in their order; None: this one has none.
+
+        They are the tensors of an output, and the targets. All replicas call it as often.
+        """
+        if not self._objective.accumulated:
+            return
+        replicas, nothing = range(self._links.place.replicas), torch.empty(0)
+        if len(replicas) == 1:
+            batches = [] if tensors is None else [tensors]
+        else:
+            leaves = self._objective.output.num_leaves + 1
+            exchanges = [
+                self._links.peers.exchange([x if r == 0 else nothing for r in replicas])
+                for x in tensors or [nothing] * leaves
+            ]
+            columns = [exchange() for exchange in exchanges]
+            batches = [b for b in zip(*columns, strict=True) if len(b[-1])]
+        if self._computes:
+            self._objective.accumulate(batches)
+
+    def values(self) -> dict[str, float]:
+        """The values of the metrics, on the rank that computes; elsewhere nothing."""
+        metrics = self._objective.accumulated if self._computes else {}
+        values = {name: evaluated(name, metric) for name, metric in metrics.items()}
+        self._reset()  # what they hold is no longer wanted
+        return values
+
+    def _reset(self) -> None:
+        for name, metric in self._objective.accumulated.items() if self._computes else ():
+            reset(name, metric)
 
 
 def format_results(results: Mapping[str, float | None]) -> str:

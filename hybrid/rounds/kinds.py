@@ -64,7 +64,11 @@ class AlternatingRounds(Rounds):
         """Whether carried records have been made."""
 
     def train(
-        self, windows: WindowPairs, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
+        self,
+        windows: WindowPairs,
+        serial: PhaseStats,
+        parallel: PhaseStats,
+        bn_recalibration: Window | None,
     ) -> None:
         program = None if self.resting else self.program
         recorder = None if self.observe else self.recorder
@@ -84,8 +88,8 @@ class AlternatingRounds(Rounds):
                 part.squares = []
             parallel.add(part)
         unmoved = self.statistics and self.recorder is None and not self.correct_every
-        if closing is not None and unmoved and not opens:
-            serial.watch += self._propagate(closing, None).watch
+        if bn_recalibration is not None and unmoved and not opens:
+            serial.watch += self._propagate(bn_recalibration, None).watch
 
     def _record(self, swept: Window, corrected: bool) -> PhaseStats:
         """Make the records that the serial phase has not made."""
@@ -150,34 +154,38 @@ class MiniBatchRounds(Rounds):
     """
 
     alternates = False
-    closes = False
+    serial_end = False
     """Whether the last round of an epoch is serial, too."""
 
     def train(
-        self, windows: WindowPairs, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
+        self,
+        windows: WindowPairs,
+        serial: PhaseStats,
+        parallel: PhaseStats,
+        bn_recalibration: Window | None,
     ) -> None:
         assert self.program is not None
-        exact = self.program.solver.exact
-        phase, own = ("serial", serial) if exact else ("parallel", parallel)
-        last = windows[-1][0] if self.closes and closing is not None else None
+        exact, ends_epoch = self.program.solver.exact, bn_recalibration is not None
+        phase, stats = ("serial", serial) if exact else ("parallel", parallel)
+        last = windows[-1][0] if self.serial_end and ends_epoch else None
         for trained, _ in windows:
             if self.is_serial_start(trained) or self.begin_round() or trained is last:
-                self._drain_into(own)
+                self._drain_into(stats)
                 with self.trace.span("serial"):
                     self.add(serial, self.exact.train(trained))
             else:
                 with self.trace.span(phase):
-                    self.add(own, self.program.train(trained))
-        if closing is not None:
-            self._drain_into(own)
-        if not own.samples:
-            serial.watch += own.watch  # there was nothing but a drain
+                    self.add(stats, self.program.train(trained))
+        if ends_epoch:
+            self._drain_into(stats)
+        if not stats.samples:
+            serial.watch += stats.watch  # there was nothing but a drain
         if (filling := self.filling) is not None:
-            own.squares += filling.stats.squares
+            stats.squares += filling.stats.squares
             self.fill_steps, self.fill_seconds = filling.stats.steps, filling.watch.seconds()
             filling.stats, filling.watch = PhaseStats(), Stopwatch()
 
-    def _drain_into(self, own: PhaseStats) -> None:
+    def _drain_into(self, stats: PhaseStats) -> None:
         """Finish what is under way; its time counts as the method's own."""
-        with own.timed(self.links):
-            own.add(self.drain())
+        with stats.timed(self.links):
+            stats.add(self.drain())

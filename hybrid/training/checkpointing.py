@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybrid.errors import one_line
+from hybrid.errors import counted, one_line
 from hybrid.folder import checkpoint
 from hybrid.links import RankLinks
 from hybrid.links.grid import Place
@@ -34,8 +35,6 @@ FLIGHTS = "under way on block "
 _COMMON = ("images", "serial_seconds", "parallel_seconds")
 TOTALS = (*_COMMON, "idle_seconds", "fill_steps", "fill_seconds", "bytes_sent")
 """What a run counts from its first step; the first three are the same on every rank."""
-NUMBER = "number "
-"""The prefix of the names of plain attributes that are numbers, where they are tensors."""
 MOST_NUMBERS = 1 << 12
 """A larger tensor is taken for what a pass has computed, and left out."""
 FORMATS = {
@@ -177,16 +176,18 @@ class StateFiles:
         self, folder: Path, manifest: Mapping[str, Any], parts: Container[str]
     ) -> list[str]:
         """Notices for the user of what is not restored; empty if nothing is lost."""
-        notices, alone = [], self.place.replicas == 1
-        if (before := manifest["cuts"]) != self.blocks.cuts:
-            cuts = [" and ".join(each) or "no unit" for each in (before, self.blocks.cuts)]
-            notices.append(f"{folder}: cut before {cuts[0]}; the run goes on, cut before {cuts[1]}")
-        if manifest["replicas"] > 1 and alone:
-            notices.append(
-                f"{folder}: {manifest['replicas']} replicas, kept together by {manifest['sync']}, "
-                "go on as 1: ask for replicas again to have more"
+        notices, alone, same = [], self.place.replicas == 1, self.same_grid(manifest)
+        if not same:
+            grids = (
+                (manifest["cuts"], manifest["replicas"]),
+                (self.blocks.cuts, self.place.replicas),
             )
-        restored = "program" in parts and (alone or "sync" in parts) and self.same_grid(manifest)
+            before, after = (
+                f"{counted(replicas, 'replica')}, cut before {' and '.join(cuts) or 'no unit'}"
+                for cuts, replicas in grids
+            )
+            notices.append(f"{folder}: {before}; the run goes on with {after}")
+        restored = "program" in parts and (alone or "sync" in parts) and same
         if not restored and any(name.startswith(FLIGHTS) for name in manifest["states"]):
             notices.append(
                 f"{folder}: what {manifest['solver']} had under way is dropped, because the "
@@ -198,77 +199,68 @@ class StateFiles:
 class CountedAttributes:
     """Numbers and small tensors in plain attributes that have changed since a run began.
 
-    They have global names, so that they are found again on any grid. Of several blocks that run a
-    module, the last has come to the end of its code; of replicas the first one's are kept. What a
-    rank has besides, such as the count of a pass that it will make again, is for the same grid.
+    They have global names, so that they fit any grid. Of several blocks that run a module, the last
+    one's are kept, which has come to the end of its code; of replicas the first one's. Where a rank
+    has other values, such as the count of a pass that it will make again, they are for the same
+    grid.
     """
 
     def __init__(self, module: BlockModule, links: RankLinks) -> None:
         self.links = links
-        self.places: dict[str, nn.Module] = {}
+        self.modules: dict[str, nn.Module] = {}
         """By global path."""
         for path in user_modules(module):
             name = module.global_name(path).strip(".")
-            self.places[name] = code_of(module.get_submodule(path))
-        self.first = self._values()
-        """As the run found them."""
+            self.modules[name] = code_of(module.get_submodule(path))
+        self.at_start = self._values()
 
     def _values(self) -> dict[str, Any]:
         return {
             f"{path}.{name}": value.clone() if isinstance(value, Tensor) else value
-            for path, m in self.places.items()
+            for path, m in self.modules.items()
             for name, value in attributes(m).items()
-            if is_number(value) or _is_kept(value)
+            if is_number(value) or _is_small_tensor(value)
         }
 
     def state(self) -> State:
-        own = {
-            name: value
+        changed = {
+            name: _encode(value)
             for name, value in self._values().items()
-            if name not in self.first or not is_same(value, self.first[name])
+            if name not in self.at_start or not is_same(value, self.at_start[name])
         }
-        merged: dict[str, Any] = {}
-        for each in self.links.agree({name: _encoded(value) for name, value in own.items()}):
-            merged |= each
-        others = {n: x for n, x in own.items() if _encoded(x) != merged.get(n)}
-        return State(shared=merged, flight=dict(_named_tensor(*each) for each in others.items()))
+        shared: dict[str, Any] = {}
+        for each in self.links.agree(changed):
+            shared |= each
+        others = {name: value for name, value in changed.items() if value != shared.get(name)}
+        text = torch.tensor([*json.dumps(others).encode()], dtype=torch.uint8)
+        return State(shared=shared, flight={"others": text} if others else {})
 
     def load_state(self, state: State) -> None:
-        first = {name: _encoded(value) for name, value in self.first.items()}
-        own = {
-            n.removeprefix(NUMBER): x.item() if n.startswith(NUMBER) else _encoded(x)
-            for n, x in state.flight.items()
-        }
-        for name, value in (first | state.shared | own).items():
+        values = {name: _encode(value) for name, value in self.at_start.items()} | state.shared
+        if "others" in state.flight:
+            values |= json.loads(bytes(state.flight["others"].tolist()))
+        for name, value in values.items():
             path, _, field = name.rpartition(".")
-            m = self.places.get(path)
-            now = getattr(m, field, None)
-            if m is not None and (now is None or is_number(now) or is_plain_tensor(now)):
-                vars(m)[field] = _decoded(value, m)
+            m = self.modules.get(path)
+            present = getattr(m, field, None)
+            if m is not None and (
+                present is None or is_number(present) or is_plain_tensor(present)
+            ):
+                vars(m)[field] = value if is_number(value) else _decode(value, m)
 
 
-def _is_kept(value: Any) -> bool:
+def _is_small_tensor(value: Any) -> bool:
     if not is_plain_tensor(value) or value.requires_grad:
         return False
     return str(value.dtype) in FORMATS and value.numel() <= MOST_NUMBERS
 
 
-def _encoded(value: Any) -> Any:
-    """A number as it is, and of a tensor its format and numbers."""
+def _encode(value: Any) -> Any:
+    """A number as it is; for a tensor its format and numbers."""
     return [str(value.dtype), value.tolist()] if isinstance(value, Tensor) else value
 
 
-def _named_tensor(name: str, value: Any) -> tuple[str, Tensor]:
-    """A number as a tensor of no dimension, and another name."""
-    if isinstance(value, Tensor):
-        return name, value
-    wide = torch.float64 if isinstance(value, float) else None
-    return NUMBER + name, torch.tensor(value, dtype=wide)
-
-
-def _decoded(value: Any, module: nn.Module) -> Any:
-    if is_number(value):
-        return value
+def _decode(value: Any, module: nn.Module) -> Tensor:
     parameter = next(module.parameters(), None)
     device = None if parameter is None else parameter.device
     return torch.tensor(value[1], dtype=FORMATS[value[0]], device=device)

@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from hybrid.data import Data
-from hybrid.errors import AgreedError
 from hybrid.folder import checkpoint
 from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.optimizers import peak_rate
-from hybrid.method.options import Options
 from hybrid.method.schedule import Plateau, make_schedule
 from hybrid.networks.units import BlockModule
 from hybrid.proof.proof import is_checked
 from hybrid.ranks import launch
 from hybrid.rounds.batch_sampler import BatchSampler
-from hybrid.rounds.epoch_windows import CLOSING
+from hybrid.rounds.epoch_windows import BN_BATCHES
+from hybrid.rounds.evaluation import check_samples
 from hybrid.rounds.phase_report import DivergedError, PhaseReport
-from hybrid.rounds.spoilt_samples import SpoiltSamples
 from hybrid.rounds.trace import Trace
 from hybrid.settings.selection import check_metric
 from hybrid.solvers.checks.mean_check import MeanCheck
@@ -43,17 +41,17 @@ class RankTraining:
     def __init__(
         self,
         method: Method,
-        options: Options,
         links: RankLinks,
         data: Data,
         trace: Trace,
         callbacks: Stateful | None,
     ) -> None:
-        self.method, self.options, self.links = method, options, links
+        options = self.options = method.options
+        self.method, self.links = method, links
         self.callbacks, self.num_samples = callbacks, len(data)
         train, place = options.train, links.place
         self.block = method.block(links)
-        if self.block.last and not self.block.norms and is_checked(method, options, data):
+        if self.block.last and not self.block.norms and is_checked(method, data):
             network = method.problem.objectives.network
             self.block.check = MeanCheck(self.block, method.steps, network)
         if self.block.sync is not None:
@@ -111,7 +109,7 @@ class RankTraining:
         count = 2 * self.links.size + max(stored, method.setup.stored_batches)
         if launch.communicator() is None:
             count += method.setup.window + self._report_every()
-        return max(count, CLOSING if method.problem.normed else 0)
+        return max(count, BN_BATCHES if method.problem.normed else 0)
 
     def run(self, pairs: Sequence[tuple[Window, Window]]) -> list[PhaseReport]:
         """Run a round for each pair of windows, and count what it did."""
@@ -119,8 +117,8 @@ class RankTraining:
         waited, sent = traffic.total_waiting, traffic.total_bytes
         steps = sum(len(trained.batches) for trained, _ in pairs)
         ends = at.step + steps == (at.epoch + 1) * self.method.steps
-        closing = self.windows.closing(at.epoch) if ends else None
-        reports = self.rounds.run(pairs, at.step, at.epoch, closing)
+        bn_recalibration = self.windows.bn_recalibration(at.epoch) if ends else None
+        reports = self.rounds.run(pairs, at.step, at.epoch, bn_recalibration)
         self.sampler.take_losses(self.rounds.losses)
         at.step += steps
         at.add_loss(reports[0].loss, reports[0].samples)
@@ -247,12 +245,5 @@ class RankTraining:
     def check_samples(self, error: DivergedError) -> None:
         """Raise AgreedError on all ranks if the next samples are not finite, as no step repairs."""
         pairs = next(self.groups(), []) if self.position.epoch < self.options.train.epochs else []
-        spoilt = SpoiltSamples()
-        for batch in (batch for trained, _ in pairs for batch in trained.batches):
-            ids = batch.ids % self.num_samples
-            if self.block.first:
-                spoilt.look("input", batch.images(), ids)
-            if self.block.last:
-                spoilt.look("target", batch.labels(), ids)
-        if (fault := self.links.first_of(spoilt.fault())) is not None:
-            raise AgreedError(f"{error}: {fault}")
+        batches = [batch for trained, _ in pairs for batch in trained.batches]
+        check_samples(self.block, self.links, batches, self.num_samples, "sample", error)

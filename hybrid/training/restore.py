@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save
@@ -30,7 +30,8 @@ from hybrid.training import build, references
 from hybrid.training.summary import OWN_LOSS
 from hybrid.training.trainer import Trainer
 
-Model = TypeVar("Model", bound=nn.Module)
+Model = nn.Module | Callable[[], nn.Module] | str
+"""A network, or what makes it: a function or its name, package.module:function."""
 START = b"\n"
 """What stands before a text that begins with nothing."""
 EXPORTED = r"(.*config\.json|.*\.safetensors(\.index\.json)?|README\.md)"
@@ -42,17 +43,17 @@ _OTHER_FORMATS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".onnx", ".gguf
 
 
 def evaluate(
-    run: Path, *, loss: str | None = None, best: bool = False, **own: str | None
+    run: Path, *, loss: str | None = None, best: bool = False, **options: str | None
 ) -> tuple[dict[str, dict[str, float]], Path]:
     """Loss and metrics of a run's newest (or best) checkpoint, by set; and its folder.
 
     They are measured on the validation set, if there is one, and on the test set, on one device.
-    `loss` is package.module:function, or the name of a loss; `own` is as in `restore`.
+    `loss` is package.module:function, or the name of a loss; `options` are as in `restore`.
     """
-    settings, folder, network, loaded = restore(run, best=best, **own)
+    settings, folder, network, loaded = restore(run, best=best, **options)
     sets = {"validation": loaded.validation, "test": loaded.test}
-    known = {name: data for name, data in sets.items() if data is not None}
-    if not known:
+    measured = {name: data for name, data in sets.items() if data is not None}
+    if not measured:
         raise ValueError(
             f"the data of {run} have no validation or test set: give --data "
             "package.module:function, which gives (training, test) data"
@@ -61,17 +62,17 @@ def evaluate(
     name = _name(run, "--loss", train.loss, loss, train.loss != OWN_LOSS)
     function = references.load_loss(name)
     named = train.model_copy(update={} if function else {"loss": name})
-    configs: list[Any] = [getattr(module, "config", None) for module in network.modules()]
-    for config in configs:
+    for module in network.modules():
+        config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # keys and values of earlier tokens, which no loss takes
     trainer = Trainer(split(network, 1), train=named, loss=function)
-    return {name: trainer.evaluate(data) for name, data in known.items()}, folder
+    return {name: trainer.evaluate(data) for name, data in measured.items()}, folder
 
 
 def load(
     run: str | Path,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+    model: Model | None = None,
     *,
     data_dir: str | None = None,
     best: bool = False,
@@ -83,8 +84,8 @@ def load(
     ValueError if the run does not say how, or holds another model.
     """
     if model is not None:
-        stored = _read(Path(run), best)
-        return _load_weights(_made(model), stored, "model=").eval()
+        network = _user_network(model, _settings(Path(run)))
+        return _load_weights(network, _read(Path(run), best), "model=").eval()
     if _settings(Path(run)).data.name == TEXT:
         return _text_model(Path(run), None, best)[1]
     _, _, network, _ = restore(Path(run), data_dir=data_dir, best=best)
@@ -185,7 +186,7 @@ def _network(run: Path, settings: Config, model: str | None, samples: Data) -> n
     known = is_reference(settings.model.name) or bool(models.NAME.fullmatch(settings.model.name))
     name = _name(run, "--model", settings.model.name, model, known)
     if is_reference(name):
-        return _make_network(name, settings)
+        return _user_network(name, settings)
     if model is not None:
         raise ValueError(f"--model is {model}: give package.module:function, or leave it out")
     if settings.data.name == TEXT:  # whose windows say how long they were, whatever is read now
@@ -200,7 +201,7 @@ def _where(run: Path, model: str | None) -> str:
 def export(
     run: str | Path,
     target: str | Path,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+    model: Model | None = None,
     *,
     best: bool = False,
     shard_gb: float | None = None,
@@ -241,17 +242,18 @@ def export(
         if model is None:
             weights.write(partial, stored.tensors, most)
             return
-        _save_itself(_load_weights(_made(model), stored, "model="), partial, most)
+        network = _user_network(model, _settings(run))
+        _save_itself(_load_weights(network, stored, "model="), partial, most)
 
 
 def _save_itself(network: nn.Module, folder: Path, most: int) -> None:
     """Write a network as its class does, or else its state dict."""
-    own = getattr(network, "save_pretrained", None)
-    if not callable(own):
+    save_pretrained = getattr(network, "save_pretrained", None)
+    if not callable(save_pretrained):
         weights.write(folder, network.state_dict(), most)
         return
     try:
-        own(folder, max_shard_size=most)
+        save_pretrained(folder, max_shard_size=most)
     except OSError:
         raise
     except Exception as error:  # whatever a class of others raises
@@ -261,22 +263,18 @@ def _save_itself(network: nn.Module, folder: Path, most: int) -> None:
         ) from None
 
 
-def _made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+def _user_network(model: Model, settings: Config) -> nn.Module:
+    """A network as it is, or what makes it; ValueError for anything else.
+
+    It has no memory if package.module:function makes it and a run's weights came from a file.
+    """
+    if isinstance(model, str):
+        with own_units.without_weights() if settings.model.weights else nullcontext():
+            return references.make_network(model)
     network = model if isinstance(model, nn.Module) else model()
     if not isinstance(network, nn.Module):
         raise ValueError(f"model gave a {type(network).__name__}, not a torch.nn.Module")
     return network
-
-
-def maker(run: Path, name: str) -> Callable[[], nn.Module]:
-    """What makes the network of a run by package.module:function."""
-    return lambda: _make_network(name, _settings(run))
-
-
-def _make_network(name: str, settings: Config) -> nn.Module:
-    """The network of a reference, without memory where a run's weights came from a file."""
-    with own_units.without_weights() if settings.model.weights else nullcontext():
-        return references.make_network(name)
 
 
 def _name(run: Path, flag: str, stored: str, given: str | None, known: bool) -> str:
@@ -303,15 +301,13 @@ class Stored(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def _load_weights(network: Model, stored: Stored, where: str) -> Model:
-    """The network, with its weights, if it has any, replaced by those of a checkpoint."""
-    tensors = stored.tensors
+def _load_weights(network: nn.Module, stored: Stored, where: str) -> nn.Module:
+    """The network, with the weights of a checkpoint."""
     if any(x.is_meta for x in network.state_dict().values()):
         own_units.lay_zeros(network)
-        own = {id(p): tensors[name] for name, p in network.named_parameters() if name in tensors}
-        own_units.lay_under(network, lambda p: own.get(id(p), p.data).to(p.dtype))
+        own_units.lay_under(network, torch.empty_like)
     try:
-        network.load_state_dict(tensors)
+        network.load_state_dict(stored.tensors)
     except RuntimeError as error:
         raise ValueError(
             f"{stored.folder} is not of the model that {where} describes: put back what it was "
@@ -338,34 +334,14 @@ def _read(run: Path, best: bool) -> Stored:
     settings = _settings(run)
     for _ in range(CHANCES):
         folder = _best(run, settings) if best else RunFolder(run).newest()
-        manifest = None
         try:
             if folder is not None:
                 manifest = checkpoint.read_manifest(folder)
-                _check_model(run, settings, folder, manifest)
                 return Stored(folder, manifest["model"], checkpoint.load_model(folder, manifest))
         except (ValueError, FileNotFoundError):
-            if folder is not None and _is_still(folder, manifest):
+            if folder is not None and (folder / checkpoint.MANIFEST).is_file():
                 raise
     raise ValueError(f"{run} replaces its checkpoints faster than they can be read: copy one of it")
-
-
-def _is_still(folder: Path, manifest: dict[str, Any] | None) -> bool:
-    """Whether a checkpoint is there, and the one whose manifest was read, if it could be."""
-    if not (folder / checkpoint.MANIFEST).is_file():
-        return False
-    try:
-        return manifest is None or checkpoint.read_manifest(folder) == manifest
-    except OSError:
-        return False
-
-
-def _check_model(run: Path, settings: Config, folder: Path, manifest: dict[str, Any]) -> None:
-    if manifest["model"] != settings.model.name:
-        raise ValueError(
-            f"{run / 'config.toml'} says {settings.model.name}, {folder} of {manifest['model']}: "
-            "put back the settings it was trained with"
-        )
 
 
 def _best(run: Path, settings: Config) -> Path:

@@ -15,13 +15,13 @@ from hybrid.errors import AgreedError, StoppedError
 from hybrid.folder.manifest import RunPosition
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
-from hybrid.method.options import Options
-from hybrid.proof.alike import Alike
+from hybrid.proof.network_guard import NetworkGuard
 from hybrid.proof.proof import prove, said_of
-from hybrid.proof.untouched import Untouched
+from hybrid.proof.sample_comparison import SampleComparison
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.report.summary import Summary
+from hybrid.rounds.base import Status
 from hybrid.rounds.evaluation import Evaluation, check_weights
 from hybrid.rounds.one_rank import OneRank
 from hybrid.rounds.phase_report import DivergedError, PhaseReport
@@ -54,17 +54,17 @@ class Run:
     def __init__(
         self,
         method: Method,
-        options: Options,
         links: RankLinks,
         train: Data,
         evaluation: Evaluation,
         stop: StopRequest,
         kernels: str = "torch",
         whole: Callable[[], nn.Module] | None = None,
-        alike: Alike | None = None,
+        comparison: SampleComparison | None = None,
     ) -> None:
-        self.options, self.links, self.stop, self.kernels = options, links, stop, kernels
-        self.train, self.alike = train, alike
+        options = self.options = method.options
+        self.links, self.stop, self.kernels = links, stop, kernels
+        self.train, self.comparison = train, comparison
         with links.agreement():  # threads have one model, which none changes before it is copied
             if links.place.replica and launch.communicator() is None:
                 method = method.copied()
@@ -78,13 +78,13 @@ class Run:
         deciding, selection = evaluation.deciding, options.train.selection
         early = [EarlyStopping(patience, deciding or "training", selection)] if patience else []
         alone, threads = links.place.count == 1, links.in_one_process and links.place.replicas == 1
-        untouched = Untouched(method.problem.blocks, links.rank, alone, alone or threads)
-        self.callbacks = Callbacks(self.progress, [*options.callbacks, *early], links, untouched)
+        guard = NetworkGuard(method.problem.blocks, links.rank, alone, alone or threads)
+        self.callbacks = Callbacks(self.progress, [*options.callbacks, *early], links, guard)
         self.folder = SharedFolder(options.out, links, options.checkpoint, RunPosition, selection)
         self.stopped = ""
         """Why any rank has been asked to stop."""
         self.trace = Trace(links.place, links.now, links.epoch())
-        self.proof = prove(self.method, options, links, train, whole)
+        self.proof = prove(self.method, links, train, whole)
         """Whether the run's gradient is the undivided network's, or why that was not compared."""
         links.watch = self.trace.add
         with links.agreement():
@@ -112,7 +112,7 @@ class Run:
                 self._select()
             self.training.block.keep_tested_weights()
             here = None if launch.communicator() is None else self.links.rank
-            self.method.problem.blocks.give_back(here)
+            self.method.problem.blocks.sync_buffers(here)
             return Summary(summary, self.history, self.options.out)
         except (AgreedError, StoppedError):
             self.links.drop()  # no other rank will receive it
@@ -124,14 +124,14 @@ class Run:
 
     def _train(self, notices: list[str]) -> dict[str, Any]:
         options, at = self.options, self.training.position
-        self.callbacks.call("on_start", run_info(self.method, options, at))
+        self.callbacks.call("on_start", run_info(self.method, at))
         self.callbacks.agree()
         self.progress.follow(self.training.block, self.stop)
         waits = self.training.rounds.waits
-        config = partial(make_config_text, options, self.method, waits)
+        config = partial(make_config_text, self.method, waits)
         self.folder.open(config, at.step, len(at.rollbacks))
         self.stop.advice = go_on(options)
-        first = describe_run(self.method, options, waits, at.step)
+        first = describe_run(self.method, waits, at.step)
         for line in (first, *said_of(self.proof), *notices):
             self.progress.say(line)
         try:
@@ -174,14 +174,11 @@ class Run:
 
     def _make_training(self, callbacks: Callbacks | None) -> RankTraining:
         """Make what this rank trains with, as at the start of a run."""
-        training = RankTraining(
-            *(self.method, self.options, self.links, self.train, self.trace, callbacks)
-        )
+        training = RankTraining(self.method, self.links, self.train, self.trace, callbacks)
         training.position.tested_on = self.evaluation.deciding
-        training.rounds.report_status = lambda: self.folder.status(
-            self.stop(), self.callbacks.failure
+        training.rounds.report_status = lambda: Status(
+            self.stop(), self.folder.checkpoint_is_due(), self.callbacks.failure
         )
-        training.rounds.merge_statuses = self.folder.merge
         return training
 
     def _roll_back(self, error: DivergedError) -> None:
@@ -271,16 +268,15 @@ class Run:
         at = self.training.position
         reports: list[PhaseReport] = []
         before = dict(at.totals)
-        if self.alike is not None:
-            self.alike.check_next(self.train, at.epoch)
+        if self.comparison is not None:
+            self.comparison.check_next(self.train, at.epoch)
         for pairs in self.training.groups():
             reports = self._run_rounds(pairs)
             if at.step < (at.epoch + 1) * self.method.steps:
                 if self.stopped:
                     self._stop_with_checkpoint()
-                if self.training.rounds.news.due:
+                if self.training.rounds.status.due:
                     self._write_checkpoint()
-        self.training.rounds.end_epoch()
         if statistics := self.training.sampler.share_statistics():
             self._write_metric({"phase": "sampler", **statistics})
         at.epoch += 1
@@ -310,9 +306,9 @@ class Run:
     def _run_rounds(self, pairs: list[tuple[Window, Window]]) -> list[PhaseReport]:
         at = self.training.position
         reports = self.training.run(pairs)
-        news = self.training.rounds.news
-        self.stopped = news.stop
-        self.callbacks.raise_failure(news.failure)
+        status = self.training.rounds.status
+        self.stopped = status.stop
+        self.callbacks.raise_failure(status.failure)
         for report in reports:
             for notice in report.notices:
                 self.progress.say(notice)
@@ -379,5 +375,5 @@ class Run:
         share = share_of_rank(at.totals, training.block.device, self.folder.blocked_seconds)
         everyone = self.links.gather(share)
         return self.links.broadcast(
-            {} if everyone is None else make_summary(self.method, self.options, everyone, results)
+            {} if everyone is None else make_summary(self.method, everyone, results)
         )

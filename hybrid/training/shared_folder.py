@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from socket import gethostname
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from hybrid.folder import checkpoint, traces
 from hybrid.folder.manifest import Part
@@ -17,17 +17,6 @@ from hybrid.links import RankLinks
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import CheckpointSettings
 from hybrid.settings.selection import Selection
-
-
-class Status(NamedTuple):
-    """What a rank reports to the first one, and what this makes of all reports for all ranks."""
-
-    stop: str
-    """The signal that the rank, or the first of all, has received; empty without one."""
-    due: bool
-    """Whether, by the first rank's clock, it is time for a checkpoint."""
-    failure: str
-    """Of a callback, empty without one; the first rank has them."""
 
 
 class SharedFolder:
@@ -141,15 +130,6 @@ class SharedFolder:
         assert self._writer is not None
         self._writer.write(step, units, states, manifest)
         self._saved_at, self.saved_since_rollback = monotonic(), True
-
-    def status(self, stop: str, failure: str) -> Status:
-        """This rank's status, with a signal and a callback's failure, if there are any."""
-        return Status(stop, self.checkpoint_is_due(), failure)
-
-    def merge(self, everyone: list[Status]) -> Status:
-        """What all ranks shall know of their statuses; the first rank calls it."""
-        stop = next((one.stop for one in everyone if one.stop), "")
-        return everyone[0]._replace(stop=stop)
 
     def write_results(self, summary: dict[str, Any] | None, trace: Trace) -> None:
         """Write all ranks' traces, then the summary.

@@ -30,11 +30,12 @@ OWN_DATA = "custom"
 """The name of data that were given to `fit`."""
 
 
-def make_config_text(options: Options, method: Method, waits: Sequence[LocalBudget]) -> str:
+def make_config_text(method: Method, waits: Sequence[LocalBudget]) -> str:
     """Text of config.toml; objects of the caller's, which no file can hold, are only mentioned.
 
     `waits`: the timetable in use, so that the file repeats the run.
     """
+    options = method.options
     rounds = options.rounds.model_copy(update={"waits": waits} if waits else {})
     cuts, name = list(method.problem.blocks.cuts), method.solver.name
     if options.config is not None:
@@ -74,8 +75,9 @@ def make_config_text(options: Options, method: Method, waits: Sequence[LocalBudg
     return "\n".join([*notes, to_toml(Config.model_validate(tables))])
 
 
-def run_info(method: Method, options: Options, at: Position) -> RunInfo:
+def run_info(method: Method, at: Position) -> RunInfo:
     """What callbacks learn of the run."""
+    options = method.options
     sections = {name: getattr(options, name) for name in ("train", "optimizer", "schedule")}
     return RunInfo(
         names=dict(options.names),
@@ -94,11 +96,10 @@ def run_info(method: Method, options: Options, at: Position) -> RunInfo:
     )
 
 
-def describe_run(
-    method: Method, options: Options, waits: Sequence[LocalBudget], resumed_after: int
-) -> str:
+def describe_run(method: Method, waits: Sequence[LocalBudget], resumed_after: int) -> str:
     """Model, data, method and blocks on one line."""
-    names, blocks = options.names, method.problem.blocks
+    options, blocks = method.options, method.problem.blocks
+    names = options.names
     cuts = f", cut before {' and '.join(blocks.cuts)}" if blocks.cuts else ""
     replicas = f"; {options.replicas} replicas, {options.sync.name}" * (options.replicas > 1)
     once = "" if method.solver.repeatable else "; not reproducible: threads without an order"
@@ -169,25 +170,21 @@ def share_of_rank(totals: dict[str, float], device: torch.device, blocked: float
 
 
 def make_summary(
-    method: Method,
-    options: Options,
-    everyone: Sequence[dict[str, Any]],
-    results: Mapping[str, Any],
+    method: Method, everyone: Sequence[dict[str, Any]], results: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The contents of summary.json, from every rank's share and the results of the run."""
+    options, blocks, solver = method.options, method.problem.blocks, method.solver
     totals = everyone[0]["totals"]
     seconds = totals["serial_seconds"] + totals["parallel_seconds"]
-    share = method.options.train.batch_size // options.replicas
-    micro_batches, count = (
-        method.solver.num_micro_batches(share, method.setup.blocks),
-        method.setup.blocks,
+    micro_batches = solver.num_micro_batches(
+        options.train.batch_size // options.replicas, len(blocks)
     )
-    delays = [method.solver.delay(index, count) / micro_batches for index in range(count)]
+    delays = [solver.delay(index, len(blocks)) / micro_batches for index in range(len(blocks))]
     return {
         **options.names,
         **dict.fromkeys(("validation_accuracy", "validation_loss", "test_accuracy", "test_loss")),
-        "blocks": len(method.problem.blocks),
-        "cuts": method.problem.blocks.cuts,
+        "blocks": len(blocks),
+        "cuts": blocks.cuts,
         "replicas": options.replicas,
         "sync": options.sync.name if options.replicas > 1 else "",
         "fill": options.fill.name,

@@ -24,7 +24,7 @@ from hybrid.method.problem import Problem, with_bundles
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.own_units import let_go, read_weights
 from hybrid.networks.units import kept_modes
-from hybrid.proof.alike import Alike
+from hybrid.proof.sample_comparison import SampleComparison
 from hybrid.ranks import launch, progress
 from hybrid.ranks.progress import Bar
 from hybrid.ranks.starting import check_links, link_class, start
@@ -38,7 +38,7 @@ from hybrid.training.summary import OWN_DATA
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Compared = Callable[[RankLinks, Alike], T]
+Compared = Callable[[RankLinks, SampleComparison], T]
 """What a rank runs on data that have been compared."""
 
 
@@ -137,14 +137,14 @@ class Trainer:
             kernels = choose(options.train.kernels, method.device.type == "cuda")
             self._arrangement = method.arrangement
 
-            def program(links: RankLinks, alike: Alike) -> Summary:
+            def program(links: RankLinks, comparison: SampleComparison) -> Summary:
                 alone = launch.communicator() is None
                 if not alone:
                     with links.agreement():
                         read_weights(self.blocks, [links.rank])
                 evaluation = Evaluation(links, sets, options.train.batch_size)
                 run = Run(
-                    method, options, links, train, evaluation, request, kernels, self.whole, alike
+                    method, links, train, evaluation, request, kernels, self.whole, comparison
                 )
                 if not alone:
                     with links.agreement():
@@ -174,7 +174,7 @@ class Trainer:
             device = launch.device(self.options.train.device)
             precision = getattr(torch, options.train.precision)
 
-            def program(links: RankLinks, alike: Alike) -> dict[str, float]:
+            def program(links: RankLinks, comparison: SampleComparison) -> dict[str, float]:
                 with links.agreement():
                     read_weights(self.blocks, [links.rank])
                 module = placed(self.blocks.module(links.rank), device)
@@ -223,7 +223,8 @@ class Trainer:
             with links.agreement():
                 if failed is not None:
                     raise failed
-            return program(links, Alike(links, [each for each in data if each is not None]))
+            comparison = SampleComparison(links, [each for each in data if each is not None])
+            return program(links, comparison)
 
         grid = Grid(len(self.blocks), replicas)
         try:

@@ -99,7 +99,7 @@ class AuxNetProgram(Program):
         with stats.timed(self.links), frozen_statistics(self.block.module):
             for self._sweep in range(window.sweeps):
                 stats.losses, stats.correct, stats.squares, stats.exchanged = [], [], [], []
-                stats.samples, stats.seen = 0, []
+                stats.samples = 0
                 for _, batch in window.sweep(self._sweep):
                     self._visit(batch, stats)
             self.links.flush()

@@ -110,7 +110,6 @@ class PenaltyProgram(SubProblems):
                 exchange = carried or number < window.sweeps - 1
                 stats = self.sweep(window, number, exchange)
                 total.losses, total.correct = stats.losses, stats.correct
-                total.seen = stats.seen
                 total.samples, total.squares = stats.samples, stats.squares
                 total.exchanged = stats.exchanged or total.exchanged
                 total.steps += stats.steps

@@ -11,7 +11,7 @@ from typing import Any
 from hybrid.errors import AgreedError, reason
 from hybrid.links import RankLinks
 from hybrid.method.callback import Callback
-from hybrid.proof.untouched import Untouched
+from hybrid.proof.network_guard import NetworkGuard
 from hybrid.settings.selection import Selection
 from hybrid.solvers.state import State
 
@@ -29,7 +29,7 @@ class Callbacks:
 
     After a failure no callback is called. The other ranks learn of the failure with the next report
     (`raise_failure`), or in `agree`, which communicates only if the user has callbacks. It is a
-    failure, too, if a callback changes what is `untouched` of the network.
+    failure, too, if a callback changes the network.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Callbacks:
         progress: Callback,
         callbacks: Sequence[Callback],
         links: RankLinks,
-        untouched: Untouched,
+        guard: NetworkGuard,
     ) -> None:
-        self.links, self.untouched = links, untouched
+        self.links, self.guard = links, guard
         self._agrees = links.broadcast(bool(callbacks))
         self._all = [] if links.place.number else [progress, *callbacks]
         self.failure = ""
@@ -63,7 +63,7 @@ class Callbacks:
         """Call `on_epoch`; all ranks agree whether the run stops."""
         for callback in self._all:
             if self._try(callback, "on_epoch", epoch, dict(results)):
-                self._ask(callback, callback.reason or f"asked for it after epoch {epoch}")
+                self._ask(callback, str(callback.reason) or f"asked for it after epoch {epoch}")
         self.agree()
 
     def close(self) -> None:
@@ -97,11 +97,11 @@ class Callbacks:
                 self._try(callback, "load_state", state.shared[name])
                 if self.failure:
                     raise ValueError(self.failure)
-                self._ask(callback, callback.reason)
+                self._ask(callback, str(callback.reason))
 
     def _ask(self, callback: Callback, why: str) -> None:
         """Note the first callback that asks to stop."""
-        if isinstance(why, str) and why and not self._asked:
+        if why and not self._asked:
             early = isinstance(callback, EarlyStopping)
             self._asked = f"{'train.early_stop' if early else type(callback).__name__}: {why}"
 
@@ -118,16 +118,15 @@ class Callbacks:
         if self.failure:
             return None
         name = type(callback).__name__
-        before = self.untouched.look() if self._is_watched(callback, hook) else None
+        before = self.guard.look() if self._is_watched(callback, hook) else None
         try:
             result = getattr(callback, hook)(*arguments)
             result = json.loads(json.dumps(result)) if hook == "state" else result
-            if hook == "on_epoch":
-                result = _answer(result, callback.reason)
+            result = bool(result) if hook == "on_epoch" else result
         except (Exception, SystemExit) as error:
             self.failure = f"callback {name} failed in {hook}: {reason(error)}"
             return None
-        if before is not None and (fault := self.untouched.fault(before)):
+        if before is not None and (fault := self.guard.describe_change(before)):
             self.failure = f"callback {name} failed in {hook}: it {fault}"
         return None if self.failure else result
 
@@ -139,29 +138,13 @@ class Callbacks:
         return callback is not self._all[0] and not ours
 
 
-def _answer(result: Any, why: Any) -> bool:
-    """Whether a callback asks to stop; ValueError where it cannot be told."""
-    with suppress(Exception):  # whatever a user's __bool__ raises, an array's for example
-        if isinstance(why, str | None):
-            return bool(result)
-    raise ValueError(
-        f"it gave a {type(result).__name__}, with a {type(why).__name__} as the reason: give True "
-        "to stop or False to go on, and a reason that is a text"
-    )
-
-
 class EarlyStopping(Callback):
-    """Stops once `patience` epochs have passed since the best: of train.early_stop.
+    """Stops once `patience` epochs have passed since the best one: of train.early_stop.
 
     The best has the best value of a metric; of equal values the first is the best, and one that is
     not finite is none. Epochs that were not measured count, but a run stops only after one that
     was. Without a validation or test set the best has the smallest mean training loss.
     """
-
-    best: float | None = None
-    """The score of the best epoch, which is larger for better values."""
-    value: float | None = None
-    """Of the metric in the best epoch."""
 
     def __init__(
         self, patience: int, measured_on: str = "test", selection: Selection | None = None
@@ -170,12 +153,10 @@ class EarlyStopping(Callback):
         self.patience, self.measured_on = patience, measured_on
         trained = measured_on == "training"
         self.selection = Selection("loss") if trained else selection or Selection()
-        self._begin(0)
-
-    def _begin(self, epoch: int) -> None:
-        self.best = self.value = None
-        self.metric, self.best_epoch, self.epoch = "", epoch, epoch
-        self.reason = ""
+        self.metric = ""
+        self.value: float | None = None
+        """The metric in the best epoch."""
+        self.best_epoch = self.epoch = 0
 
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> bool:
         prefix = f"{self.measured_on}_"
@@ -186,8 +167,9 @@ class EarlyStopping(Callback):
         if measured.get(metric) is None:
             return False
         score = self.selection.score(measured)
-        if self._better(score):
-            self.best, self.value, self.best_epoch = score, measured[metric], epoch
+        best = None if self.value is None else self.selection.score({self.metric: self.value})
+        if score is not None and (best is None or score > best):
+            self.value, self.best_epoch = measured[metric], epoch
         self.metric, self.epoch = metric, epoch
         self._decide()
         return bool(self.reason)
@@ -197,14 +179,13 @@ class EarlyStopping(Callback):
         return {name: getattr(self, name) for name in names}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._begin(int(state["epoch"]))
-        metric = str(state["metric"])
-        if (state["measured_on"], self.selection.metric or metric) != (self.measured_on, metric):
-            return  # what was best by another metric says nothing
-        self.metric, self.best_epoch = metric, int(state["best_epoch"])
-        if state["value"] is not None:
-            self.value = float(state["value"])
-            self.best = self.selection.score({metric: self.value})
+        self.metric, self.epoch = str(state["metric"]), int(state["epoch"])
+        self.best_epoch, self.value = self.epoch, None
+        # what was best by another metric says nothing
+        wanted = self.measured_on, self.selection.metric or self.metric
+        if wanted == (state["measured_on"], self.metric):
+            self.best_epoch = int(state["best_epoch"])
+            self.value = None if state["value"] is None else float(state["value"])
         self._decide()
 
     def _decide(self) -> None:
@@ -216,6 +197,3 @@ class EarlyStopping(Callback):
             self.reason = (
                 f"no {better} {self.measured_on} {self.metric}{than} up to epoch {self.epoch}"
             )
-
-    def _better(self, score: float | None) -> bool:
-        return score is not None and (self.best is None or score > self.best)

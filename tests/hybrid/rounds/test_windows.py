@@ -10,7 +10,7 @@ from hybrid import data
 from hybrid.data.samplers.uniform import Uniform
 from hybrid.method.schedule import Schedule
 from hybrid.rounds.batch_sampler import BatchSampler
-from hybrid.rounds.epoch_windows import CLOSING, Windows
+from hybrid.rounds.epoch_windows import BN_BATCHES, Windows
 from hybrid.rounds.kinds import AlternatingRounds
 from hybrid.settings.config import ScheduleSettings
 from hybrid.solvers.windows import PhaseStats, Window
@@ -56,9 +56,9 @@ def test_the_length_of_a_window_changes_neither_order_nor_learning_rate(first, s
 def test_an_epoch_closes_with_its_last_mini_batches(batches, length):
     made = windows(5 * batches, 5, length)
     whole = [batch for trained, _ in made.of_epoch(2) for batch in trained.batches]
-    closing = made.closing(2).batches
-    assert len(closing) == min(batches, CLOSING)
-    for batch, expected in zip(closing, whole[-len(closing) :], strict=True):
+    recalibration = made.bn_recalibration(2).batches
+    assert len(recalibration) == min(batches, BN_BATCHES)
+    for batch, expected in zip(recalibration, whole[-len(recalibration) :], strict=True):
         assert torch.equal(batch.ids, expected.ids)
         assert (batch.step, batch.source) == (expected.step, expected.source)
         assert batch.learning_rate == expected.learning_rate

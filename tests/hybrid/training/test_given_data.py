@@ -10,7 +10,6 @@ import torch
 from answers import refusal
 from loaders import pad
 from misused import X, Y, fit, layers
-from streams import Streaming
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.utils.data import DataLoader
@@ -22,10 +21,10 @@ from transformers import (
 )
 
 from hybrid import Callback
-from hybrid.data import Mapped, Stream
+from hybrid.data import Stream
 from hybrid.data.loaders import as_data
 from hybrid.settings.config import CheckpointSettings
-from hybrid.training import build, references, restore
+from hybrid.training import build, restore
 
 OFTEN = CheckpointSettings(keep_last=0, minutes=1e-9)
 
@@ -110,10 +109,6 @@ def network():
     return layers()
 
 
-def nothing():
-    return None
-
-
 @pytest.mark.parametrize("function", [only_training, training_and_none])
 def test_a_function_may_give_training_data_alone(function, tmp_path, monkeypatch):
     names = {"data.name": f"{__name__}:{function.__name__}", "model.name": f"{__name__}:network"}
@@ -129,12 +124,6 @@ def test_a_function_may_give_training_data_alone(function, tmp_path, monkeypatch
     given = {"model": names["model.name"], "data": names["data.name"]}
     said = refusal(restore.evaluate, tmp_path / "run", **given)
     assert "have no validation or test set" in said
-
-
-def test_a_function_that_gives_nothing_is_refused():
-    assert "gave a NoneType, not (training, test) or (training" in refusal(
-        references.make_data_sets, f"{__name__}:nothing"
-    )
 
 
 TEXTS = [{"input_ids": [1] * (1 + i % 4), "label": i % 3} for i in range(16)]
@@ -183,19 +172,3 @@ def test_what_a_collator_draws_is_the_same_on_every_rank_and_another_in_the_next
 
 def stream_of(texts):
     return lambda: Stream(texts, collate=masks())
-
-
-def test_the_shape_of_a_mini_batch_is_its_own():
-    for data in (Mapped(TEXTS, collate=pad), Stream(TEXTS, collate=pad)):
-        widths = [data.batch(ids, 0, 0).shape[1] for ids in (FIRST, SECOND)]
-        assert widths == [4, 1]
-
-
-def test_labels_can_be_inputs_of_dicts_alone():
-    said = refusal(Mapped, [(x, 0) for x in X], labels_are_inputs=True)
-    assert "labels_are_inputs is True, but an item is a" in said
-
-
-def test_a_stream_keeps_labels_among_the_inputs():
-    data = Stream(Streaming(), 8, labels_are_inputs=True)
-    assert list(data.sample(2)[0]) == ["input", "label"]

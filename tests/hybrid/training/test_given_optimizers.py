@@ -109,12 +109,6 @@ def test_an_optimizer_and_a_scheduler_equal_a_plain_loop(blocks, make, schedule,
     assert not made.options.optimizer.state
 
 
-def test_replicas_that_copy_the_network_step_by_the_same_groups(few):
-    one = given(layer_wise, lambdas, "step", solver=Backprop(micro_batches=2))
-    two = given(layer_wise, lambdas, "step", replicas=2)
-    assert_same(trained_weights(two, few), trained_weights(one, few))
-
-
 def test_ranks_of_mpirun_step_by_the_bits_of_threads(world, tmp_path):
     world.run(4, "given_program:on_ranks", tmp_path / "ranks")
     given_program.trained(tmp_path / "threads")

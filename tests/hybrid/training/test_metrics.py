@@ -3,13 +3,12 @@
 import pytest
 import torch
 from answers import refusal
-from measures import CLASSES, MeanRecall, Told, X, Y, trainer
+from measures import CLASSES, X, Y, trainer
 from sklearn import metrics as reference
 from torch import nn
 from trainings import metrics_of
 
 from hybrid import split
-from hybrid.solvers import AugmentedLagrangian, Backprop
 
 GRIDS = [(2, 1), (1, 3), (1, 8)]
 """The test set has seven mini-batches: three replicas have unequal numbers, of eight one none."""
@@ -37,26 +36,6 @@ def test_metrics_that_are_no_means_are_those_of_scikit_learn(blocks, replicas):
     again = made.evaluate((X, Y))
     again.pop("loss")
     assert again == pytest.approx(found, rel=1e-6)
-
-
-WAYS = {
-    "serially": {"solver": Backprop(micro_batches=3)},
-    "in windows": {"solver": AugmentedLagrangian(), "window": 2, "sweeps": 2},
-}
-
-
-@pytest.mark.parametrize(
-    ("way", "replicas"), [*((way, 1) for way in WAYS), ("serially", 2), ("in windows", 2)]
-)
-def test_an_accuracy_that_accumulates_is_of_all_samples_of_a_report_in_training(way, replicas):
-    told, whole = Told(), 96  # samples of six mini-batches
-    made = trainer(2, replicas, lr=1e-30, metrics={"accuracy": MeanRecall()}, **WAYS[way])
-    made.options.callbacks = [told]
-    made.fit((X[:whole], Y[:whole]), (X, Y), epochs=1)
-    answers = outputs(made, X[:whole]).argmax(1)
-    found = reference.balanced_accuracy_score(Y[:whole], answers)
-    assert told.accuracies == pytest.approx([found] * len(told.accuracies), rel=1e-6)
-    assert len(told.accuracies) == (2 if way == "in windows" else 1)
 
 
 def test_answers_where_targets_are_left_out_are_the_share_of_all_others():

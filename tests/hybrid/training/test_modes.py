@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hybrid import Trainer, TrainSettings, split
-from hybrid.networks.units import Modes
 from hybrid.solvers import Backprop
 
 
@@ -46,12 +45,8 @@ def first_norm_off(model):
     next(m for m in model.modules() if isinstance(m, nn.BatchNorm1d)).eval()
 
 
-def nothing(model):
-    pass
-
-
 def compare(model, prepare, again):
-    """Fit, and a loop that makes `again` of a model before every epoch; give both losses."""
+    """Fit, and a loop that makes `again` of a model before every epoch: the same bits."""
     torch.manual_seed(1)
     x, y = torch.randn(64, 6), torch.randint(0, 3, (64,))
     norm = next(m for m in model.modules() if isinstance(m, nn.BatchNorm1d))
@@ -82,45 +77,25 @@ def compare(model, prepare, again):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     plain.eval()
     with torch.no_grad():
-        return found["test_loss"], float(cross_entropy(plain(x), y))
+        expected = float(cross_entropy(plain(x), y))
+    assert found["test_loss"] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", [Normed, chain])
-def test_a_train_method_that_freezes_statistics_is_honored(kind):
+def leave(model):
+    pass
+
+
+WAYS = {
+    "a train method that freezes statistics": (freezing, leave, leave),
+    "a module in evaluation mode": (lambda kind: kind, first_norm_off, first_norm_off),
+    "a whole model in evaluation mode": (lambda kind: kind, nn.Module.eval, leave),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [Normed, nn.Sequential])
+def test_modes_hold_as_in_a_plain_loop(kind, way):
     torch.manual_seed(0)
-    model = chain(freezing(nn.Sequential)) if kind is chain else freezing(Normed)()
-    ours, theirs = compare(model, nothing, nothing)
-    assert ours == pytest.approx(theirs, rel=1e-6)
-
-
-@pytest.mark.parametrize("kind", [Normed, chain])
-def test_what_is_set_to_evaluation_before_a_fit_stays_so(kind):
-    torch.manual_seed(0)
-    ours, theirs = compare(kind(), first_norm_off, first_norm_off)
-    assert ours == pytest.approx(theirs, rel=1e-6)
-
-
-@pytest.mark.parametrize("kind", [Normed, chain])
-def test_a_model_that_is_in_evaluation_mode_as_a_whole_is_trained(kind):
-    torch.manual_seed(0)
-    ours, theirs = compare(kind(), nn.Module.eval, nothing)
-    assert ours == pytest.approx(theirs, rel=1e-6)
-
-
-def test_trials_run_in_the_mode_that_they_are_for():
-    torch.manual_seed(0)
-    model, x = Normed(), torch.randn(5, 6)
-    blocks = split(model, cuts=["b"], sample=x)
-    model.train()
-    out = blocks.with_bundles(x).compute_outputs(x)
-    torch.testing.assert_close(out, copy.deepcopy(model).eval()(x), rtol=0, atol=0)
-    assert all(m.training for m in model.modules())
-
-
-def test_the_modes_of_a_model_are_read_and_left():
-    model = chain()
-    model[1].eval()
-    modes = Modes.of(model)
-    assert [path for path, flag in modes.training.items() if not flag] == ["1"]
-    assert not any(modes.evaluation.values())
-    assert [m.training for m in model] == [True, False, True, True, True]
+    changed, prepare, again = WAYS[way]
+    made = changed(kind)
+    compare(chain(made) if kind is nn.Sequential else made(), prepare, again)

@@ -62,17 +62,6 @@ def by_hand(few, optimizer, rate, epochs=2, ema=None):
     return (average.module if ema else model).state_dict()
 
 
-def test_a_factory_and_a_function_of_the_step_equal_a_plain_loop(few):
-    def factory(groups):
-        return torch.optim.NAdam(groups, lr=0.02, weight_decay=0.1)
-
-    def rate(step):
-        return 0.02 / (1 + step)
-
-    given = {"optimizer": factory, "schedule": rate, "model": "plain"}
-    assert_same(trained_weights(trainer(Backprop(), **given), few), by_hand(few, factory, rate))
-
-
 class Tallying(torch.optim.SGD):
     """Counts its steps where no checkpoint looks."""
 

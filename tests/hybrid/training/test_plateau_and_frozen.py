@@ -23,8 +23,6 @@ from trainings import (
 
 from hybrid import Callback
 from hybrid.data.sampling import epoch_order
-from hybrid.rounds.base import Rounds
-from hybrid.settings import resolve
 from hybrid.solvers import (
     DDG,
     FDG,
@@ -122,25 +120,6 @@ def test_a_plateau_by_name_warms_up_first_and_goes_on_after_a_resume(few, tmp_pa
     assert [line["learning_rate"] for line in lines(run) if "learning_rate" in line] == rates
 
 
-def test_a_roll_back_goes_back_to_the_rate_of_its_checkpoint(few, tmp_path, monkeypatch):
-    plain, once = Rounds.run, [True]
-
-    def run(self, windows, first_step, epoch, ends):
-        if epoch == 2 and once and self.exact.block.last:
-            once.clear()
-            with torch.no_grad():
-                next(self.exact.block.module.parameters()).fill_(float("nan"))
-        return plain(self, windows, first_step, epoch, ends)
-
-    monkeypatch.setattr(Rounds, "run", run)
-    named = {"name": "plateau", "arguments": {**FALLS, "threshold": 0.99}}
-    made(1, schedule=named, out=tmp_path / "run").fit(*few)
-    kept = json.loads((newest(tmp_path / "run") / "manifest.json").read_text())
-    assert [step for step, _ in kept["shared"]["schedule"]["tests"]] == [3, 6, 9, 12]
-    rates = [line["learning_rate"] for line in lines(tmp_path / "run") if "learning_rate" in line]
-    assert rates[-2:] == [0.5 * 0.1 * 0.5, 0.5 * 0.1 * 0.25]  # half, as it went back
-
-
 @pytest.mark.parametrize(
     ("schedule", "said"),
     [
@@ -192,14 +171,6 @@ def test_every_method_keeps_what_is_frozen_and_goes_on(solver, replicas, few, tm
     assert_same(weights(tmp_path), expected)
 
 
-class Thawing(Callback):
-    def __init__(self, parameter):
-        self.parameter = parameter
-
-    def on_epoch(self, epoch, results):
-        self.parameter.requires_grad_(False)
-
-
 @pytest.mark.parametrize(
     ("frozen", "said"),
     [
@@ -215,17 +186,10 @@ def test_a_name_that_cannot_be_frozen_is_one_line(frozen, said, few):
 
 
 def test_a_callback_that_freezes_is_refused_with_the_remedy(few):
+    class Thawing(Callback):
+        def on_epoch(self, epoch, results):
+            model[5].weight.requires_grad_(False)
+
     model = network("plain")
-    one = made(model=model, callbacks=[Thawing(model[5].weight)])
+    one = made(model=model, callbacks=[Thawing()])
     assert "requires_grad of 5.weight was set to False while the training ran" in refused(one, few)
-
-
-def test_names_with_dots_come_from_the_command_line_and_a_file(tmp_path):
-    file = tmp_path / "given.toml"
-    file.write_text("[train.frozen]\nlayer1.0 = 3\nfc = 0\n")
-    name, value = resolve.parse_override("train.frozen.layer1.0.conv1=2")
-    config = resolve.load(file, {name: value})
-    assert config.train.frozen == {"layer1.0": 3, "fc": 0, "layer1.0.conv1": 2}
-    again = tmp_path / "config.toml"
-    again.write_text(resolve.to_toml(config))
-    assert resolve.load(again, {}).train.frozen == config.train.frozen

@@ -24,7 +24,6 @@ from trainings import (
 
 from hybrid.folder import checkpoint, traces
 from hybrid.settings.config import LinkSettings
-from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, BlockADMM
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.local_work.budget import LocalBudget
@@ -148,29 +147,6 @@ def test_a_run_goes_on_in_mid_epoch_with_other_local_steps(other, few, tmp_path)
     assert checkpoint.read_manifest(newest(tmp_path))["step"] == 10
 
 
-def test_a_timetable_that_a_resume_replaces_is_told(few, tmp_path, capsys):
-    filled(2, tmp_path, waits=[(4, 0), (0, 4)], **ONCE).fit(*few)
-    for parts, told in ((DDG().num_micro_batches(32, 2), False), (1, True)):
-        again = {"fill": "augmented-lagrangian", "resume": True, "quiet": False}
-        trainer(DDG(micro_batches=parts), tmp_path, **again).fit(*few, epochs=3 if told else 2)
-        assert ("its timetable of local steps is replaced" in capsys.readouterr().out) == told
-
-
-def test_one_block_and_replicas_have_no_waits_and_train(few):
-    alone = {"links": LinkSettings(kind="virtual"), **ONCE}
-    found = trained_weights(filled(1, **alone), few)
-    assert_same(found, trained_weights(trainer(DDG(), None, 1, **alone), few))
-    grid = filled(2, replicas=2, links=LinkSettings(kind="virtual", gigabits_per_second=1e-3))
-    assert sum(grid.fit(*few, epochs=1)["fill_steps"]) > 0
-
-
-def test_a_run_folders_settings_repeat_its_timetable(few, tmp_path):
-    slow = {"links": LinkSettings(kind="virtual", gigabits_per_second=1e-3)}
-    filled(3, tmp_path, **slow, **ONCE).fit(*few)
-    waits = checkpoint.read_manifest(newest(tmp_path))["waits"]
-    assert [[*pair] for pair in load(tmp_path / "config.toml", {}).rounds.waits] == waits
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -208,13 +184,6 @@ def test_local_steps_of_one_sample_are_refused_where_batchnorm_cannot_take_it(wa
     filled(2, waits=[(1, 0), (0, 1)], **ONCE).fit(*few)
 
 
-def test_local_steps_leave_out_a_rest_of_one_sample(few):
-    # 14 samples in parts of 4, 4, 3 and 3, of which a tick has time for 2 and 2
-    made = normed([(2, 2), (0, 2)], batch_size=14)
-    batches = len(few[0]) // 14 - 1
-    assert made.fit(*few)["fill_steps"] == [(4 + 2) * batches, 4 * batches]
-
-
 @pytest.mark.parametrize("storage", ["bfloat16", "float16"])
 def test_16_bits_are_not_stored_of_a_network_of_float64(storage):
     x, y = torch.randn(32, 64, dtype=torch.float64), torch.randint(10, (32,))
@@ -225,19 +194,6 @@ def test_16_bits_are_not_stored_of_a_network_of_float64(storage):
         net = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10)).double()
         said = refusal(trainer_of(net, solver, cuts=["1"], **settings).fit, (x, y))
         assert said.startswith(f"{name}.storage is '{storage}', and the network has weights of")
-
-
-def test_virtual_links_under_mpirun_are_refused(few):
-    made = trainer(Backprop(), links=LinkSettings(kind="virtual"))
-    with pytest.raises(ValueError, match=r"^links.kind is 'virtual'.* 2 MPI ranks: start it "):
-        made.make_method(few[0], ranks=2)
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_16_bits_train(precision, many):
-    train = {"precision": precision, "batch_size": 96}
-    made = trainer(AugmentedLagrangian(), window=4, model="plain", train=train)
-    assert made.fit(*many)["test_accuracy"] > 0.7
 
 
 @pytest.mark.parametrize(
@@ -301,10 +257,3 @@ def test_passes_are_timed_where_micro_batches_are_chosen_and_no_code_of_the_user
     assert len(seen) == 2  # of a rank each
     make().fit(*few, epochs=1)
     assert len(seen) == 2
-
-
-def test_the_first_line_says_what_fits_into_idle_time(few, capsys):
-    for waits, said in (([(4, 0), (0, 8)], "4, 8 local samples per block"), ((), "nothing fits")):
-        summary = filled(2, waits=waits, quiet=False, model="plain", **ONCE).fit(*few)
-        assert f"(augmented-lagrangian in idle time, {said}" in capsys.readouterr().out
-        assert summary["local_samples"] == [sum(pair) for pair in waits or [(), ()]]

@@ -136,15 +136,6 @@ class Counting:
         return (targets >= 0).sum()
 
 
-def test_a_loss_of_the_users_that_names_its_denominator_is_a_weighted_mean():
-    _, y, _ = samples()
-    for parts, replicas in ((2, 1), (1, 3)):
-        found = trained(Counting(), y, Backprop(micro_batches=parts), replicas, {})
-        expected = trained(Counting(), y, Backprop(), 1, {})
-        for name, weights in expected.items():
-            torch.testing.assert_close(found[name], weights, rtol=1e-12, atol=1e-13)
-
-
 @pytest.mark.parametrize(
     "loss", [LOSS, nn.CrossEntropyLoss(), Counting()], ids=["weighted", "left out", "own"]
 )

@@ -71,7 +71,7 @@ BEFORE = {
     ),
     "a metric that is a text": (
         {"metrics": {"luck": lambda out, y: "good"}},
-        *("gave a str, 'good'", "must give a tensor or a number"),
+        "a metric gave 'good': it must give a tensor or a number",
     ),
     "a batch transform of fewer targets": (
         {"batch_transform": lambda x, y, g: (x, y[:-1])},

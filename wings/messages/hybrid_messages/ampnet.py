@@ -223,7 +223,7 @@ class AMPNetProgram(UnitProgram):
         if found.correct:
             total = torch.stack([torch.as_tensor(each) for each in found.correct]).sum()
             stats.correct = [total * (stats.samples / samples)]
-        stats.each, stats.seen = found.each, found.seen
+        stats.each = found.each
 
     def state(self) -> State:
         if not self._ticks:

@@ -229,7 +229,7 @@ def test_losses_come_back_for_samples_and_not_for_numbers():
 
 def test_a_choice_of_samples_that_do_not_exist_is_refused():
     chosen = BatchSampler(FirstSamples(size=300), Mapped(Noise()), 0, 20)
-    with pytest.raises(ValueError, match="the sampler chose sample 200 of a data set of 200: let"):
+    with pytest.raises(ValueError, match="choice has sample 200 of a data set of 200"):
         chosen.ids(0, [10])
     chosen.choice.choose = lambda epoch, first, count: torch.zeros(count, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"choice is \(20,\) of torch\.uint8; it must be"):

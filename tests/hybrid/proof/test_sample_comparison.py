@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 from hybrid.data import Mapped, Stream, as_data, load
 from hybrid.errors import AgreedError
 from hybrid.links.threads import ThreadLinks, run_threads
-from hybrid.proof.alike import Alike
+from hybrid.proof.sample_comparison import SampleComparison
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 
@@ -48,11 +48,11 @@ def compared(*data, then=None):
     def program(links):
         own = data[links.rank]
         try:
-            alike = Alike(links, [own])
+            comparison = SampleComparison(links, [own])
             for epoch in range(20 if then else 0):
                 if epoch == 10 and links.rank == len(data) - 1:
                     then(getattr(own, "dataset", None))
-                alike.check_next(own, epoch)
+                comparison.check_next(own, epoch)
         except AgreedError as error:
             return str(error)
         return ""

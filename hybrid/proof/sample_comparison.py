@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,27 +17,25 @@ from hybrid.links import RankLinks
 from hybrid.proof.undivided import distance, sketch
 
 NEAR = 1e-2
-"""The largest difference of two float tensors over their norm: processors round otherwise."""
+"""The largest difference of two float tensors over their norm: processors round differently."""
 READINGS = 4
-"""Of a sample that differs: what differs from one reading to the next is not compared."""
+"""How often a sample that differs is read again: what changes by itself is not compared."""
 Prints = dict[str, list[Any]]
-"""What ranks tell each other of samples: of inputs, and of targets, an entry for each tensor."""
+"""What ranks tell each other of samples: for inputs and for targets, an entry for each tensor."""
 
 
-class Alike:
+class SampleComparison:
     """Compares what ranks read, at the start and once an epoch; ValueError on all of them.
 
-    The first block reads inputs and the last one targets, which have to belong together. Compared
-    are the number and the order of samples exactly, and a few samples' numbers but for rounding.
+    The first block reads inputs and the last one targets, which have to belong together. The number
+    and the order of samples are compared exactly, and the numbers of a few samples up to rounding.
     """
 
     def __init__(self, links: RankLinks, sets: Sequence[Data]) -> None:
         self.links = links
         self.varied: set[str] = set()
-        """What of samples differs whenever they are read."""
-        if links.in_one_process:
-            return
-        for data in sets:
+        """"inputs" or "targets", where a sample differs from one reading to the next."""
+        for data in () if links.in_one_process else sets:
             exact: dict[str, Any] = {"number": len(data)}
             with links.agreement():
                 exact["content"] = data.fingerprint()
@@ -52,21 +50,23 @@ class Alike:
             self._compare(data)
 
     def check_next(self, data: Data, epoch: int) -> None:
-        """The same of one sample: a copy of the data may have changed since the run has begun."""
+        """Compare one sample: a copy of the data may have changed since the run began."""
         if not self.links.in_one_process:
             self._compare(data, epoch)
 
     def _compare(self, data: Data, one: int | None = None) -> None:
         # later a block in the middle reads nothing
         reads = one is None or self.links.rank in (0, self.links.size - 1)
-        own = _prints(data.some(one)) if reads else {}
-        first = self.links.broadcast(own)
-        names = [n for n in first if n in own and n not in self.varied]
-        unlike = [name for name in names if not _are_alike(own[name], first[name])]
+        prints = _prints(data.some(one)) if reads else {}
+        first = self.links.broadcast(prints)
+        compared = (first.keys() & prints.keys()) - self.varied
+        unlike = sorted(n for n in compared if not _same_samples(prints[n], first[n]))
         if not any(self.links.everyone(unlike)):
             return
         again = [_prints(data.some(one)) for _ in range(READINGS * reads)]
-        varied = {n for n in own for each in again if not _are_alike(own[n], each.get(n, []))}
+        varied = {
+            n for n in prints for each in again if not _same_samples(prints[n], each.get(n, []))
+        }
         self.varied |= varied.union(*self.links.everyone(varied))
         with self.links.agreement():
             for name in unlike:
@@ -81,27 +81,22 @@ class Alike:
         )
 
 
-def _prints(items: Iterable[Any]) -> Prints:
-    """What is told of samples; nothing of none."""
-    found: Prints = {}
+def _prints(items: Sequence[Any]) -> Prints:
+    prints: Prints = {}
     for item in items:
-        for name, part in zip(("inputs", "targets"), _halves(item), strict=True):
-            found.setdefault(name, []).extend(map(_printed, tree_leaves(part)))
-    return found
+        inputs, targets = item, None
+        if isinstance(item, dict):
+            inputs = {key: x for key, x in item.items() if key not in TARGETS}
+            targets = [item[key] for key in TARGETS if key in item]
+        elif isinstance(item, tuple | list) and len(item) > 1:
+            *inputs, targets = item
+        for name, part in (("inputs", inputs), ("targets", targets)):
+            prints.setdefault(name, []).extend(map(_print, tree_leaves(part)))
+    return prints
 
 
-def _halves(item: Any) -> tuple[Any, Any]:
-    """Inputs and targets of an item, as `Items` takes them apart."""
-    if isinstance(item, dict):
-        keys = [key for key in TARGETS if key in item]
-        return {k: x for k, x in item.items() if k not in keys}, [item[k] for k in keys]
-    if isinstance(item, tuple | list) and len(item) > 1:
-        return item[:-1], item[-1]
-    return item, None
-
-
-def _printed(x: Any) -> Any:
-    """Of real numbers a type, a shape and a sketch, of others a hash, and of objects nothing."""
+def _print(x: Any) -> Any:
+    """Type, shape and a sketch of real numbers, a hash of others, and nothing of objects."""
     if isinstance(x, np.ndarray | np.generic) and x.dtype != object:
         x = torch.as_tensor(x) if x.dtype.kind in "fiub" else str(x)
     if isinstance(x, float):
@@ -111,15 +106,13 @@ def _printed(x: Any) -> Any:
     return digest(x) if isinstance(x, Tensor | str | bytes | int | None) else ""
 
 
-def _are_alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return len(one) == len(other) and all(map(_are_like, one, other))
+def _same_samples(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(map(_same_tensor, one, other))
 
 
-def _are_like(x: Any, y: Any) -> bool:
-    if isinstance(x, str) or isinstance(y, str):
+def _same_tensor(x: Any, y: Any) -> bool:
+    if isinstance(x, str) or isinstance(y, str) or x[0] != y[0]:
         return bool(x == y)
-    if x[0] != y[0]:
-        return False
     a, b = torch.tensor(x[1]), torch.tensor(y[1])
     if not (a.isfinite().all() and b.isfinite().all()):
         return bool((a.isfinite() == b.isfinite()).all())

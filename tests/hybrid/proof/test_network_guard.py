@@ -10,7 +10,6 @@ from trainings import BATCH, assert_same, digits, refused, trained_weights, trai
 
 from hybrid import Callback
 from hybrid.data.sampling import epoch_order
-from hybrid.proof.untouched import REMEDIES
 from hybrid.solvers import AuxNet, Backprop
 
 
@@ -57,11 +56,9 @@ def few():
     return digits(3)
 
 
-def said_of(hook, kind, name):
-    return (
-        f"callback Changing failed in {hook}: it changed the {kind} {name}, which is copied for "
-        f"other ranks and blocks, where it stays as it was: {REMEDIES[kind]}"
-    )
+def assert_refused(trainer, few, name, hook="on_epoch"):
+    said = refused(trainer, few)
+    assert said.startswith(f"callback Changing failed in {hook}: it changed the {name}, and other")
 
 
 ATTRIBUTES = {
@@ -81,7 +78,7 @@ ATTRIBUTES = {
 @pytest.mark.parametrize("kind", ATTRIBUTES)
 def test_a_callback_that_sets_attributes_of_several_blocks_is_refused(kind, few):
     change, name = ATTRIBUTES[kind]
-    assert refused(made(change), few) == said_of("on_epoch", "attribute", name)
+    assert_refused(made(change), few, f"attribute {name}")
 
 
 @pytest.mark.parametrize("hook", ["on_start", "on_report", "on_epoch"])
@@ -89,7 +86,7 @@ def test_every_hook_is_watched_while_a_run_trains(hook, few):
     def change(net):
         net[1].tau *= 0.9
 
-    assert refused(made(change, hook=hook), few) == said_of(hook, "attribute", "1.tau")
+    assert_refused(made(change, hook=hook), few, "attribute 1.tau", hook)
     made(lambda net: setattr(net, "done", True), hook="on_end").fit(*few)
 
 
@@ -110,8 +107,7 @@ def test_one_rank_trains_with_the_attributes_that_a_callback_sets(few):
     constant = {"schedule": {"name": "constant", "warmup_steps": 0}}
     found = trained_weights(made(halve, 1, **constant), few)
     assert_same(found, trained_by_hand(by_hand, steps()))
-    said = refused(made(lambda net: setattr(net, "tau", 0.5), 1), few)
-    assert said == said_of("on_epoch", "attribute", "tau")
+    assert_refused(made(lambda net: setattr(net, "tau", 0.5), 1), few, "attribute tau")
 
 
 def clamp(net):
@@ -122,6 +118,7 @@ STATES = {
     "mode of": (lambda net: net[1].eval(), "1"),
     "requires_grad of": (lambda net: net[2].linear.requires_grad_(False), "2.linear.weight"),
     "numbers of": (clamp, "2.linear.weight"),
+    "numbers of ": (lambda net: net[2].scale.fill_(2.0), "2.scale"),
 }
 
 
@@ -129,12 +126,9 @@ STATES = {
 def test_what_replicas_have_of_their_own_is_not_changed_on_the_first_alone(kind, few):
     """Nor other processes; threads of one replica have it in common, and it holds."""
     change, name = STATES[kind]
-    said = refused(made(change, replicas=2), few)
-    assert said == said_of("on_epoch", kind, name)
+    assert_refused(made(change, replicas=2), few, f"{kind.strip()} {name}")
     if kind != "requires_grad of":  # which train.frozen alone may say
         made(change).fit(*few)
-    buffer = refused(made(lambda net: net[2].scale.fill_(2.0), replicas=2), few)
-    assert buffer == said_of("on_epoch", "numbers of", "2.scale")
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
