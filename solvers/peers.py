@@ -34,11 +34,10 @@ class Peers(Protocol):
         """
         ...
 
-    def sum(self, vector: Tensor) -> Callable[[], Tensor] | None:
-        """Begin the sum of all vectors (n,) in an order that the links' engine chooses.
+    def sum(self, vector: Tensor) -> Callable[[], Tensor]:
+        """Begin the sum of all vectors (n,) in an order that the links choose.
 
-        All replicas get the same bits; the vector's memory may become the sum's. None where there
-        is no engine.
+        All replicas get the same bits; the vector's memory may become the sum's.
         """
         ...
 

@@ -38,7 +38,7 @@ from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.data import Data, Texts
 from hybrid.files import write_atomically
-from hybrid.links import Network
+from hybrid.links import LinkSpeed
 from hybrid.networks import models
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Solver
@@ -98,7 +98,7 @@ def planner_of(model: str) -> Planner:
     else:
         samples, _ = build.load_own(settings.data)
         network = build.build_model(settings, samples)
-    return Planner(settings, network, samples, Network())
+    return Planner(settings, network, samples, LinkSpeed())
 
 
 class Timed:
@@ -123,7 +123,7 @@ class Timed:
                 w.grad = torch.ones_like(w)
             self.steps.append(_seconds(kind(weights, lr=1e-6, **more).step))
 
-    def messages(self, form: WireFormat, network: Network) -> tuple[list[float], list[float]]:
+    def messages(self, form: WireFormat, network: LinkSpeed) -> tuple[list[float], list[float]]:
         """Of a micro-batch over every cut: what it occupies, and what both its ends pack."""
         wire, occupied, packing = Wire(form), [], []
         for shape in self.shapes:
@@ -135,7 +135,7 @@ class Timed:
             packing.append(self.packing[key])
         return occupied, packing
 
-    def pipeline(self, solver: Solver, form: WireFormat, network: Network) -> Pipeline:
+    def pipeline(self, solver: Solver, form: WireFormat, network: LinkSpeed) -> Pipeline:
         """The delayed pipeline; its steps count with the messages as work beside the passes."""
         K = len(self.costs)
         occupied, cuts = self.messages(form, network)
@@ -146,7 +146,7 @@ class Timed:
         delays = [solver.delay(k, K) for k in range(K)]
         return Pipeline(self.costs, delays, self.n, alone, occupied, beside)
 
-    def flushed(self, form: WireFormat, network: Network) -> float:
+    def flushed(self, form: WireFormat, network: LinkSpeed) -> float:
         """Seconds of a mini-batch in a flushed pipeline."""
         p = self.pipeline(DDG(micro_batches=self.m), form, network)
         K, (f, b) = len(self.costs), p.passes()
@@ -202,7 +202,7 @@ def rates(names: list[str]) -> None:
                 continue
             ways = [Timed(planner, K, m) for m in PARTS]
             for link, (bits, latency) in LINKS.items():
-                network = planner.network = Network(bits / 8, latency)
+                network = planner.network = LinkSpeed(bits / 8, latency)
                 found = best_of(in_blocks(planner, timed, network, base) for timed in ways)
                 for name, sync in SYNCS.items():
                     own = replace(BASE, sync=sync)
@@ -228,7 +228,7 @@ def best_of(found: Iterable[Rows]) -> Rows:
     return best
 
 
-def in_blocks(planner: Planner, timed: Timed, network: Network, base: float) -> Rows:
+def in_blocks(planner: Planner, timed: Timed, network: LinkSpeed, base: float) -> Rows:
     """By way: the rate over one rank's, the progress of a late step, the share of local steps."""
     found: Rows = {}
     K, size, m = len(timed.costs), planner.size, timed.m
@@ -258,7 +258,7 @@ def check(names: list[str]) -> None:
             timed = Timed(planner, K, m)
             for link in ("100 Mb/s", "1 Gb/s"):
                 bits, latency = LINKS[link]
-                network = planner.network = Network(bits / 8, latency)
+                network = planner.network = LinkSpeed(bits / 8, latency)
                 found = in_blocks(planner, timed, network, base)
                 for form in FORMATS:
                     for kind in (DDG, FDG):

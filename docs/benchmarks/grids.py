@@ -19,7 +19,7 @@ from typing import Any
 
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import BASE, Recipe, recipes
-from hybrid.links import Network
+from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
 from hybrid.settings import methods
 from hybrid.settings.resolve import resolve
@@ -34,7 +34,7 @@ def case(model: str, batch: int, ranks: int, gigabits: float) -> dict[str, Any]:
     """Images a second of every grid and recipe, planned and run."""
     wanted = {"model": {"name": model}, "train": {"batch_size": batch, "threads": 1}}
     settings = resolve({**wanted, "data": {"name": "synthetic"}})
-    network = Network(gigabits * 1e9 / 8)
+    network = LinkSpeed(gigabits * 1e9 / 8)
     data, _ = build.load_own(settings.data)
     planner = Planner(settings, build.build_model(settings, data), data, network)
     exact = methods.correction(settings)

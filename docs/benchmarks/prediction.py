@@ -21,7 +21,7 @@ from hybrid.bench.contenders import CPU, MethodContender
 from hybrid.bench.measure import still_batches, timed
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import Recipe, recipes
-from hybrid.links import Network
+from hybrid.links import LinkSpeed
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.networks.blocks import Blocks
@@ -32,7 +32,7 @@ from hybrid.training import build
 
 STEPS = 4
 ROWS = "backprop, m=4", "ddg, m=4", "ddg, m=8", "fdg, m=4"
-MEMORY_SPEED = Network(bytes_per_second=5e9)
+MEMORY_SPEED = LinkSpeed(bytes_per_second=5e9)
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ import torch
 
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import BASE, Recipe
-from hybrid.links import Network
+from hybrid.links import LinkSpeed
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
@@ -78,12 +78,12 @@ def main() -> None:
         settings = resolve(asked)
         images, _ = build.load_own(settings.data)
         torch.manual_seed(0)
-        planner = Planner(settings, build.build_model(settings, images), images, Network())
+        planner = Planner(settings, build.build_model(settings, images), images, LinkSpeed())
         base = planner.predict(planner.blocks(1), BASE)
         for case, (K, title) in cases.items():
             if case in found:
                 continue
-            planner.network = Network(RATES[title] / 8, 1e-4)
+            planner.network = LinkSpeed(RATES[title] / 8, 1e-4)
             replicas = planner.predict(planner.blocks(1), BASE, replicas=K)
             here = {"data parallel": replicas.images_per_second}
             blocks = planner.blocks(K)

@@ -23,8 +23,7 @@ import torch
 
 from hybrid import Trainer, data, split
 from hybrid.links.base import Start
-from hybrid.links.communicator import MpiCommunicator
-from hybrid.links.mpi import MpiLinks
+from hybrid.links.mpi import MpiCommunicator, MpiLinks
 from hybrid.networks import models
 from hybrid.ranks import launch
 from hybrid.rounds.phase_report import DivergedError

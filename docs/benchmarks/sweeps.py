@@ -19,8 +19,7 @@ from torch import nn
 
 from hybrid import data
 from hybrid.links.base import Start
-from hybrid.links.communicator import MpiCommunicator
-from hybrid.links.mpi import MpiLinks
+from hybrid.links.mpi import MpiCommunicator, MpiLinks
 from hybrid.method.optimizers import make_optimizer, placed
 from hybrid.networks import models
 from hybrid.networks.partition import split

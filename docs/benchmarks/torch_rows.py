@@ -22,7 +22,7 @@ from torch_contenders import SCHEDULES, DataParallel, Pipeline, process_group
 
 from hybrid.bench.bench import Bench
 from hybrid.bench.contenders import Contender
-from hybrid.links.communicator import MpiCommunicator
+from hybrid.links.mpi import MpiCommunicator
 from hybrid.networks.units import Chain
 from hybrid.ranks import launch
 from hybrid.settings.resolve import parse_override

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hybrid.errors import (
     STOPPED,
@@ -22,11 +22,9 @@ from hybrid.errors import (
     tell,
 )
 from hybrid.errors import command as as_command
+from hybrid.links.communicator import Communicator, abort
 from hybrid.ranks import launch, progress
 from hybrid.ranks.stopping import ctrl_c
-
-if TYPE_CHECKING:
-    from hybrid.links.communicator import Communicator
 
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -60,8 +58,6 @@ def run_command(command: Callable[[], Any]) -> int:
         if not isinstance(error, Exception):  # SystemExit, for example, of a user's own code
             error = CodeError(format_error(error))
         if comm is not None:
-            from hybrid.links.communicator import abort
-
             abort(comm, error)
         return _say(reason(error), FAILED, getattr(error, "speaks", False))
 

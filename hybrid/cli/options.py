@@ -14,6 +14,7 @@ import typer
 
 from hybrid.cli.groups import MACHINE, METHOD, RANKS, TASK, TRAINING
 from hybrid.errors import tell
+from hybrid.links.communicator import agreement
 from hybrid.ranks import launch
 from hybrid.settings.config import Config, declared_settings
 
@@ -128,10 +129,5 @@ def together() -> Iterator[None]:
     if comm is None:
         yield
         return
-    from hybrid.links.base import agreement
-
-    def first_of(reason: str | None) -> str | None:
-        return next((theirs for theirs in comm.allgather(reason) if theirs is not None), None)
-
-    with agreement(first_of):
+    with agreement(comm.first_of):
         yield

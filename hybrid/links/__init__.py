@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hybrid.errors import AgreedError, PeerError
     from hybrid.links.base import Program, RankLinks, Start, Traffic
-    from hybrid.links.network import Network
     from hybrid.links.threads import ThreadLinks, run_threads
-    from hybrid.links.virtual import VirtualLinks, run_virtual
+    from hybrid.links.virtual import LinkSpeed, VirtualLinks, run_virtual
 
 __all__ = [
     "AgreedError",
-    "Network",
+    "LinkSpeed",
     "PeerError",
     "Program",
     "RankLinks",
@@ -29,8 +28,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("AgreedError", "PeerError"), "hybrid.errors"),
     **dict.fromkeys(("ThreadLinks", "run_threads"), "hybrid.links.threads"),
-    "Network": "hybrid.links.network",
-    **dict.fromkeys(("VirtualLinks", "run_virtual"), "hybrid.links.virtual"),
+    **dict.fromkeys(("LinkSpeed", "VirtualLinks", "run_virtual"), "hybrid.links.virtual"),
 }
 """Where a name is, if not in `hybrid.links.base`."""
 

@@ -11,7 +11,7 @@ Arrangement = Literal["chain", "peers"]
 
 
 @dataclass(frozen=True)
-class Place:
+class GridPlace:
     """Where a rank is in the grid; alone where nothing is said."""
 
     block: int = 0
@@ -54,15 +54,15 @@ class Grid(NamedTuple):
         counts = (self.blocks, "block"), (self.replicas, "replica")
         return " x ".join(_number(n, what) for n, what in counts if n > 1) or "1 block"
 
-    def place(self, rank: int, side_by_side: Arrangement = "chain") -> Place:
+    def place(self, rank: int, side_by_side: Arrangement = "chain") -> GridPlace:
         """Where a launcher's rank is:
 
         chain    0 1 2 | 3 4 5    of K = 3, R = 2: rank r K + k has block k of replica r
         peers    0 2 4 | 1 3 5                     rank k R + r has it
         """
         if side_by_side == "chain":
-            return Place(rank % self.blocks, self.blocks, rank // self.blocks, self.replicas)
-        return Place(rank // self.replicas, self.blocks, rank % self.replicas, self.replicas)
+            return GridPlace(rank % self.blocks, self.blocks, rank // self.blocks, self.replicas)
+        return GridPlace(rank // self.replicas, self.blocks, rank % self.replicas, self.replicas)
 
     def rank(self, number: int, side_by_side: Arrangement = "chain") -> int:
         """The launcher's rank at the place of that number: the inverse of `place`."""

@@ -1,12 +1,22 @@
-"""How a tensor gets into the host memory that a library sends, and out of where it receives."""
+"""How a tensor gets into the memory that a library sends, and out of where it receives."""
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+
+DTYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    *(torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool),
+    *(torch.int16, torch.complex64, torch.complex128),
+)
+Format = tuple[int, ...]
+"""What a receiver must know to make room for a tensor: dtype, shape, strides."""
 
 
 @dataclass
@@ -28,36 +38,23 @@ class Outgoing:
 
 
 class Staging:
-    """For blocks on the CPU, whose memory the library reads and writes itself."""
+    """The memory of messages: of the blocks' device or, for a GPU's, pinned memory of the host.
 
-    def __init__(self, device: torch.device) -> None:
+    What is pinned is copied on a stream of its own while the block computes. torch's allocator
+    gives a pinned buffer out again only when the copies from it are over.
+    """
+
+    def __init__(self, device: torch.device, on_device: bool = False) -> None:
         self._device = device
+        self._copying = None
+        if device.type == "cuda" and not on_device:
+            self._copying = torch.cuda.Stream(device)
 
     def outgoing(self, tensor: Tensor) -> Outgoing:
         """Begin to hand over a dense tensor; its strides are kept."""
-        return Outgoing(tensor)
-
-    def buffer(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
-        """Memory to receive into."""
-        return torch.empty_strided(shape, strides, dtype=dtype)
-
-    def arrived(self, buffer: Tensor) -> Tensor:
-        """The tensor on the block's device, whose current stream may use it."""
-        return buffer
-
-
-class PinnedStaging(Staging):
-    """Through pinned host memory, copied on a stream of its own while the block computes.
-
-    torch's host allocator gives a pinned buffer out again only when the copies from it are over.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._copying = torch.cuda.Stream(device)
-
-    def outgoing(self, tensor: Tensor) -> Outgoing:
-        memory = self.buffer(list(tensor.shape), list(tensor.stride()), tensor.dtype)
+        if self._copying is None:
+            return Outgoing(tensor)
+        memory = self.room(format_of(tensor))
         self._copying.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copying):
             memory.copy_(tensor, non_blocking=True)
@@ -66,26 +63,15 @@ class PinnedStaging(Staging):
         tensor.record_stream(self._copying)
         return Outgoing(memory, event)
 
-    def buffer(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(shape, strides, dtype=dtype, pin_memory=True)
+    def room(self, layout: Format) -> Tensor:
+        """Memory to receive a tensor of a format into."""
+        if self._copying is not None:
+            return room_for(layout, pin_memory=True)
+        return room_for(layout, device=self._device)
 
-    def arrived(self, buffer: Tensor) -> Tensor:
-        return buffer.to(self._device, non_blocking=True)
-
-
-def staging(device: torch.device) -> Staging:
-    """The staging that a block on this device needs."""
-    return PinnedStaging(device) if device.type == "cuda" else Staging(device)
-
-
-DTYPES = (
-    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
-    *(torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool),
-    *(torch.int16, torch.complex64, torch.complex128),
-)
-
-Buffer = Callable[[list[int], list[int], torch.dtype], Tensor]
-"""(shape, strides, dtype) -> memory that a message may be written to."""
+    def arrived(self, memory: Tensor) -> Tensor:
+        """The tensor on the block's device, whose current stream may use it."""
+        return memory.to(self._device, non_blocking=True)
 
 
 def as_dense(tensor: Tensor) -> Tensor:
@@ -111,16 +97,16 @@ def memory_of(tensor: Tensor) -> Tensor:
     return tensor.as_strided((prod(tensor.shape),), (1,)).view(torch.uint8)
 
 
-def format_of(tensor: Tensor) -> tuple[int, ...]:
-    """What a receiver must know to make room for a tensor: dtype, shape, strides."""
+def format_of(tensor: Tensor) -> Format:
+    """What a receiver must know to make room for a tensor."""
     return DTYPES.index(tensor.dtype), *tensor.shape, *tensor.stride()
 
 
-def room_for(layout: tuple[int, ...], buffer: Buffer) -> Tensor:
-    """Memory for a tensor of a format."""
+def room_for(layout: Format, **where: Any) -> Tensor:
+    """Memory for a tensor of a format, as `where` tells torch."""
     dtype, *numbers = layout
     dims = len(numbers) // 2
-    return buffer(numbers[:dims], numbers[dims:], DTYPES[dtype])
+    return torch.empty_strided(numbers[:dims], numbers[dims:], dtype=DTYPES[dtype], **where)
 
 
 def joined_bytes(tensors: Sequence[Tensor]) -> Tensor:
@@ -130,13 +116,8 @@ def joined_bytes(tensors: Sequence[Tensor]) -> Tensor:
 
 def split_bytes(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Tensors of the formats of others, whose bytes come one after another."""
-    made = [torch.empty_like(tensor) for tensor in like]
-    parts = joined.split([len(memory_of(tensor)) for tensor in made])
-    for tensor, part in zip(made, parts, strict=True):
+    tensors = [torch.empty_like(tensor) for tensor in like]
+    parts = joined.split([tensor.nbytes for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
         memory_of(tensor).copy_(part)
-    return made
-
-
-def sizes_in_bytes(tensors: Sequence[Tensor]) -> list[int]:
-    """Of each tensor's elements."""
-    return [tensor.numel() * tensor.element_size() for tensor in tensors]
+    return tensors

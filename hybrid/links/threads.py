@@ -1,5 +1,7 @@
 """Links between K threads of one process."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,37 +14,47 @@ from torch import Tensor
 
 from hybrid.errors import PeerError
 from hybrid.links.base import Program, RankLinks, Start
-from hybrid.links.grid import Grid, Place
+from hybrid.links.communicator import RankGroup
+from hybrid.links.grid import Grid, GridPlace
 
 T = TypeVar("T")
 LAST_SECONDS = 10.0
-"""An interrupt waits at most so long until the threads have closed what is open."""
+"""An interrupt waits at most this long until the threads have closed what is open."""
 
 
-class Meeting:
-    """A barrier at which some threads exchange values."""
+class ValueBarrier(threading.Barrier):
+    """A barrier at which threads exchange values."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
-        self._values: list[Any] = [None] * size
-        self._barrier = threading.Barrier(size)
+        super().__init__(size)
+        self.values: list[Any] = [None] * size
 
-    def gather(self, number: int, value: T) -> list[T]:
+
+class ThreadGroup(RankGroup):
+    """A thread and the others of a barrier; values are not copied."""
+
+    def __init__(self, rank: int, barrier: ValueBarrier) -> None:
+        self.rank, self.size, self._barrier = rank, barrier.parties, barrier
+
+    def exchange(self, value: T) -> list[T]:
         """The values of all threads, in order; PeerError if one of them has ended."""
         if self.size == 1:
             return [value]
-        self._values[number] = value
+        self._barrier.values[self.rank] = value
         try:
             self._barrier.wait()
-            everyone: list[T] = list(self._values)
+            values: list[T] = list(self._barrier.values)
             self._barrier.wait()
         except threading.BrokenBarrierError:
             raise PeerError("another rank has ended") from None
-        return everyone
+        return values
 
-    def abort(self) -> None:
-        """Raise PeerError in all threads that wait, or will."""
-        self._barrier.abort()
+    def gather(self, value: T, root: int = 0) -> list[T] | None:
+        values = self.exchange(value)
+        return values if self.rank == root else None
+
+    def bcast(self, value: T, root: int = 0) -> T:
+        return self.exchange(value)[root]
 
 
 class SharedSum:
@@ -74,25 +86,22 @@ class SharedSum:
         return self._total, max(self._begun)
 
 
-class Room:
+class ThreadTeam:
     """What the threads of one run share."""
 
     def __init__(self, grid: Grid) -> None:
         self.places = [grid.place(number) for number in range(grid.ranks)]
-        self._queues: dict[tuple[int, int, int], SimpleQueue[Any]] = {}
-        self.chains = [Meeting(grid.blocks) for _ in range(grid.replicas)]
-        self.grid = Meeting(grid.ranks) if grid.replicas > 1 else self.chains[0]
+        self.queues: dict[tuple[int, int, int], SimpleQueue[Any]] = {}
+        """By lane, sender and receiver; each lane has an order of its own."""
+        self.grid = ValueBarrier(grid.ranks)
+        self.chains = [ValueBarrier(grid.blocks) for _ in range(grid.replicas)]
         self.failed = threading.Event()
         self.begun = time()
         self._sums: dict[tuple[int, int], tuple[int, SharedSum]] = {}
         """By block and number, with the number of replicas that have asked."""
         self._lock = threading.Lock()
 
-    def queue(self, sender: int, receiver: int, lane: int) -> SimpleQueue[Any]:
-        """What one rank has sent another; each lane has an order of its own."""
-        return self._queues.setdefault((sender, receiver, lane), SimpleQueue())
-
-    def sum(self, place: Place, number: int) -> SharedSum:
+    def sum(self, place: GridPlace, number: int) -> SharedSum:
         """The sum of that number, from 0, over the replicas of a block, each of which asks once."""
         with self._lock:
             key = place.block, number
@@ -102,9 +111,10 @@ class Room:
             return shared
 
     def fail(self) -> None:
+        """Raise PeerError in all threads that wait, or will."""
         self.failed.set()
-        for meeting in (*self.chains, self.grid):
-            meeting.abort()
+        for barrier in (self.grid, *self.chains):
+            barrier.abort()
 
 
 class ThreadLinks(RankLinks):
@@ -116,10 +126,15 @@ class ThreadLinks(RankLinks):
 
     name = "threads"
 
-    def __init__(self, number: int, room: Room) -> None:
-        super().__init__(room.places[number])
-        self._room = room
+    def __init__(self, number: int, team: ThreadTeam) -> None:
+        place = team.places[number]
+        chain = self._group(place.block, team.chains[place.replica])
+        super().__init__(place, self._group(number, team.grid), chain)
+        self._team = team
         self._num_sums = 0
+
+    def _group(self, rank: int, barrier: ValueBarrier) -> ThreadGroup:
+        return ThreadGroup(rank, barrier)
 
     @classmethod
     def start(cls, program: Program[T], start: Start) -> T:
@@ -136,10 +151,6 @@ class ThreadLinks(RankLinks):
             event.record(torch.cuda.current_stream(tensor.device))
         self._put(number, (tensor, event))
 
-    def _put(self, number: int, message: Any) -> None:
-        lane, number = divmod(number, self.place.count)
-        self._room.queue(self.place.number, number, lane).put(message)
-
     def _receive(self, number: int) -> Tensor:
         received: Tensor
         received, event = self._take(number)
@@ -149,54 +160,51 @@ class ThreadLinks(RankLinks):
             received.record_stream(stream)
         return received
 
+    def _put(self, number: int, message: Any) -> None:
+        lane, receiver = divmod(number, self.place.count)
+        self._queue(lane, self.place.number, receiver).put(message)
+
     def _take(self, number: int) -> Any:
-        lane, number = divmod(number, self.place.count)
-        queue = self._room.queue(number, self.place.number, lane)
+        lane, sender = divmod(number, self.place.count)
+        queue = self._queue(lane, sender, self.place.number)
         while True:
             try:
                 return queue.get(timeout=0.5)
             except Empty:
-                if self._room.failed.is_set():
-                    raise PeerError("another rank has ended") from None
+                self._check_others()
 
-    def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
+    def _queue(self, lane: int, sender: int, receiver: int) -> SimpleQueue[Any]:
+        return self._team.queues.setdefault((lane, sender, receiver), SimpleQueue())
+
+    def _check_others(self) -> None:
+        if self._team.failed.is_set():
+            raise PeerError("another rank has ended")
+
+    def sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
         number, self._num_sums = self._num_sums, self._num_sums + 1
-        shared = self._room.sum(self.place, number)
+        shared = self._team.sum(self.place, number)
         shared.put(self.place.replica, vector, self.now())
+        return lambda: self._total(shared)[0].clone()  # which this replica may write to
 
-        def finish() -> Tensor:
-            self._wait_for(shared)
-            return self._total(shared).clone()  # which this replica may write to
-
-        return finish
-
-    def _wait_for(self, shared: SharedSum) -> None:
-        """Wait for the vectors of all replicas."""
+    def _total(self, shared: SharedSum) -> tuple[Tensor, float]:
+        """The sum, and when the last vector was given."""
         while not shared.complete.wait(0.5):
-            if self._room.failed.is_set():
-                raise PeerError("another rank has ended")
-
-    def _total(self, shared: SharedSum) -> Tensor:
-        return shared.total()[0]
-
-    def _all_gather(self, value: T, grid: bool) -> list[T]:
-        if grid:
-            return self._room.grid.gather(self.place.number, value)
-        return self._room.chains[self.place.replica].gather(self.rank, value)
+            self._check_others()
+        return shared.total()
 
 
 def run_threads(
     blocks: int,
     program: Program[T],
     intra_op_threads: int = 1,
-    make: Callable[[int, Room], ThreadLinks] = ThreadLinks,
+    make: Callable[[int, ThreadTeam], ThreadLinks] = ThreadLinks,
     replicas: int = 1,
 ) -> list[T]:
     """Run `program` on a grid of ranks, each a thread; give their results by place.
 
     The first failure is raised here, after every thread has ended.
     """
-    room, size = Room(Grid(blocks, replicas)), blocks * replicas
+    team, size = ThreadTeam(Grid(blocks, replicas)), blocks * replicas
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
 
@@ -204,19 +212,19 @@ def run_threads(
         torch.set_num_threads(intra_op_threads)
         try:
             with _own_stream(size):
-                results[number] = make(number, room).run(program)
+                results[number] = make(number, team).run(program)
         except PeerError:
             pass
         except BaseException as error:
             failures.append(error)
-            room.fail()
+            team.fail()
 
     if size == 1:
         rank_main(0)
     else:
         threads = [
-            threading.Thread(target=rank_main, args=(n,), name=_name(n, room), daemon=True)
-            for n in range(size)
+            threading.Thread(target=rank_main, args=(n,), name=_name(place), daemon=True)
+            for n, place in enumerate(team.places)
         ]
         try:
             for thread in threads:
@@ -224,7 +232,7 @@ def run_threads(
             for thread in threads:
                 thread.join()
         except BaseException:
-            room.fail()
+            team.fail()
             for thread in filter(threading.Thread.is_alive, threads):
                 thread.join(LAST_SECONDS / size)  # it ends when it next waits for another
             raise
@@ -233,8 +241,7 @@ def run_threads(
     return results
 
 
-def _name(number: int, room: Room) -> str:
-    place = room.places[number]
+def _name(place: GridPlace) -> str:
     return f"block-{place.block}" + (f"-of-{place.replica}" if place.replicas > 1 else "")
 
 

@@ -17,42 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed
 from torch import Tensor
 
 from hybrid.links.staging import DTYPES, as_dense, format_of, joined_bytes
 
-dist: Any = torch.distributed
 _KINDS = {"dict": dict, "tuple": tuple, "set": set, "frozenset": frozenset, "bytes": bytes}
-
-
-def gather(value: Any, group: Any, root: int | None = None) -> list[Any] | None:
-    """The values of a group's ranks, in order, on rank `root` or on all; else None."""
-    message = encode(value)
-    sizes = list(torch.zeros(dist.get_world_size(group), 1, dtype=torch.int64))
-    dist.all_gather(sizes, torch.tensor([len(message)]), group)
-    longest = int(max(sizes))
-    sent = torch.cat([message, message.new_zeros(longest - len(message))])
-    is_read = root is None or root == dist.get_rank()
-    received = [torch.empty_like(sent) for _ in sizes] if is_read else None
-    if root is None:
-        dist.all_gather(received, sent, group)
-    else:
-        dist.gather(sent, received, root, group)
-    if received is None:
-        return None
-    return [decode(part[:size]) for part, size in zip(received, sizes, strict=True)]
-
-
-def broadcast(value: Any, group: Any, root: int) -> Any:
-    """The value of rank `root`, on every rank of a group."""
-    is_sent = root == dist.get_rank()
-    message = encode(value) if is_sent else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([len(message)])
-    dist.broadcast(size, root, group)
-    message = message if is_sent else torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(message, root, group)
-    return value if is_sent else decode(message)
 
 
 def encode(value: Any) -> Tensor:

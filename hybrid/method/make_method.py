@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.data.samplers.base import Learning
-from hybrid.links.grid import Place
+from hybrid.links.grid import GridPlace
 from hybrid.method.method import Method
 from hybrid.method.optimizers import find_vectors, frozen_epochs, make_optimizer
 from hybrid.method.options import Options
@@ -63,7 +63,7 @@ def make_method(problem: Problem, options: Options) -> Method:
     _check_messages(method)
     _check_ties(method)
     _check_lengths(method)
-    _check_memory(method.of_replica(Place(replicas=options.replicas)))
+    _check_memory(method.of_replica(GridPlace(replicas=options.replicas)))
     return method
 
 

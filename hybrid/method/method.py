@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hybrid.data import Data
 from hybrid.links import RankLinks
-from hybrid.links.grid import Arrangement, Place, share_size
+from hybrid.links.grid import Arrangement, GridPlace, share_size
 from hybrid.method.optimizers import find_vectors, make_optimizer, placed
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
@@ -46,7 +46,7 @@ from hybrid.solvers.peers import Sharing
 from hybrid.solvers.sync.ties import AllTies, Ties, lags
 from hybrid.solvers.wire import Wire
 
-FIRST = Place()
+FIRST = GridPlace()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class Method:
         blocks, drawing = deepcopy((self.problem.blocks, self.problem.drawing))
         return replace(self, problem=replace(self.problem, blocks=blocks, drawing=drawing))
 
-    def of_replica(self, place: Place) -> Method:
+    def of_replica(self, place: GridPlace) -> Method:
         """With mini-batches of the size of that replica's share."""
         if place.replicas == 1:
             return self
@@ -298,7 +298,7 @@ class Method:
         data: Data,
         schedule: Rate,
         sampler: BatchSampler,
-        place: Place = FIRST,
+        place: GridPlace = FIRST,
     ) -> Windows:
         """The windows of every epoch, with a replica's share of their mini-batches."""
         return Windows(

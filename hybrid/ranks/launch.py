@@ -16,8 +16,8 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid.errors import one_line, tell
-from hybrid.links.communicator import Communicator, MpiCommunicator
-from hybrid.ranks import launcher, meeting, stopping
+from hybrid.links.communicator import Communicator
+from hybrid.ranks import launcher, stopping
 
 if TYPE_CHECKING:
     import torch
@@ -120,9 +120,8 @@ def ranks() -> Ranks | None:
     if not size:
         return None
     by_torch = _is_by_torch()
-    comm: Communicator
     with stopping.meeting() if by_torch else _told_if_late(launched_rank(), size):
-        comm = meeting.of_torchrun(launched_rank(), size) if by_torch else _of_mpi(size)
+        comm = _of_torchrun(size) if by_torch else _of_mpi(size)
         mates = comm.host_ranks()
     launcher.end_with_launcher(speaks=comm.rank == mates[0])
     _abort_on_exceptions(comm)
@@ -155,8 +154,13 @@ def _leave(comm: Communicator) -> None:
     comm.close()
 
 
+def _of_torchrun(size: int) -> Communicator:
+    from hybrid.ranks import meeting
+
+    return meeting.of_torchrun(launched_rank(), size)
+
+
 def _of_mpi(size: int) -> Communicator:
-    """The communicator of all ranks."""
     for name in _EAGER:
         os.environ.setdefault(name, str(EAGER_BYTES))
     try:
@@ -172,6 +176,8 @@ def _of_mpi(size: int) -> Communicator:
             "the MPI library that mpi4py is built for, srun --mpi=pmix, or torchrun"
         )
     wait_for_all()
+    from hybrid.links.mpi import MpiCommunicator
+
     return MpiCommunicator(MPI.COMM_WORLD.Dup())
 
 

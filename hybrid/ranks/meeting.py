@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from hybrid.errors import one_line, tell
-from hybrid.links.communicator import LOOPBACK, TorchCommunicator, local_store, stay_local
+from hybrid.links.gloo import LOOPBACK, TorchCommunicator, local_store, stay_local
 from hybrid.ranks import stopping
 
 MEETING_SECONDS = 300.0

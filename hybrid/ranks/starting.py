@@ -10,7 +10,7 @@ import torch
 from hybrid.errors import AgreedError, CodeError, StoppedError, code_line, format_error, one_line
 from hybrid.links import RankLinks
 from hybrid.links.base import Program, Start
-from hybrid.links.grid import Arrangement, Grid, Place
+from hybrid.links.grid import Arrangement, Grid, GridPlace
 from hybrid.ranks import launch
 from hybrid.registries import AUTO, LINKS
 from hybrid.settings.config import LinkSettings
@@ -97,6 +97,6 @@ def _explained(program: Program[T]) -> Program[T]:
     return explained
 
 
-def _named(place: Place) -> str:
+def _named(place: GridPlace) -> str:
     of = f" of replica {place.replica}" if place.replicas > 1 else ""
     return f"block {place.block}{of}"

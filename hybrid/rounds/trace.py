@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hybrid.links.grid import Place
+from hybrid.links.grid import GridPlace
 
 LIMIT = 4000
 """Spans that are kept of a rank's first ones, and of its last ones."""
@@ -25,12 +25,12 @@ class Trace:
 
     def __init__(
         self,
-        place: Place | None = None,
+        place: GridPlace | None = None,
         now: Callable[[], float] = perf_counter,
         epoch: float | None = None,
     ) -> None:
         """`epoch` is the time of day at which `now` was 0; None: it goes on as the day does."""
-        self.place, self.now = place or Place(), now
+        self.place, self.now = place or GridPlace(), now
         self._first: list[dict[str, Any]] = []
         self._last = deque[dict[str, Any]](maxlen=LIMIT)
         self._threads: dict[int, int] = {}

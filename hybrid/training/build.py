@@ -17,7 +17,7 @@ from hybrid.data import Data, Dataset, Sets, Texts
 from hybrid.data.samplers.base import Learning
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import Communicator
-from hybrid.links.grid import Arrangement, Grid, Place
+from hybrid.links.grid import Arrangement, Grid, GridPlace
 from hybrid.method.objectives import MODEL
 from hybrid.method.options import Options
 from hybrid.networks import models, own_units
@@ -165,7 +165,7 @@ def load_rank_data(resolved: Config) -> Sets:
     return sets
 
 
-def _places(comm: Communicator, wanted: SplitSettings) -> list[Place]:
+def _places(comm: Communicator, wanted: SplitSettings) -> list[GridPlace]:
     """Where this rank may be in the grid, whose arrangement may not be settled yet."""
     sides: tuple[Arrangement, ...] = ("chain", "peers")
     if wanted.side_by_side != "auto":

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hybrid.errors import counted, one_line
 from hybrid.folder import checkpoint
 from hybrid.links import RankLinks
-from hybrid.links.grid import Place
+from hybrid.links.grid import GridPlace
 from hybrid.method.method import Method
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.units import BlockModule
@@ -104,7 +104,7 @@ class Position:
 class StateFiles:
     """The files of one rank's states: of the cuts, of its block, of what is under way on it."""
 
-    def __init__(self, place: Place, blocks: Blocks) -> None:
+    def __init__(self, place: GridPlace, blocks: Blocks) -> None:
         suffix = f" of replica {place.replica}" if place.replica else ""
         self.place, self.blocks = place, blocks
         self.cuts = [f"cut before {cut}{suffix}" for cut in blocks.cuts]

@@ -63,9 +63,7 @@ class Reduction:
         buckets = vector.split(max(1, bucket_bytes // vector.element_size()))
         if self.by_engine:
             sums = [self.peers.sum(bucket) for bucket in buckets]
-            engine = [end for end in sums if end is not None]
-            if len(engine) == len(buckets):
-                return lambda: _joined(vector, buckets, [end() for end in engine])
+            return lambda: _joined(vector, buckets, [end() for end in sums])
         ends = [self._begin(f"{name}/{i}", bucket) for i, bucket in enumerate(buckets)]
 
         def finish() -> Tensor:

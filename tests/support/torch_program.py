@@ -24,13 +24,8 @@ from hybrid.solvers.sync.all_reduce import AllReduce
 LINKS = {"mpi": MpiLinks, "torch": TorchLinks}
 
 
-class AsByNccl(NcclLinks):
-    """Labels by gloo and tensors by groups of pairs, as NCCL has them, without a GPU."""
-
-    backend = "gloo"
-
-
-CARRIERS = {"gloo": TorchLinks, "as nccl": AsByNccl}
+CARRIERS = {"gloo": TorchLinks, "as nccl": NcclLinks}
+"""Without a GPU labels and tensors of the second travel in its groups, but by gloo."""
 
 
 def facts(comm, carrier):
@@ -105,7 +100,7 @@ def sums(comm, kind):
     links, sent = LINKS[kind](Start.of(comm, comm.size)), sent_bytes() or int
     comm.barrier()
     before = sent()
-    links.fewest_by_engine = 1
+    links.collective_above = 1
     each = [torch.randn(1001, generator=torch.Generator().manual_seed(r)) for r in range(comm.size)]
     ends = [links.peers.sum(factor * each[links.place.replica]) for factor in (1, 2)]
     second, first = ends[1](), ends[0]()
@@ -145,7 +140,7 @@ def held(comm, kind):
     steps(links, 50)
     before = resident()
     steps(links, 250)
-    found = len(getattr(links, "_sums", ())), (resident() - before) / 1e6
+    found = len(links._collectives), (resident() - before) / 1e6
     links.close()
     return found
 

@@ -159,7 +159,7 @@ def serve(address: str) -> None:
     from mpi4py import MPI
 
     import hybrid.cli.app  # noqa: F401  what most programs want
-    from hybrid.links.communicator import MpiCommunicator
+    from hybrid.links.mpi import MpiCommunicator
 
     world = MPI.COMM_WORLD
     teams = [

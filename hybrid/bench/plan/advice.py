@@ -11,7 +11,7 @@ from hybrid.bench.plan.device import Device
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.plan.prediction import Prediction, best
 from hybrid.bench.plan.timed_network import Say
-from hybrid.links import Network
+from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
 from hybrid.method.make_method import check_replicas
 from hybrid.ranks.progress import Bar
@@ -53,9 +53,9 @@ def report(
 
     data, _ = build.load_data_sets(settings.data, settings.train.loss)
     build.take_batch_size(settings, data)
-    network = Network.asked(settings.links)
+    speed = LinkSpeed.asked(settings.links)
     model = build.build_network(settings, data)
-    planner = Planner(settings, model, data, network, say, device, tell)
+    planner = Planner(settings, model, data, speed, say, device, tell)
     grids += [grid for count in ranks for grid in planner.grids(count)]
     predictions = planner.predictions(grids, micro_batches, cuts)
     first = next(predictions)  # if nothing can be planned, it says so before a table

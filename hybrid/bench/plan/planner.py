@@ -21,8 +21,8 @@ from hybrid.bench.plan.standin import clocked
 from hybrid.bench.plan.timed_network import Say, TimedNetwork, blocks_key
 from hybrid.bench.recipes import BASE, Recipe, accumulating, recipes
 from hybrid.data import Data
-from hybrid.links import Network, run_virtual
-from hybrid.links.grid import Grid, Place, grids, share_size
+from hybrid.links import LinkSpeed, run_virtual
+from hybrid.links.grid import Grid, GridPlace, grids, share_size
 from hybrid.links.virtual import VirtualLinks
 from hybrid.method.make_method import check_waits
 from hybrid.method.method import Method
@@ -47,7 +47,7 @@ class Planner:
         settings: Config,
         model: nn.Module,
         data: Data,
-        network: Network,
+        network: LinkSpeed,
         say: Say = lambda text: None,
         device: Device | None = None,
         tell: Say = lambda text: None,
@@ -177,7 +177,7 @@ class Planner:
 
     def memory(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> list[int]:
         """Bytes of each block, of the first replica, whose share is the largest."""
-        method = self.method(blocks, recipe, replicas).of_replica(Place(replicas=replicas))
+        method = self.method(blocks, recipe, replicas).of_replica(GridPlace(replicas=replicas))
         return self._memory.needed(recipe, method, self.timed.inputs(blocks))
 
     def solvers(self) -> list[Solver]:
@@ -201,7 +201,7 @@ class Planner:
         four times as many, which gives the time of those between two reports.
         """
         method = self.method(blocks, recipe, replicas)
-        setup = method.of_replica(Place(replicas=replicas)).setup
+        setup = method.of_replica(GridPlace(replicas=replicas)).setup
         share = setup.batch_size
         if self.device is not None:  # whose steps all take the same time
             steps = min(steps, 2)

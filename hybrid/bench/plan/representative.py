@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from hybrid.links import VirtualLinks
-from hybrid.links.base import Peers, num_bytes
+from hybrid.links.base import PeerLinks
 
 T = TypeVar("T")
 
@@ -28,31 +28,28 @@ class RepresentativeLinks(VirtualLinks):
         self.peers = _Likewise(self)
 
     def exchange_end(self, num_bytes: int) -> float:
-        """When so many bytes for all peers, and theirs, have arrived."""
-        self._free[0] = max(self.now(), self._free[0]) + self._network.seconds(num_bytes)
-        return self._free[0] + self._network.latency_seconds
+        """When bytes for all peers, and theirs, have arrived."""
+        return self._leaves(0, num_bytes) + self.speed.latency_seconds
 
-    def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
+    def sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
         begun = self.now()
 
         def finish() -> Tensor:
-            self._summed(begun, num_bytes(vector))
+            self._summed(begun, vector.nbytes)
             return vector * self.place.replicas
 
         return finish
 
-    def _all_gather(self, value: T, grid: bool) -> list[T]:
-        chain = super()._all_gather(value, False)
-        if not grid:
-            return chain
+    def everyone(self, value: T) -> list[T]:
+        chain = super().everyone(value)
         everyone = chain * self.place.replicas
-        self.work(
-            self._network.meeting_seconds(len(everyone)) - self._network.meeting_seconds(len(chain))
-        )
+        seconds = [self.speed.meeting_seconds(len(each)) for each in (chain, everyone)]
+        with self.waiting("everyone"):
+            self.work(seconds[1] - seconds[0])
         return everyone
 
 
-class _Likewise(Peers):
+class _Likewise(PeerLinks):
     """The peers of a representative."""
 
     _links: RepresentativeLinks
@@ -61,7 +58,7 @@ class _Likewise(Peers):
         self, pieces: Sequence[Tensor], expected: Sequence[Tensor] = ()
     ) -> Callable[[], list[Tensor]]:
         links = self._links
-        sent = sum(map(num_bytes, pieces)) - num_bytes(pieces[self.replica])
+        sent = sum(piece.nbytes for piece in pieces) - pieces[self.replica].nbytes
         links.traffic.count("peers", sent)
         end = links.exchange_end(sent)
 
@@ -71,6 +68,3 @@ class _Likewise(Peers):
             return list(expected or pieces)
 
         return arrived
-
-    def drop(self) -> None:
-        """Nothing is under way."""

@@ -85,7 +85,7 @@ def test_of_nine_replicas_no_sum_of_an_earlier_step_is_held(run):
     def program(links):
         steps(links, 20)
         links.everyone(None)
-        return len(links._room._sums)
+        return len(links._team._sums)
 
     assert run(1, program, replicas=9) == [0] * 9
 

@@ -6,9 +6,9 @@ from time import perf_counter, thread_time
 import pytest
 import torch
 
-from hybrid.links import Network, VirtualLinks, run_virtual
+from hybrid.links import LinkSpeed, VirtualLinks, run_virtual
 
-SLOW = Network(bytes_per_second=100.0, latency_seconds=0.25)
+SLOW = LinkSpeed(bytes_per_second=100.0, latency_seconds=0.25)
 """A byte takes 10 ms."""
 Work = Callable[[float], None]
 

@@ -6,7 +6,7 @@ import pytest
 from trainings import digits, trained_weights, trainer
 
 from hybrid.folder.traces import spans
-from hybrid.links.grid import Place
+from hybrid.links.grid import GridPlace
 from hybrid.rounds import trace as traces
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import LinkSettings
@@ -83,7 +83,7 @@ def _check_nested(own):
 
 
 def test_ranks_and_threads_have_names():
-    trace = Trace(Place(block=1, blocks=2, replica=1, replicas=2))
+    trace = Trace(GridPlace(block=1, blocks=2, replica=1, replicas=2))
     trace.add("forward", 0.0, 1.0)
     names = {e["name"]: e["args"]["name"] for e in trace.events if e["ph"] == "M"}
     assert names == {"process_name": "block 1 of replica 1", "thread_name": "thread 0"}

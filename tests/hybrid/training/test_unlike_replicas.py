@@ -203,7 +203,7 @@ def test_exchanges_are_dropped_also_where_replicas_have_begun_other_numbers(begu
         peers, mine = links.peers, torch.tensor([float(links.place.number)])
         for _ in range(begun[peers.replica]):
             peers.exchange([mine, mine])
-        peers.drop()
+        links.drop()
         return [float(t) for t in peers.exchange([mine, mine])()]
 
     assert run_threads(2, program, replicas=2) == [[0, 2], [1, 3], [0, 2], [1, 3]]

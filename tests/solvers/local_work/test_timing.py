@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hybrid import split
-from hybrid.links import Network, run_virtual
+from hybrid.links import LinkSpeed, run_virtual
 from hybrid.rounds.one_rank import OneRank
 from hybrid.solvers.block import Block
 from hybrid.solvers.local_work import timing
@@ -27,7 +27,7 @@ def test_each_cut_has_the_time_of_its_own_message_one_way(number_format, size):
         block = Block(blocks.module(links.rank), links.rank, 3, {})
         return measure_pipeline(links, block, inputs, Wire(number_format))
 
-    first, *others = run_virtual(3, program, Network(RATE, LATENCY))
+    first, *others = run_virtual(3, program, LinkSpeed(RATE, LATENCY))
     assert others == [first, first]
     on_wire = [SAMPLES * width * size / RATE for width in WIDTHS]
     assert first.messages == pytest.approx([seconds + LATENCY for seconds in on_wire])

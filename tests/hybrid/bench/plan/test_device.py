@@ -12,7 +12,7 @@ from hybrid.bench.plan import standin
 from hybrid.bench.plan.device import Device, Roofline
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import BASE, Recipe
-from hybrid.links import Network, run_virtual
+from hybrid.links import LinkSpeed, run_virtual
 from hybrid.links.grid import Grid
 from hybrid.networks.units import Unit
 from hybrid.settings.resolve import load
@@ -22,7 +22,7 @@ from hybrid.training import build
 
 ROOF = {"flops_per_second": 1e9, "bytes_per_second": 1e9}
 DEVICE = Device(roofline=Roofline(**ROOF))
-SLOW = Network(1e6, 1e-3)
+SLOW = LinkSpeed(1e6, 1e-3)
 
 
 def planner(network=SLOW, device=DEVICE, **settings):
@@ -47,7 +47,7 @@ def test_a_roofline_takes_the_longer_of_computing_and_moving_and_an_overhead_for
 
 
 def test_a_sum_goes_round_a_ring_and_a_small_one_through_a_tree():
-    network = Network(10e6, 0.5)
+    network = LinkSpeed(10e6, 0.5)
     assert network.sum_seconds(80e6, 8) == (2 * 7 / 8 * 8, 2 * 7 * 0.5)
     assert network.sum_seconds(1000, 8) == (2 * 3 * 1000 / 10e6, 2 * 3 * 0.5)
 
@@ -70,7 +70,7 @@ def test_one_replica_stands_for_all(grid, recipe, monkeypatch):
 
     Messages of a few peers go one by one, to all of them in the same order.
     """
-    network = Network(1e8, 1e-5)
+    network = LinkSpeed(1e8, 1e-5)
     made = planner(network)
     blocks = made.blocks(grid.blocks, 8)
     one = made.predict(blocks, recipe, replicas=grid.replicas)
@@ -95,7 +95,7 @@ def test_a_plan_for_a_device_counts_no_time_of_this_machine():
 def test_a_plan_for_a_device_counts_what_its_host_issues(monkeypatch):
     """Every operation takes a second, and nothing else takes any time."""
     roof = Roofline(flops_per_second=1e24, bytes_per_second=1e24, seconds_per_operation=1.0)
-    made = planner(Network(1e15, 0.0), Device(roofline=roof))
+    made = planner(LinkSpeed(1e15, 0.0), Device(roofline=roof))
     whole = made.blocks(1, 32)
     step = 32 / made.predict(whole, BASE).images_per_second
     passes = 32 * sum(map(sum, made.timed.costs(whole, 32)))
@@ -120,7 +120,7 @@ def test_a_device_of_little_memory_rules_out_what_does_not_fit():
 
 
 def test_a_thousand_ranks_cost_the_plan_one_chain():
-    made = planner(Network(1e6, 1e-6), **{"train.batch_size": 1024, "data.limit": 1024})
+    made = planner(LinkSpeed(1e6, 1e-6), **{"train.batch_size": 1024, "data.limit": 1024})
     found = [made.predict(made.blocks(2, 8), EXACT, replicas=R) for R in (8, 512)]
     assert len(found[1].idle_share) == 2
     # 64 times the ranks, each with a 64th of the work, and the same sums to wait for

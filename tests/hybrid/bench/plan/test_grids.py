@@ -10,7 +10,7 @@ from hybrid.bench.plan import advice
 from hybrid.bench.plan import planner as plan
 from hybrid.bench.plan.prediction import best
 from hybrid.bench.recipes import BASE, Recipe
-from hybrid.links import Network
+from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
 from hybrid.networks.partition import split
 from hybrid.networks.units import units
@@ -23,7 +23,7 @@ from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
 from hybrid.training import build
 
-FAST, SLOW = Network(1e12, 0.0), Network(1e5)
+FAST, SLOW = LinkSpeed(1e12, 0.0), LinkSpeed(1e5)
 
 
 def planner(network=FAST, batch=32, unit=0.001, **settings):

@@ -8,7 +8,7 @@ from small_networks import SECONDS, sleeping
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import Recipe
 from hybrid.data import load as load_data
-from hybrid.links import Network
+from hybrid.links import LinkSpeed
 from hybrid.networks.partition import split
 from hybrid.settings.resolve import load
 from hybrid.solvers import Backprop
@@ -19,7 +19,7 @@ TINY = "--epochs 1 --batch-size 32 --set data.limit=128 --set train.threads=1"
 def test_the_prediction_is_near_what_two_ranks_do(world, tmp_path):
     """Their layers sleep, which takes as long on a busy machine; docs/benchmarks has real ones."""
     settings = {"train.batch_size": 32, "train.threads": 1, "data.name": "digits"}
-    made = Planner(load(None, settings), sleeping(), load_data("digits")[0], Network(1e12, 0.0))
+    made = Planner(load(None, settings), sleeping(), load_data("digits")[0], LinkSpeed(1e12, 0.0))
     blocks = split(made.model, 2, balance="even")
     predicted = made.predict(blocks, Recipe("piped", Backprop(micro_batches=4))).images_per_second
     words = "train --model small_networks:sleeping --data digits --solver backprop --set"

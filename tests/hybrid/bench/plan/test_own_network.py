@@ -10,7 +10,7 @@ from hybrid.bench.plan import planner as plan
 from hybrid.bench.plan.standin import StandIn
 from hybrid.bench.recipes import Recipe
 from hybrid.data import as_data
-from hybrid.links import Network
+from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
 from hybrid.networks.partition import split
 from hybrid.settings.resolve import load
@@ -83,7 +83,7 @@ def loss(output, ids):
     return nn.functional.cross_entropy(output["logits"].flatten(0, 1), ids.flatten())
 """
 KINDS = {"skips": "numbers", "reader": "text"}
-FAST = Network(1e12, 0.0)
+FAST = LinkSpeed(1e12, 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from answers import assert_one_line, output
 from hybrid.bench.plan import planner as plan
 from hybrid.bench.plan.memory import saved_bytes
 from hybrid.bench.recipes import Recipe
-from hybrid.links import Network
+from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
 from hybrid.networks.models import build as build_model
 from hybrid.networks.partition import split
@@ -33,7 +33,9 @@ DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "tra
 def planner(network=None, **settings):
     resolved = load(None, {**DIGITS, **settings})
     images, _ = build.load_data_sets(resolved.data)
-    return plan.Planner(resolved, build.build_model(resolved, images), images, network or Network())
+    return plan.Planner(
+        resolved, build.build_model(resolved, images), images, network or LinkSpeed()
+    )
 
 
 @pytest.mark.parametrize(

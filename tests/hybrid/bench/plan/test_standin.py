@@ -5,7 +5,7 @@ import torch
 from planners import BACKWARD, FORWARD, planner
 
 from hybrid.bench.recipes import Recipe
-from hybrid.links import Network
+from hybrid.links import LinkSpeed
 from hybrid.settings.config import RoundSettings
 from hybrid.solvers import (
     DDG,
@@ -43,7 +43,7 @@ def test_one_forward_one_backward_waits_for_slow_messages_and_twice_the_delay_do
     shapes = made.blocks(5, 32).cut_shapes(torch.zeros(1, *made.model.input_shape))
     largest = max(shape.numel() for shape in map(torch.Size, shapes))
     tick = 8 * (FORWARD + BACKWARD)
-    network = Network(8 * 4 * largest / (0.3 * tick))
+    network = LinkSpeed(8 * 4 * largest / (0.3 * tick))
     waiting, slack = (rate(kind(micro_batches=4), network=network) for kind in (DDG, FDG))
     assert slack == pytest.approx(5, rel=0.03)
     assert 5 / (1 + 0.6) < waiting < 5 / (1 + 0.1)

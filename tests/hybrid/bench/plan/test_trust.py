@@ -6,7 +6,7 @@ from planners import planner
 from hybrid.bench.plan import advice, timed_network
 from hybrid.bench.plan.prediction import Prediction
 from hybrid.bench.recipes import Recipe
-from hybrid.links import Network
+from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
 from hybrid.solvers import DDG
 from hybrid.solvers.local_work.budget import Cost
@@ -63,7 +63,7 @@ def test_speed_ups_are_over_the_faster_of_the_plain_and_the_accumulating_loop():
         assert not p.impossible
 
 
-SLOW = Network(bytes_per_second=1e3)
+SLOW = LinkSpeed(bytes_per_second=1e3)
 
 
 def test_one_rank_or_the_undivided_network_is_recommended_where_it_is_faster():
