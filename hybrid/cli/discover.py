@@ -113,13 +113,19 @@ def show(
     picture: Annotated[
         Path | None, typer.Option(help="Also draw it to this file (.svg or .png).")
     ] = None,
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Print what each block does when, by --solver.")
+    ] = False,
+    solver: options.Method = None,
+    set_: options.AnyOther = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """Show how a network is cut: units, blocks, messages, memory."""
+    """Show how a network is cut, or what its blocks do when."""
 
     def said() -> str:
         from hybrid.bench.show import picture as pictures
         from hybrid.bench.show.request import show as described
+        from hybrid.bench.show.schedule import schedule_text
 
         if picture is not None:
             pictures.check_picture(picture)
@@ -130,9 +136,25 @@ def show(
             given["split.balance"] = balance
         if optimizer is not None:
             given["optimizer.name"] = optimizer
+        _check_shown(context, schedule)
+        if schedule:
+            return schedule_text(given)
         shown = described(given, inputs)
         if picture is not None:
             pictures.draw(shown, picture, depth)
         return json.dumps(asdict(shown), indent=2) if as_json else shown.text(depth)
 
     first_says(said)
+
+
+OF_CUTS = ("balance", "inputs", "data", "data_dir", "optimizer", "depth", "picture", "as_json")
+OF_SCHEDULES = ("solver", "set_")
+
+
+def _check_shown(context: typer.Context, schedule: bool) -> None:
+    """ValueError for a flag of the other of the two things that `hybrid show` shows."""
+    name = next((n for n in (OF_CUTS if schedule else OF_SCHEDULES) if context.params[n]), None)
+    if name is not None:
+        flag = {"set_": "--set", "as_json": "--json"}.get(name, f"--{name.replace('_', '-')}")
+        said = "with --schedule: leave one of the two out"
+        raise ValueError(f"{flag} has no effect " + (said if schedule else "without --schedule"))

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from hybrid.solvers.acting import CountOrZero, Needs, NotNegative
 from hybrid.solvers.base import GraphBytes, Setup, Solver, program_of
-from hybrid.solvers.block import Block
-from hybrid.solvers.engine.engine import Engine
-from hybrid.solvers.engine.policies import BackwardPolicy, KeepGraph
+from hybrid.solvers.engine.engine import Engine, Scheduled
 from hybrid.solvers.engine.schedule import Action, Span, never_flushed, table
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch
@@ -42,7 +40,7 @@ NOT_FLOAT16 = Needs(
 
 
 @dataclass(frozen=True)
-class Delayed(Solver):
+class Delayed(Scheduled, Solver):
     r"""Mini-batches go through the blocks in m micro-batches. At its n-th tick, block k computes
 
         lam_k = x_{k-1} of micro-batch n,   x_k = f_k(lam_k; w_k)               forward, sent up
@@ -65,8 +63,6 @@ class Delayed(Solver):
     passes under way are completed, no forward pass begins, and no gradient is lost.
     """
 
-    returns_inputs: ClassVar[bool] = False
-    """Whether a message down holds the input that the backward pass ran on, too."""
     sums_mini_batches: ClassVar[bool] = True
     """Whether a step is on the sum over a mini-batch, which is exact where weights are equal."""
 
@@ -79,7 +75,6 @@ class Delayed(Solver):
     """Clip the norm of each block's gradient (not in serial rounds); 0: no clipping."""
 
     def delay(self, index: int, count: int) -> int:
-        """d_k in ticks of block k = `index` of K = `count`."""
         return count - 1 - index
 
     def num_micro_batches(self, size: int, count: int) -> int:
@@ -97,12 +92,7 @@ class Delayed(Solver):
     def schedule(
         self, index: int, count: int, span: Span, budget: LocalBudget | None = None
     ) -> list[Action]:
-        """What block `index` of `count` does for a span of micro-batches."""
         return never_flushed(self.delay(index, count), span, budget)
-
-    def policy(self, block: Block) -> BackwardPolicy:
-        """What backward passes of a block that is not the last run on."""
-        return KeepGraph(block)
 
     def check(self, setup: Setup) -> None:
         """Refuse delays with which the blocks would wait for each other without end."""
@@ -111,7 +101,6 @@ class Delayed(Solver):
         table([self.schedule(k, count, span) for k in range(count)])
 
     def wire(self) -> Wire:
-        """What packs messages."""
         return Wire(self.messages)
 
     def held_bytes(
@@ -124,11 +113,6 @@ class Delayed(Solver):
         """The first, and largest, micro-batch of a mini-batch."""
         size = ceil(len(lam) / self.num_micro_batches(len(lam), count))
         return lam.detach()[:size].clone().requires_grad_(lam.requires_grad)
-
-    @property
-    def shrink(self) -> float:
-        """b, by which an adjoint shrinks at every hop."""
-        return 1.0
 
     def lossless(self, formats: bool = False) -> Delayed:
         """The same, whose gradients at equal weights are exact; `formats`: but for rounding."""

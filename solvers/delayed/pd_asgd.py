@@ -21,9 +21,10 @@ from hybrid.solvers.delayed.base import (
 )
 from hybrid.solvers.delayed.timetable import MOST_SLOTS, Timetable, UnitPass
 from hybrid.solvers.delayed.unit_passes import UnitFlight, UnitProgram, Units, unit_slices
-from hybrid.solvers.engine.schedule import Kind
+from hybrid.solvers.engine.schedule import Action, Kind, Span
 from hybrid.solvers.engine.stash import CopyingStash, Stash
 from hybrid.solvers.layers.branches import nothing_left_out
+from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.state import State
@@ -105,6 +106,12 @@ class PDASGD(Delayed):
     def delay(self, index: int, count: int) -> int:
         """Of the first unit, by the table; `any_order` comes close to it."""
         return 2 * (count - 1 - index) if count > 1 else self.table(3, index, count).delay(0)
+
+    def schedule(
+        self, index: int, count: int, span: Span, budget: LocalBudget | None = None
+    ) -> list[Action]:
+        """Empty: passes go unit by unit, as `Timetable` says."""
+        return []
 
     def steps_late(self, index: int, count: int, size: int) -> float:
         # units of a single block have different delays

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import zip_longest
-from typing import Any, ClassVar, Protocol, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
 
+from hybrid.solvers.acting import Settings
 from hybrid.solvers.base import Program
 from hybrid.solvers.block import Block
 from hybrid.solvers.engine.flights import Flight, load_flights, save_flights
@@ -34,34 +35,38 @@ Keep = Callable[[Flight, Tensor | None], None]
 """Records a micro-batch and its p_k when its backward pass is complete."""
 
 
-class Scheduled(Protocol):
-    """What the engine needs of a method's settings."""
+class Scheduled(Settings, ABC):
+    """Settings of a method that the engine runs: its schedule, its policy, its messages."""
 
-    returns_inputs: ClassVar[bool]
+    returns_inputs: ClassVar[bool] = False
     """Whether a message down holds the input that the backward pass ran on, too."""
 
-    @property
-    def shrink(self) -> float:
-        """b, by which an adjoint shrinks at every hop."""
-        ...
-
-    def wire(self) -> Wire:
-        """What packs messages."""
-        ...
-
-    def num_micro_batches(self, size: int, count: int) -> int: ...
-
-    def delay(self, index: int, count: int) -> int: ...
-
+    @abstractmethod
     def schedule(
         self, index: int, count: int, span: Span, budget: LocalBudget | None = None
     ) -> list[Action]:
         """What block `index` of `count` does for a span of micro-batches."""
-        ...
+
+    @abstractmethod
+    def num_micro_batches(self, size: int, count: int) -> int:
+        """m, for mini-batches of `size` samples on `count` blocks."""
+
+    @abstractmethod
+    def wire(self) -> Wire:
+        """What packs messages."""
 
     def policy(self, block: Block) -> BackwardPolicy:
         """What backward passes of a block that is not the last run on."""
-        ...
+        return KeepGraph(block)
+
+    def delay(self, index: int, count: int) -> int:
+        """d_k in ticks of block k = `index` of K = `count`."""
+        return 0
+
+    @property
+    def shrink(self) -> float:
+        """b, by which an adjoint shrinks at every hop."""
+        return 1.0
 
 
 class Engine(Program):

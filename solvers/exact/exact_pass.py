@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from hybrid.solvers.acting import SEVERAL_BLOCKS, Acts, Count, CountOrZero, NotNegative, Settings
+from hybrid.solvers.acting import SEVERAL_BLOCKS, Acts, Count, CountOrZero, NotNegative
 from hybrid.solvers.base import Recorder
 from hybrid.solvers.block import Block
-from hybrid.solvers.engine.engine import Engine
+from hybrid.solvers.engine.engine import Engine, Scheduled
 from hybrid.solvers.engine.flights import Flight
 from hybrid.solvers.engine.policies import BackwardPolicy, KeepGraph, Recompute
 from hybrid.solvers.engine.schedule import Action, Span, flushed
@@ -39,7 +39,7 @@ PASSES = Acts(
 
 
 @dataclass(frozen=True)
-class PassSettings(Settings):
+class PassSettings(Scheduled):
     """How an exact pass runs: as the solver `backprop`, and as other methods' correction."""
 
     acts: ClassVar[Mapping[str, Acts]] = {
@@ -62,11 +62,7 @@ class PassSettings(Settings):
     filter: Count = 1
     """Send means over N x N squares of pixels; 1: every pixel."""
 
-    returns_inputs: ClassVar[bool] = False
-    shrink: ClassVar[float] = 1.0
-
     def num_micro_batches(self, size: int, count: int) -> int:
-        """Micro-batches per mini-batch of `size` samples on `count` blocks."""
         return min(self.micro_batches or 1, size)
 
     def lossless(self, formats: bool = False) -> PassSettings:
@@ -75,21 +71,14 @@ class PassSettings(Settings):
         return replace(self, clip_norm=0.0, **plain)
 
     def wire(self) -> Wire:
-        """What packs messages."""
         return Wire(self.messages, self.filter)
-
-    def delay(self, index: int, count: int) -> int:
-        """No gradient is late."""
-        return 0
 
     def schedule(
         self, index: int, count: int, span: Span, budget: LocalBudget | None = None
     ) -> list[Action]:
-        """What block `index` of `count` does for a span of micro-batches."""
         return flushed(index, count, span)
 
     def policy(self, block: Block) -> BackwardPolicy:
-        """What backward passes of a block that is not the last run on."""
         return Recompute(block) if self.recompute else KeepGraph(block)
 
 

@@ -17,6 +17,7 @@ from hybrid import OptimizerSettings, models, split
 from hybrid.bench.show import describe, draw
 from hybrid.bench.show.description import MOST_ROWS
 from hybrid.bench.show.request import parse_inputs
+from hybrid.solvers.engine.schedule import Span, flushed, never_flushed, table
 
 MODULE = """
 from torch import nn
@@ -231,3 +232,25 @@ def test_a_pass_that_fails_on_fewer_samples_is_one_line():
     network = nn.Sequential(nn.Linear(4, 4), OfThirtyTwo())
     blocks = split(network, 2, balance="even")
     assert "let the network take any number" in refusal(describe, blocks, torch.zeros(32, 4))
+
+
+@pytest.mark.parametrize("solver", ["ddg", "backprop"])
+def test_a_schedule_is_the_one_that_blocks_go_through(hybrid, solver):
+    words = ["--blocks", 3, "--solver", solver, "--set", "solver.micro_batches=4"]
+    said, span = output(hybrid("show", "resnet20", "--schedule", *words)), Span.of([4, 4])
+    late = solver == "ddg"
+    lists = [never_flushed(2 - k, span) if late else flushed(k, 3, span) for k in range(3)]
+    assert said.rstrip().endswith(table(lists))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--schedule", "--solver", "penalty"], "'penalty', which has no schedule of passes"),
+        (["--schedule", "--depth", "1"], "--depth has no effect with --schedule"),
+        (["--solver", "ddg"], "--solver has no effect without --schedule"),
+        (["--schedule", "--set", "rounds.waits=[[1,0],[0,1]]"], "only with a method for local"),
+    ],
+)
+def test_what_a_schedule_cannot_show_is_said(hybrid, words, said):
+    assert_one_line(hybrid("show", "resnet20", *words), said)

@@ -21,6 +21,8 @@ from hybrid.solvers.delayed.base import (
 )
 from hybrid.solvers.delayed.unit_passes import UnitFlight, UnitProgram
 from hybrid.solvers.engine.flights import Flight
+from hybrid.solvers.engine.schedule import Action, Span
+from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, Classified, PhaseStats, Window
@@ -83,6 +85,12 @@ class AMPNet(Delayed):
 
     def delay(self, index: int, count: int) -> int:
         return limit(index, count, self.active_keys(count)) - 1 if count > 1 else 0
+
+    def schedule(
+        self, index: int, count: int, span: Span, budget: LocalBudget | None = None
+    ) -> list[Action]:
+        """Empty: passes go unit by unit, as `Chain` says."""
+        return []
 
     def steps_late(self, index: int, count: int, size: int) -> float:
         return self.delay(index, count) / self.frequency(size, count)

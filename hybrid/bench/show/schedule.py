@@ -1,0 +1,50 @@
+"""The schedule that `hybrid show --schedule` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hybrid.settings import methods
+from hybrid.settings.resolve import load
+from hybrid.solvers import Solver
+from hybrid.solvers.engine.engine import Scheduled
+from hybrid.solvers.engine.schedule import Span, table
+from hybrid.solvers.local_work.budget import LocalBudget
+
+BATCHES = 2
+"""Mini-batches whose schedule is shown, from an empty pipeline to an empty one."""
+LEGEND = "F: forward pass, B: backward pass, L: local work, *: a step follows, .: idle"
+
+
+def schedule_text(given: Mapping[str, Any]) -> str:
+    """What each block does for two mini-batches, in slots of one pass each.
+
+    `given`: "section.key" -> value. No network is made: a schedule depends on the number of blocks.
+
+    The lists that are drawn are those that a training executes. ValueError for a method without a
+    schedule of passes, and with the table for one whose blocks would stand still.
+    """
+    settings = load(None, {"split.blocks": 2, **given})
+    count = len(settings.split.cuts) + 1 if settings.split.cuts else settings.split.blocks
+    solver = methods.solver(settings)
+    size = settings.train.batch_size // (settings.split.replicas or 1)
+    m = solver.num_micro_batches(size, count)
+    span, pairs = Span.of([m] * BATCHES), settings.rounds.waits or [(0, 0)] * count
+    if settings.rounds.waits and not isinstance(methods.fill(settings), Solver):
+        raise ValueError("rounds.waits has an effect only with a method for local work: fill.name")
+    if len(pairs) != count:
+        raise ValueError(
+            f"rounds.waits has {len(pairs)} pairs for {count} blocks: give one a block"
+        )
+    schedules = []
+    if isinstance(solver, Scheduled):
+        budgets = [LocalBudget(*pair) for pair in pairs]
+        schedules = [solver.schedule(k, count, span, each) for k, each in enumerate(budgets)]
+    if not any(schedules):
+        raise ValueError(
+            f"solver.name is {solver.name!r}, which has no schedule of passes through whole "
+            "blocks: leave --schedule out, or choose another solver"
+        )
+    title = f"{solver.name}: {BATCHES} mini-batches of {size} samples, in {m} micro-batches each"
+    return "\n".join([title, LEGEND, "", table(schedules)])
