@@ -92,12 +92,12 @@ def submit(
         gpus_per_rank = 0 if resolved.train.device == "cpu" else 1
     if out is None:
         out = build.name_run_folder(resolved, now())
-    asked = {f.name: context.params.get(f.name) for f in fields(slurm.Request)}
+    asked = {f.name: context.params.get(f.name) for f in fields(slurm.SlurmJob)}
     asked |= {"config": config.absolute(), "out": Path(os.path.abspath(out))}
     named = {"model.name": model, "data.name": data, "train.loss": loss}
     own = [f"{dotted}={name}" for dotted, name in named.items() if name is not None]
     asked |= {"gpus_per_rank": gpus_per_rank, "settings": (*own, *(set_ or ()))}
-    request = slurm.Request(**asked)  # type: ignore[arg-type]
+    request = slurm.SlurmJob(**asked)  # type: ignore[arg-type]
     slurm.check_grid(resolved.split, request)
     if dry_run:
         typer.echo(slurm.script(request), nl=False)

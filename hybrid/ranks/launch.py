@@ -8,11 +8,8 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid.errors import one_line, tell
@@ -101,7 +98,6 @@ class Ranks(NamedTuple):
     comm: Communicator
     local_rank: int
     """Its number among the ranks of its host."""
-    local_size: int
     sharing: int
     """Ranks of its host that may use exactly the same cores; a launcher that binds leaves 1."""
     joined_by: str = "mpi"
@@ -119,33 +115,23 @@ def ranks() -> Ranks | None:
     size = launched_size()
     if not size:
         return None
-    by_torch = _is_by_torch()
-    with stopping.meeting() if by_torch else _told_if_late(launched_rank(), size):
-        comm = _of_torchrun(size) if by_torch else _of_mpi(size)
+    by_torch, rank = _is_by_torch(), launched_rank()
+    late = stopping.after(LATE_SECONDS, _tell_late, rank, size)
+    with stopping.meeting() if by_torch else late:
+        comm = _of_torchrun(rank, size) if by_torch else _of_mpi(size)
         mates = comm.host_ranks()
     launcher.end_with_launcher(speaks=comm.rank == mates[0])
     _abort_on_exceptions(comm)
     cores = comm.allgather(sorted(os.sched_getaffinity(0)))
     sharing = [cores[mate] for mate in mates].count(cores[comm.rank])
     atexit.register(_leave, comm)
-    joined_by = "torch" if by_torch else "mpi"
-    return Ranks(comm, mates.index(comm.rank), len(mates), sharing, joined_by)
+    return Ranks(comm, mates.index(comm.rank), sharing, "torch" if by_torch else "mpi")
 
 
-@contextmanager
-def _told_if_late(rank: int, size: int) -> Iterator[None]:
-    """Say for whom it waits if the others take long; of each two ranks one is there."""
-    said = (
-        f"hybrid: rank {rank} of {size} waits for the others to call this package, as all have to"
-    )
-    timer = Timer(LATE_SECONDS, tell, (said,))
-    timer.daemon = True
+def _tell_late(rank: int, size: int) -> None:
+    """Say that this rank waits for the others; two of them say so, one of which is there."""
     if rank < 2:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+        tell(f"hybrid: rank {rank} of {size} waits for the others to call this package: all must")
 
 
 def _leave(comm: Communicator) -> None:
@@ -154,10 +140,10 @@ def _leave(comm: Communicator) -> None:
     comm.close()
 
 
-def _of_torchrun(size: int) -> Communicator:
+def _of_torchrun(rank: int, size: int) -> Communicator:
     from hybrid.ranks import meeting
 
-    return meeting.of_torchrun(launched_rank(), size)
+    return meeting.of_torchrun(rank, size)
 
 
 def _of_mpi(size: int) -> Communicator:
@@ -234,18 +220,11 @@ def joined_by() -> str:
 def threads_per_rank(blocks: int) -> int:
     """OMP_NUM_THREADS, or the cores this process may use, shared among those who use the same.
 
-    Those are its `blocks` threads where there is no launcher, else the ranks with its cores. The 1
-    that torchrun sets where its user has set nothing does not count, so that mpirun and torchrun
-    choose alike.
+    Those are its `blocks` threads where there is no launcher, else the ranks with its cores.
     """
-    here, given = ranks(), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    asked = int(given) if given.isdecimal() and len(given) < 5 else 0
-    if asked and not (
-        _is_by_torch() and asked == 1 and not launcher.launcher_has("OMP_NUM_THREADS")
-    ):
-        return asked
+    here = ranks()
     sharing = blocks if here is None else here.sharing
-    return max(1, len(os.sched_getaffinity(0)) // sharing)
+    return _number("OMP_NUM_THREADS") or max(1, len(os.sched_getaffinity(0)) // sharing)
 
 
 def device(setting: str) -> torch.device:

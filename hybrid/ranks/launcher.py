@@ -88,12 +88,6 @@ def outside_the_rank() -> int:
     return pid
 
 
-def launcher_has(variable: str) -> bool:
-    """Whether the launcher was started with an environment variable, or does not tell."""
-    environment = _read(outside_the_rank(), "environ")
-    return not environment or f"\0{variable}=".encode() in b"\0" + environment
-
-
 def _read(pid: int, name: str) -> bytes:
     """What /proc tells of a process, empty where it does not."""
     with suppress(OSError):

@@ -5,13 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from threading import Timer
 from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
@@ -26,10 +22,9 @@ PATIENCE_SECONDS = 15.0
 """After which the ranks that are missing are named."""
 CONNECT_SECONDS = 20.0
 """Within which a rank reaches the store of the meeting, or says that it cannot."""
-
-
 LOCAL = ("localhost", LOOPBACK)
 """Addresses of a meeting of one host."""
+_LAUNCHERS = "use torchrun, mpirun or srun --mpi=pmix"
 
 
 class MeetingError(ValueError):
@@ -39,6 +34,12 @@ class MeetingError(ValueError):
         super().__init__(text)
         self.speaks = speaks or not _has_launcher()
         """Whether this rank prints it: without a launcher each has a terminal of its own."""
+
+    def end_process(self) -> None:
+        """Print it and end the process, from a thread beside one that waits inside torch."""
+        if self.speaks:
+            tell(f"hybrid: error: {self}")
+        os._exit(1)
 
 
 def of_torchrun(rank: int, size: int) -> TorchCommunicator:
@@ -80,7 +81,8 @@ def _met(host: str, port: int, kept: bool, rank: int, size: int) -> TorchCommuni
         return MeetingError(f"rank {rank} of {size} cannot {problem}; {remedy}", rank == 0)
 
     try:
-        with ends_after(CONNECT_SECONDS + 2, unreachable("no answer")):
+        # torch waits for ever for a program at that port that is silent
+        with stopping.after(CONNECT_SECONDS + 2, unreachable("no answer").end_process):
             if serves and host in LOCAL:
                 shared = local_store(port)
             else:
@@ -98,24 +100,6 @@ def _met(host: str, port: int, kept: bool, rank: int, size: int) -> TorchCommuni
             f"({_cause(error)}): see why one of them has ended, and start again",
             rank == 0,
         ) from None
-
-
-@contextmanager
-def ends_after(seconds: float, error: MeetingError) -> Iterator[None]:
-    """End the process where the body has not by then: torch waits for ever for a silent program."""
-
-    def end() -> None:
-        if error.speaks:
-            tell(f"hybrid: error: {error}")
-        os._exit(1)
-
-    timer = Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _meet(store: Any, where: str, rank: int, size: int, kept: bool = False) -> str:
@@ -162,42 +146,24 @@ def _meet(store: Any, where: str, rank: int, size: int, kept: bool = False) -> s
         waited = monotonic() - begin
         if missing and waited > (MEETING_SECONDS if told else PATIENCE_SECONDS):
             speaks = rank == next((r for r in range(size) if r not in missing), rank)
-            said = (
-                f"of {size} ranks that the launcher's variables announce, {_ranks(missing)} did "
-                f"not come to {where}"
-            )
-            _tell_missing(said, rank, speaks, told)
+            listed = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
+            said = f"of {size} announced ranks, rank {listed} did not come to {where}"
+            if told:
+                raise MeetingError(
+                    f"{said} within {MEETING_SECONDS:g} s: start as many, with the same words in "
+                    "the same folder, or unset the launcher's variables",
+                    speaks,
+                )
+            if speaks or not _has_launcher():
+                tell(f"hybrid: {said} yet; rank {rank} waits for {MEETING_SECONDS:g} s")
             told = True
         sleep(min(0.1, 0.002 + waited / 10))
-
-
-def _tell_missing(said: str, rank: int, speaks: bool, told: bool) -> None:
-    """Say who is missing, the first time; MeetingError the second time."""
-    if told:
-        hint = (
-            "start as many, with the same words in the same folder, or unset the launcher's "
-            "variables"
-        )
-        raise MeetingError(f"{said} within {MEETING_SECONDS:g} s: {hint}", speaks)
-    if speaks or not _has_launcher():
-        tell(f"hybrid: {said} yet; rank {rank} waits until {MEETING_SECONDS:g} s are over")
-
-
-_LAUNCHERS = "use torchrun, mpirun or srun --mpi=pmix"
-
-
-def _ranks(numbers: list[int]) -> str:
-    listed = ", ".join(map(str, numbers[:8])) + ", ..." * (len(numbers) > 8)
-    return f"rank{'s' * (len(numbers) > 1)} {listed}"
 
 
 def _cause(error: Exception) -> str:
     """The system's reason in an error of torch's, without its frames."""
     text = (isinstance(error, OSError) and error.strerror) or one_line(error)
-    if "timed out" in text:
-        return "no answer"
-    reason = re.search(r"errno: \d+ - ([^)]*)\)|message: ([^)]*)\)", text)
-    return (reason[1] or reason[2]) if reason else text.partition(" Exception raised")[0][:200]
+    return text.partition(" Exception raised")[0][:200]
 
 
 def _has_launcher() -> bool:

@@ -32,8 +32,10 @@ class Bar:
 
     def __init__(self, total: int, done: int = 0, text: str = "", quiet: bool = False) -> None:
         self.total, self.done, self.text, self.rate = total, done, text, ""
-        self._drawn_at, self._handle = 0.0, None
+        self._drawn_at = 0.0
         self._progress: Progress | None = None
+        self._cell: Any = None
+        """Where a notebook shows it."""
         self._lock = RLock()
         """Ctrl-C closes the bar of another thread."""
         if not (quiet or _open or launch.launched_rank()):
@@ -63,15 +65,13 @@ class Bar:
         """Take it off the terminal; a notebook keeps its last state."""
         global _open
         with self._lock:
-            progress, self._progress = self._progress, None
-            if progress is None:
+            if self._progress is None:
                 return
-            _open = None
+            if self._cell is not None:
+                self._draw()
+            progress, self._progress, _open = self._progress, None, None
             with suppress(OSError, ValueError):  # of a terminal that has gone
-                if self._handle is None:
-                    progress.stop()
-                else:
-                    self._show(progress)
+                progress.stop()
 
     def __enter__(self) -> Bar:
         return self
@@ -111,7 +111,7 @@ class Bar:
         if notebook:
             from IPython.display import display
 
-            self._handle = display(self._table(self._progress), display_id=True)
+            self._cell = display(self._table(self._progress), display_id=True)
         else:
             self._progress.start()
             self._draw()
@@ -119,24 +119,23 @@ class Bar:
     def _draw(self) -> None:
         self._drawn_at = monotonic()
         with self._lock:
+            if (progress := self._progress) is None:
+                return
+            (task,) = progress.task_ids
+            progress.update(
+                task,
+                total=self.total,
+                completed=self.done,
+                description=self.text,
+                rate=self.rate,
+            )
             try:
-                if self._progress is not None:
-                    self._show(self._progress)
+                if self._cell is not None:
+                    self._cell.update(self._table(progress))
+                else:
+                    progress.refresh()
             except (OSError, ValueError):  # the terminal has gone, and the work goes on
                 self.close()
-
-    def _show(self, progress: Progress) -> None:
-        (task,) = progress.tasks
-        progress.update(
-            task.id,
-            total=self.total,
-            completed=self.done,
-            description=self.text,
-            refresh=self._handle is None,
-            rate=self.rate,
-        )
-        if self._handle is not None:
-            self._handle.update(self._table(progress))
 
     @staticmethod
     def _table(progress: Progress) -> Any:

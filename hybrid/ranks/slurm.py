@@ -1,6 +1,7 @@
 """A training as a Slurm batch script, which is requeued when its time limit has stopped it."""
 
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -29,8 +30,8 @@ ONE_HOST = " OMPI_MCA_btl=^tcp"
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is asked of Slurm; ValueError names an impossible field, and what is allowed."""
+class SlurmJob:
+    """A training as a job; ValueError names an impossible field, and what is allowed."""
 
     config: Path
     """Settings, read when the job starts."""
@@ -55,17 +56,12 @@ class Request:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            for text in value if isinstance(value, tuple) else [str(value)]:
-                if not text.isprintable():
-                    raise ValueError(
-                        f"{field.name} is {text!r}; it must be UTF-8 without line breaks"
-                    )
-        if "\\" in str(self.out) or not self.out.name:
-            raise ValueError(f"--out is {str(self.out)!r}; Slurm's log needs a name, without \\")
+            if not "".join(value if isinstance(value, tuple) else str(value)).isprintable():
+                raise ValueError(f"{field.name} is {value!r}; it must be UTF-8 without line breaks")
         if self.launcher not in LAUNCHERS:
             raise ValueError(f"--launcher is {self.launcher!r}; choose {' or '.join(LAUNCHERS)}")
-        if self.setup.endswith("\\"):
-            raise ValueError(f"--setup is {self.setup!r}; it ends in the middle, at \\")
+        if self.setup.endswith("\\") or "\\" in str(self.out):
+            raise ValueError("--setup must not end in \\, and --out must not have one")
 
     @property
     def ranks(self) -> int:
@@ -78,58 +74,52 @@ class Request:
         return self.out.with_name(f"{self.out.name}.sbatch")
 
 
-def script(request: Request) -> str:
+def script(job: SlurmJob) -> str:
     """The batch script, for bash."""
     parts = {
-        "directives": _directives(request),
-        "setup": request.setup
-        or ":  # no --setup: hybrid and MPI are those of the shell that submits",
-        "cpus": str(request.cpus_per_rank),
-        "ports": PORTS + ONE_HOST * (request.nodes == 1),
-        "job": _job(request),
-        "max_requeues": str(request.max_requeues),
+        "directives": _directives(job),
+        "setup": job.setup or ":  # no --setup: hybrid and MPI are those of the shell that submits",
+        "cpus": str(job.cpus_per_rank),
+        "ports": PORTS + ONE_HOST * (job.nodes == 1),
+        "job": _variables(job),
+        "max_requeues": str(job.max_requeues),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda part: parts[part[1]], TEMPLATE.read_text())
 
 
-def submit(request: Request) -> str:
+def submit(job: SlurmJob) -> str:
     """Write the script and hand it to sbatch; gives the job's number. ValueError if it refuses."""
-    request.file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(request.file, script(request))
-    command = ["sbatch", "--parsable", str(request.file)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise ValueError(
-            f"there is no sbatch here to take {request.file}: submit on a login node of the "
-            "cluster, or look at the script with --dry-run"
-        ) from None
+    if shutil.which("sbatch") is None:
+        raise ValueError("there is no sbatch here: submit on a login node, or try --dry-run")
+    job.file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(job.file, script(job))
+    command = ["sbatch", "--parsable", str(job.file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split()) or f"exit {done.returncode}"
-        hint = " (--gpus-per-rank 0 asks for no GPU)" if "gres" in said else ""
-        raise ValueError(f"sbatch refused {request.file}: {said}{hint}")
+        raise ValueError(f"sbatch refused {job.file}: {said}")
     return done.stdout.strip().partition(";")[0]
 
 
-def check_grid(split: SplitSettings, request: Request) -> None:
+def check_grid(split: SplitSettings, job: SlurmJob) -> None:
     """ValueError unless the settings' blocks times replicas can be the ranks asked for."""
     blocks = split.blocks or (len(split.cuts) + 1 if split.cuts else 0)
-    Grid(blocks, split.replicas).on(request.ranks, "--nodes times --ranks-per-node =")
+    Grid(blocks, split.replicas).on(job.ranks, "--nodes times --ranks-per-node =")
 
 
-def _directives(request: Request) -> str:
-    log = str(request.out).replace("%", "%%") + "-%j.out"
+def _directives(job: SlurmJob) -> str:
+    log = str(job.out).replace("%", "%%") + "-%j.out"
     options = {
-        "job-name": request.out.name,
-        "nodes": request.nodes,
-        "ntasks-per-node": request.ranks_per_node,
-        "cpus-per-task": request.cpus_per_rank,
+        "job-name": job.out.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": job.ranks_per_node,
+        "cpus-per-task": job.cpus_per_rank,
         # not per task: mpirun's one daemon a node would get the GPUs of one rank
-        "gpus-per-node": request.ranks_per_node * request.gpus_per_rank or "",
+        "gpus-per-node": job.ranks_per_node * job.gpus_per_rank or "",
         "hint": "nomultithread",
-        "time": request.time,
-        "partition": request.partition,
-        "account": request.account,
+        "time": job.time,
+        "partition": job.partition,
+        "account": job.account,
         "output": log,
         "open-mode": "append",
         "signal": f"B:USR1@{SIGNAL_SECONDS}",
@@ -145,13 +135,13 @@ def _word(text: str) -> str:
     return '"' + re.sub(r"([\"'\\#])", r"\\\1", text) + '"'
 
 
-def _job(request: Request) -> str:
-    start = LAUNCHERS[request.launcher]
-    start = start.format(ranks=request.ranks_per_node, cpus=request.cpus_per_rank)
-    words = ["train", str(request.config)]
-    if request.replicas is not None:
-        words += ["--replicas", str(request.replicas)]
-    for text in request.settings:
+def _variables(job: SlurmJob) -> str:
+    start = LAUNCHERS[job.launcher]
+    start = start.format(ranks=job.ranks_per_node, cpus=job.cpus_per_rank)
+    words = ["train", str(job.config)]
+    if job.replicas is not None:
+        words += ["--replicas", str(job.replicas)]
+    for text in job.settings:
         words += ["--set", text]
-    run, train = quote(str(request.out)), " ".join(quote(word) for word in words)
+    run, train = quote(str(job.out)), " ".join(quote(word) for word in words)
     return "\n".join([f"run={run}", f"train=({train})", f"launch=({start})"])

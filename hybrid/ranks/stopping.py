@@ -107,26 +107,31 @@ def in_one_line(show: Callable[..., Any], speaks: bool = True) -> Callable[..., 
 
 
 @contextmanager
-def _on_sigterm(handler: Any) -> Iterator[None]:
-    """Within it a SIGTERM has this handler, unless another thread calls it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, handler)
+def after(seconds: float, act: Callable[..., Any], *arguments: Any) -> Iterator[None]:
+    """Call `act` in a thread if the body takes longer."""
+    timer = threading.Timer(seconds, act, arguments)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        timer.cancel()
 
 
 @contextmanager
 def meeting() -> Iterator[None]:
-    """Let a SIGTERM end this process at once while it waits for other ranks, of which one is lost.
+    """Let a SIGTERM end this process at once while it waits for other ranks, one of which is lost.
 
     Such a wait may be inside torch, where no handler runs; nothing is lost, for nothing is done.
     """
-    with _on_sigterm(signal.SIG_DFL):
+    if threading.current_thread() is not threading.main_thread():
         yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def leave_alone(rank: int) -> None:

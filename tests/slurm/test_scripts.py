@@ -11,7 +11,7 @@ import pytest
 from slurm_cluster import Slurm
 
 from hybrid.errors import STOPPED
-from hybrid.ranks.slurm import Request, script
+from hybrid.ranks.slurm import SlurmJob, script
 
 LAUNCHERS = ("mpirun", "srun")
 STAND_IN = """\
@@ -38,11 +38,11 @@ def stand_in(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def begin(slurm: Slurm, jobs: list[str], stand_in: Path, tmp_path: Path) -> Callable[..., str]:
-    """`begin(nodes, fields of a Request...)`: a job of the stand-in."""
+    """`begin(nodes, fields of a SlurmJob...)`: a job of the stand-in."""
 
     def start(nodes: int, **more: Any) -> str:
         given: dict[str, Any] = {"ranks_per_node": 1, "cpus_per_rank": 1, **more}
-        request = Request(tmp_path / "first.toml", tmp_path / "run", nodes, **given)
+        request = SlurmJob(tmp_path / "first.toml", tmp_path / "run", nodes, **given)
         # by its path: mpirun puts the folder it lies in before all others of PATH
         request.file.write_text(script(request).replace(" hybrid ", f" {stand_in} "))
         jobs.append(slurm("sbatch", "--parsable", request.file).strip())

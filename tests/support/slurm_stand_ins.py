@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from hybrid.ranks.slurm import Request, script
+from hybrid.ranks.slurm import SlurmJob, script
 
 BASH = shutil.which("bash")
 
@@ -72,7 +72,7 @@ class Cluster:
     def calls(self) -> list[list[str]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
-    def start(self, request: Request, ranks: str, **given: str) -> subprocess.Popen[str]:
+    def start(self, request: SlurmJob, ranks: str, **given: str) -> subprocess.Popen[str]:
         request.file.parent.mkdir(parents=True, exist_ok=True)
         request.file.write_text(script(request))
         slurm = {"SLURM_JOB_ID": "17", "RANKS": ranks, "PATH": f"{self.bin}:{os.environ['PATH']}"}
@@ -83,12 +83,12 @@ class Cluster:
             text=True,
         )
 
-    def run(self, request: Request, ranks: str = "0", **given: str) -> tuple[int, str]:
+    def run(self, request: SlurmJob, ranks: str = "0", **given: str) -> tuple[int, str]:
         job = self.start(request, ranks, **given)
         _, err = job.communicate(timeout=60)
         return job.returncode, err
 
-    def signaled(self, request: Request, **given: str) -> int:
+    def signaled(self, request: SlurmJob, **given: str) -> int:
         """Exit status of a job that is told its end when its ranks are at work."""
         process = self.start(request, "wait", **given)
         limit = time.monotonic() + 60

@@ -149,7 +149,7 @@ def launched(comm: Any, joined_by: str = "mpi") -> Iterator[None]:
     """What is trained meanwhile is so on the ranks of a communicator, as a launcher's."""
     from hybrid.ranks import launch
 
-    here = launch.Ranks(comm, comm.rank, comm.size, comm.size, joined_by=joined_by)
+    here = launch.Ranks(comm, comm.rank, comm.size, joined_by)
     with mock.patch.object(launch, "ranks", return_value=here):
         yield
 

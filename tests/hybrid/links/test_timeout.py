@@ -16,7 +16,7 @@ from world import for_mpirun
 
 from hybrid.folder import checkpoint
 from hybrid.links.communicator import abort, limit_of_waits, start_limited
-from hybrid.ranks import launch
+from hybrid.ranks import launch, stopping
 
 
 def test_a_stopped_rank_ends_the_job_with_a_reason_and_it_goes_on(tmp_path, hybrid) -> None:
@@ -101,6 +101,6 @@ def test_what_one_rank_alone_calls_ends_the_job_with_a_reason(capsys) -> None:
 @pytest.mark.parametrize(("rank", "count"), [(0, 1), (1, 1), (2, 0)])
 def test_ranks_that_wait_for_the_first_meeting_say_so(monkeypatch, capsys, rank, count) -> None:
     monkeypatch.setattr(launch, "LATE_SECONDS", 0.01)
-    with launch._told_if_late(rank, 4):
+    with stopping.after(launch.LATE_SECONDS, launch._tell_late, rank, 4):
         sleep(0.1)
     assert capsys.readouterr().err.count(f"rank {rank} of 4 waits for the others") == count

@@ -37,24 +37,11 @@ def alone(monkeypatch):
     cached.cache_clear()
 
 
-def test_a_process_started_by_hand_has_no_communicator():
-    assert (launch.launched_size(), launch.launched_rank()) == (0, 0)
-    assert launch.communicator() is None
-    assert launch.ranks() is None
-
-
 @pytest.fixture
 def mpi_of_one(monkeypatch):
     """An MPI library in which this process is alone."""
     mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(size=1))
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
-
-
-@pytest.mark.parametrize(("size", "rank"), [*launch._MPI, launch._TORCH])
-def test_every_launchers_variables_are_understood(monkeypatch, size, rank):
-    monkeypatch.setenv(size, "4")
-    monkeypatch.setenv(rank, "3")
-    assert (launch.launched_size(), launch.launched_rank()) == (4, 3)
 
 
 def step(size, rank):
@@ -72,6 +59,10 @@ def torch_ranks(size, rank):
 
 TORCHRUN = {**torch_ranks("8", "5"), "TORCHELASTIC_RUN_ID": "none"}
 STARTS = {
+    "by hand": ({}, (0, 0)),
+    "MPICH": ({"PMI_SIZE": "4", "PMI_RANK": "3"}, (4, 3)),
+    "MVAPICH": ({"MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_RANK": "3"}, (4, 3)),
+    "torch's variables alone": (torch_ranks("4", "3"), (4, 3)),
     "a number that is none": ({"OMPI_COMM_WORLD_SIZE": "many"}, (0, 0)),
     "a batch script": ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, (0, 0)),
     "a batch script with a step": (
@@ -103,7 +94,6 @@ def test_the_launcher_is_the_one_that_has_started_this_process(kind, monkeypatch
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (launch.launched_size(), launch.launched_rank()) == place
-    assert launch._is_by_torch() == (variables.get("TORCHELASTIC_RUN_ID") is not None)
     if not any(place):
         assert launch.communicator() is None
 
@@ -111,16 +101,9 @@ def test_the_launcher_is_the_one_that_has_started_this_process(kind, monkeypatch
 OF_MPI = "started 2 ranks but MPI sees 1: use mpirun of the MPI library that mpi4py is built for"
 OF_TORCH = "2 ranks were started, but MASTER_ADDR= and MASTER_PORT= are no address and port where"
 APART = {
-    "mpirun of another Open MPI": (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), {}, OF_MPI),
-    "mpiexec of another MPI": (("PMI_SIZE", "PMI_RANK"), {}, OF_MPI),
-    "srun": (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_MPI),
-    "an older srun": (("SLURM_NTASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_MPI),
-    "torchrun": (("WORLD_SIZE", "RANK"), {"TORCHELASTIC_RUN_ID": "none"}, OF_TORCH),
-    "torchrun under mpirun": (
-        ("WORLD_SIZE", "RANK"),
-        {"OMPI_COMM_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"},
-        OF_TORCH,
-    ),
+    "mpiexec of another MPI": ({"PMI_SIZE": "2", "PMI_RANK": "0"}, OF_MPI),
+    "srun": (step("2", "0"), OF_MPI),
+    "torchrun under mpirun": ({**mpirun("1", "0"), **TORCHRUN, **torch_ranks("2", "0")}, OF_TORCH),
 }
 
 
@@ -129,11 +112,12 @@ APART = {
 def test_ranks_that_do_not_find_each_other_are_refused_once_with_the_remedy(
     kind, monkeypatch, hybrid, tmp_path
 ):
-    (size, rank), others, said = APART[kind]
-    for name, value in (others | {size: "2", rank: "0"}).items():
+    variables, said = APART[kind]
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert_one_line(hybrid(*TRAIN, tmp_path / "run"), said)
-    monkeypatch.setenv(rank, "1")
+    for name in ("PMI_RANK", "SLURM_PROCID", "RANK"):
+        monkeypatch.setenv(name, "1")
     assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
     assert said in refusal(trainer(Backprop()).fit, *digits(1))
     assert not (tmp_path / "run").exists()
@@ -147,56 +131,25 @@ def test_a_launcher_without_mpi4py_is_refused_with_the_remedy(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("usable", "blocks", "threads"),
+    ("usable", "blocks", "sharing", "threads"),
     [
-        (8, 1, 8),  # one block
-        (8, 2, 4),  # two threads of one process
-        (2, 5, 1),  # more blocks than cores
+        (8, 2, None, 4),  # two threads of one process
+        (2, 5, None, 1),  # more blocks than cores
+        (8, 8, 4, 2),  # four unbound ranks on a host
+        (2, 8, 1, 2),  # bound to two cores of its own
+        (4, 8, 4, 1),  # a cpuset of four cores, four unbound ranks
     ],
 )
-def test_the_cores_of_a_process_are_shared_among_its_blocks(monkeypatch, usable, blocks, threads):
+def test_the_cores_are_shared_among_the_blocks_or_the_ranks_that_have_the_same(
+    monkeypatch, usable, blocks, sharing, threads
+):
+    here = sharing and launch.Ranks(None, 0, sharing)
+    monkeypatch.setattr(launch, "ranks", lambda: here)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert launch.threads_per_rank(blocks) == threads
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert launch.threads_per_rank(blocks) == 3
-
-
-@pytest.mark.parametrize(
-    ("usable", "sharing", "threads"),
-    [
-        (8, 4, 2),  # four unbound ranks on a host
-        (2, 1, 2),  # bound to two cores of its own
-        (16, 1, 16),  # one rank a host, of many hosts
-        (4, 4, 1),  # a cpuset of four cores, four unbound ranks
-    ],
-)
-def test_a_rank_shares_its_cores_with_the_ranks_that_have_the_same(
-    monkeypatch, usable, sharing, threads
-):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
-    monkeypatch.setattr(launch, "ranks", lambda: launch.Ranks(None, 0, 4, sharing))
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert launch.threads_per_rank(blocks=8) == threads
-
-
-@pytest.mark.parametrize(("given", "threads"), [({}, 8), ({"OMP_NUM_THREADS": "1"}, 1)], ids=str)
-def test_the_one_thread_that_torchrun_sets_by_itself_does_not_count(given, threads):
-    """The launcher here starts one rank as torchrun does: with OMP_NUM_THREADS=1."""
-    rank = (
-        "import os; from hybrid.ranks import launch; "
-        "os.sched_getaffinity = lambda _: set(range(16)); "
-        "launch.ranks = lambda: launch.Ranks(None, 0, 2, 2); print(launch.threads_per_rank(1))"
-    )
-    launcher = (
-        "import os, subprocess, sys; "
-        "own = {'RANK': '0', 'WORLD_SIZE': '2', 'OMP_NUM_THREADS': '1'}; "
-        f"subprocess.run([sys.executable, '-c', {rank!r}], env=os.environ | own)"
-    )
-    plain = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    command = [sys.executable, "-c", launcher]
-    done = subprocess.run(command, env=plain | given, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == str(threads), done.stderr
 
 
 def test_cuda_without_a_gpu_is_refused_with_the_remedy(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from ports import listening
 
-from hybrid.ranks import meeting
+from hybrid.ranks import meeting, stopping
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ def test_who_is_missing_is_named_before_the_wait_is_over(store, monkeypatch, cap
     monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.2)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    with pytest.raises(meeting.MeetingError, match=r"ranks 0, 2, 3 did not come to here") as e:
+    with pytest.raises(meeting.MeetingError, match=r"rank 0, 2, 3 did not come to here") as e:
         meeting._meet(store, "here", 1, 4)
     assert e.value.speaks  # the first of those that are there
-    assert capsys.readouterr().err.count("ranks 0, 2, 3 did not come to here yet") == 1
+    assert capsys.readouterr().err.count("rank 0, 2, 3 did not come to here yet") == 1
 
 
 def test_the_identity_is_that_of_the_command_and_of_the_launchers_job(monkeypatch):
@@ -91,7 +91,7 @@ def test_ranks_that_meet_on_one_host_listen_there_alone(monkeypatch):
 def test_a_program_that_is_silent_at_the_port_ends_the_wait(monkeypatch):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    with meeting.ends_after(0.01, meeting.MeetingError("no answer", speaks=False)):
+    with stopping.after(0.01, meeting.MeetingError("no answer", speaks=False).end_process):
         while not ended:
             sleep(0.005)
     assert ended == [1]

@@ -151,43 +151,26 @@ def test_a_run_may_stop_at_an_epochs_last_report_and_in_the_next_epoch(
     assert_same(train("waits filled", run, few, resume=True), undisturbed("waits filled")[0])
 
 
-def test_a_request_after_the_last_step_is_too_late_to_matter(few, tmp_path, monkeypatch) -> None:
-    ask_at(monkeypatch, 6)
-    train("serial", tmp_path / "run", few)
-    assert (tmp_path / "run" / "summary.json").exists()
-
-
-def test_signals_are_heard_while_listening_only() -> None:
+def test_signals_are_heard_while_listening_only_and_the_first_counts() -> None:
     before = signal.getsignal(signal.SIGUSR1)
-    with listening() as request:
-        assert request() == ""
+    with listening() as outer:
+        assert outer() == ""
         signal.raise_signal(signal.SIGUSR2)
-        assert request() == "SIGUSR2"
+        with listening() as inner:
+            assert inner is outer
+        signal.raise_signal(signal.SIGUSR1)
+        assert outer() == "SIGUSR2"
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-def test_an_inner_listener_has_what_the_outer_has_heard() -> None:
-    with listening() as outer:
-        signal.raise_signal(signal.SIGUSR1)
-        with listening() as inner:
-            assert inner is outer
-        signal.raise_signal(signal.SIGUSR2)
-        assert outer() == "SIGUSR1"
-
-
 @pytest.mark.parametrize(
-    ("numbers", "status"),
-    [
-        (["SIGTERM"], 0),
-        (["SIGTERM", "SIGTERM"], -signal.SIGTERM),
-        (["SIGUSR1", "SIGTERM"], -signal.SIGTERM),
-        (["SIGTERM", "SIGUSR1"], 0),
-    ],
+    ("numbers", "status"), [(["SIGUSR1", "SIGTERM"], -signal.SIGTERM), (["SIGTERM", "SIGUSR1"], 0)]
 )
 def test_a_second_sigterm_ends_the_process_at_once(numbers, status) -> None:
     program = (
-        "import signal\nfrom hybrid.ranks.stopping import listening\n"
+        "import signal, sys\nfrom hybrid.__main__ import listening\n"
         "with listening():\n"
+        "    assert 'torch' not in sys.modules\n"
         f"    for name in {numbers}:\n"
         "        signal.raise_signal(signal.Signals[name])\n"
     )
@@ -206,14 +189,6 @@ def test_a_request_when_the_command_has_ended_does_not_change_its_status() -> No
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert done.returncode == 3
-
-
-def test_the_command_listens_before_it_imports_torch() -> None:
-    program = (
-        "import sys\nfrom hybrid.__main__ import listening\n"
-        "with listening():\n    assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], timeout=30, check=True)
 
 
 def test_a_run_that_is_asked_to_stop_before_it_begins_leaves_no_folder(
@@ -246,15 +221,6 @@ def test_a_loop_of_trainings_that_goes_on_after_failures_ends_at_a_request(
     assert f"go on with resume=True, out='{tmp_path / 'first'}'" in said
 
 
-def test_who_catches_the_stop_may_go_on(few, tmp_path, monkeypatch) -> None:
-    ask_at(monkeypatch, 1)
-    run = tmp_path / "run"
-    with suppress(StoppedError):
-        train("serial", run, few)
-    train("serial", run, few, resume=True)
-    assert (run / "summary.json").exists()
-
-
 def test_mpirun_passes_the_signal_on_and_ends_with_its_own_status(
     hybrid, hybrid_cli, tmp_path
 ) -> None:
@@ -283,9 +249,3 @@ def test_mpirun_passes_the_signal_on_and_ends_with_its_own_status(
     words = ("train", "--resume", "--out", out, "--epochs", manifest["epoch"] + 1)
     status, _, err = hybrid(*words)
     assert status == 0, err
-
-
-def test_without_a_run_folder_the_reason_says_that_nothing_is_kept(few, monkeypatch) -> None:
-    ask_at(monkeypatch, 1)
-    with pytest.raises(StoppedError, match="nothing is kept"):
-        train("serial", None, few)
