@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2, prod
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from hybrid.solvers.acting import Count, NotNegative, Positive, Share
-from hybrid.solvers.base import Program, Solver, program_of
-from hybrid.solvers.layers.auxiliary import HASHED, auxiliary_network
+from hybrid.solvers.base import Program, Shape, Solver, program_of
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.penalty import couple_backward
 from hybrid.solvers.state import State, Tensors, entries
 from hybrid.solvers.windows import Batch, PhaseStats, Window
+
+HASHED = 4096
+"""Integers in a network's input are taken modulo this number, and divided by it."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +155,11 @@ class AuxNetProgram(Program):
         return torch.stack(squares)
 
     def _generate(self, images: Tensor) -> Tensor:
+        if not images.is_floating_point():  # such as numbers of tokens
+            images = (images % HASHED / HASHED).to(self.block.formats[0])
         if self._network is None:
             self._network = self._make_network(images)
-        indices = not images.is_floating_point()
-        generated: Tensor = self._network(images % HASHED if indices else images)
+        generated: Tensor = self._network(images)
         return generated
 
     def _make_network(self, images: Tensor) -> nn.Sequential:
@@ -162,12 +167,12 @@ class AuxNetProgram(Program):
 
         ValueError if they belong to another a_k.
         """
-        solver, block, indices = self.solver, self.block, not images.is_floating_point()
+        solver, block = self.solver, self.block
         cut = self.setup.shape_before(block.index)
         assert cut is not None
-        image = tuple(images.shape[1:])
-        network = auxiliary_network(image, cut, solver.width, solver.depth, block.index, indices)
-        network.to(block.device, block.formats[0] if indices else images.dtype)
+        shape = tuple(images.shape[1:])
+        network = auxiliary_network(shape, cut, solver.width, solver.depth, block.index)
+        network.to(block.device, images.dtype)
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._adam = torch.optim.Adam(network.parameters(), lr=solver.aux_lr)
         block.optimizers["auxiliary"] = self._adam
@@ -201,3 +206,45 @@ class AuxNetProgram(Program):
 
     def load_state(self, state: State) -> None:
         self._network, self._saved = None, dict(state.cut)
+
+
+def auxiliary_network(shape: Shape, cut: Shape, width: int, depth: int, seed: int) -> nn.Sequential:
+    """a_k from an input to the tensor at a cut; both shapes are a sample's.
+
+    From images (C, H, W) to images or vectors it has convolutions, BatchNorm and ReLU, first with
+    stride 2 until the size fits; the rest is averaged. Anything else is flattened and goes through
+    linear layers. The weights are a function of `seed` only.
+    """
+    if len(shape) == 3 and len(cut) in (1, 3):
+        layers = _of_images(shape, cut, width, depth)
+    else:
+        layers = [nn.Flatten()]
+        features = prod(shape)
+        for _ in range(depth):
+            layers += [skip_init(nn.Linear, features, width), nn.ReLU()]
+            features = width
+        layers += [skip_init(nn.Linear, features, prod(cut)), nn.Unflatten(1, cut)]
+    generator = torch.Generator().manual_seed(seed)
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
+
+
+def _of_images(image: Shape, cut: Shape, width: int, depth: int) -> list[nn.Module]:
+    halvings = max(0, round(log2(image[1] / cut[1]))) if len(cut) == 3 else 2
+    layers: list[nn.Module] = []
+    channels = image[0]
+    for number in range(max(depth, halvings)):
+        stride = 2 if number < halvings else 1
+        layers += [
+            skip_init(nn.Conv2d, channels, width, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        ]
+        channels = width
+    layers.append(nn.AdaptiveAvgPool2d(cut[1:] if len(cut) == 3 else 1))
+    layers.append(skip_init(nn.Conv2d, channels, cut[0], 1))
+    return [*layers, nn.Flatten()] if len(cut) == 1 else layers

@@ -86,20 +86,15 @@ class HPSGDSync(PeriodicSync):
         """Whether the newest step is the optimizer's, on P."""
 
     def _check_optimizer(self) -> None:
-        optimizer, strategy = self.block.optimizers["exact"], self.strategy
-        if len({group.get("lr_ratio", 1.0) for group in optimizer.param_groups}) > 1:
+        optimizer = self.block.optimizers["exact"]
+        groups = optimizer.param_groups
+        minimizes = not any(group.get("maximize") for group in groups)
+        rates = {group.get("lr_ratio", 1.0) for group in groups}
+        if not (isinstance(optimizer, torch.optim.SGD) and minimizes and len(rates) == 1):
             raise ValueError(
-                "the optimizer's parameter groups have several learning rates, and between rounds "
-                "sync.name 'hpsgd' steps by one: give all groups one rate, or choose local-sgd"
-            )
-        maximizes = any(group.get("maximize") for group in optimizer.param_groups)
-        if maximizes or not isinstance(optimizer, torch.optim.SGD):
-            raise ValueError(
-                f"the optimizer is {type(optimizer).__name__}{' that maximizes' * maximizes}, and "
-                f"sync.name 'hpsgd' with sync.steps {strategy.steps} and sync.lag {strategy.lag} "
-                "takes one step of it on the summed gradients of a round, which is worth as many "
-                "steps with SGD that minimizes alone: choose optimizer.name=sgd, or "
-                "sync.name=local-sgd"
+                f"the optimizer is {type(optimizer).__name__}, and sync.name 'hpsgd' takes one "
+                "step of it on the gradients of several, which needs SGD that minimizes with one "
+                "learning rate: choose optimizer.name=sgd, or sync.name=local-sgd"
             )
 
     def before_step(self, kind: str, rate: float) -> bool:

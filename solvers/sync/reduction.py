@@ -63,7 +63,7 @@ class Reduction:
         buckets = vector.split(max(1, bucket_bytes // vector.element_size()))
         if self.by_engine:
             sums = [self.peers.sum(bucket) for bucket in buckets]
-            return lambda: _joined(vector, buckets, [end() for end in sums])
+            return lambda: torch.cat([end() for end in sums])
         ends = [self._begin(f"{name}/{i}", bucket) for i, bucket in enumerate(buckets)]
 
         def finish() -> Tensor:
@@ -117,15 +117,6 @@ def decode(message: Tensor, kind: MessageFormat, dtype: torch.dtype) -> Tensor:
         return message.to(dtype)
     scale = message[:4].clone().view(torch.float32)
     return message[4:].view(torch.int8).to(dtype) * scale.to(dtype)
-
-
-def _joined(vector: Tensor, buckets: Sequence[Tensor], sums: list[Tensor]) -> Tensor:
-    """The sums of a vector's buckets as one vector, which it may have become itself."""
-    if len(sums) == 1:
-        return sums[0]
-    if all(map(Tensor.is_set_to, sums, buckets)):
-        return vector
-    return torch.cat(sums)
 
 
 def feedback_copies(kind: MessageFormat, replicas: int) -> float:
