@@ -26,7 +26,7 @@ from hybrid.proof.passes import (
     run_pass,
     share_weights,
 )
-from hybrid.proof.samples import Samples, choose_batch, joined, parts_of, read
+from hybrid.proof.samples import Samples, choose_batch
 from hybrid.proof.undivided import (
     PROJECTIONS,
     Pass,
@@ -37,7 +37,6 @@ from hybrid.proof.undivided import (
     undivided_pass,
     unlike,
 )
-from hybrid.solvers.windows import Batch
 
 PASSED, SKIPPED = "passed", "skipped: "
 OWN = "network, data and loss are this package's own"
@@ -48,6 +47,11 @@ TOLERANCE = {torch.float64: (1e-8, 1e-10), torch.float32: (2e-4, 5e-6)}
 gradient. Sums over parts differ by about 1e-6; what is lost shows as 1e-3 and more."""
 ROUNDED = 0.5, 0.05
 """The same where numbers are rounded to 16 or 8 bits."""
+CAUSES = (
+    "a loss or a network that is no mean over samples (give denominator=, or train undivided, with "
+    "1 micro-batch and 1 replica); code that reads modules or weights of other blocks, by hooks or "
+    "attributes (give regularizer= for weights, or let the forward return what the loss needs)"
+)
 STEP, ROUNDED_STEP = 2.0**-21, 2.0**-6
 """Between numbers of a format, by their size, times four: of float32, and of 16 and 8 bits."""
 
@@ -121,64 +125,52 @@ def _prove(
     R = options.replicas if options.sync.exact else 1
     programs = [p for p in (Exact(lossless), Late(lossless)) if p.applies(method)]
     batch = choose_batch(lossless, data, max(p.parts for p in programs), R, links)
-    shares = [batch.of_replica(r, R) for r in range(R)]
-    samples = read(batch, shares, method, links)
+    samples = Samples.read([batch.of_replica(r, R) for r in range(R)], batch, method, links)
     model = None
     if links.place.number == 0:
         model = method.problem.blocks.model if whole is None else whole()
     if whole is None and not links.in_one_process:
         share_weights(method, links)
     for program in programs:
-        reference = _refer(program, links, shares, samples, model)
+        reference = _refer(program, links, samples, model)
         if isinstance(reference, str):
             return SKIPPED + reference
         for formats in (False, True) if rounds(method) else (False,):
-            share = samples.of_replica(shares, links.place.replica if R > 1 else 0)
+            share = samples.of_replica(links.place.replica if R > 1 else 0)
             ranks = run_pass(program, method, links, share, R, formats)
             fault = _compare(reference, ranks, method, formats) if ranks else ""
             if fault and model is not None:
                 # once more beside what rounding alone can do to the gradient
                 step = ROUNDED_STEP if formats else STEP
-                rounded = _pass_of(program, shares, samples, model, step)
+                rounded = _pass_of(program, samples, model, step)
                 fault = _compare(reference, ranks, method, formats, rounded)
             if fault := links.broadcast(fault):
                 raise AgreedError(_explained(fault, program, method, R, formats))
     return PASSED
 
 
-def _pass_of(
-    program: Exact,
-    shares: Sequence[Batch],
-    samples: Samples,
-    model: nn.Module,
-    rounded: float = 0.0,
-) -> Pass:
+def _pass_of(program: Exact, samples: Samples, model: nn.Module, rounded: float = 0.0) -> Pass:
     """The pass of the undivided network, or of one whose weights were `rounded` by such steps."""
     method, options = program.method, program.method.options
     objective = method.problem.objectives.training
-    bundles = method.problem.blocks.units[0].bundle, objective.targets
-    columns = zip(bundles, (samples.inputs, samples.targets), samples.whole, strict=True)
-    inputs, targets = (joined(*column) for column in columns)
-    together = options.train.sync_batchnorm and len(shares) > 1
-    rows = Rows(inputs, targets, parts_of(shares, program.parts, together))
+    inputs = samples.joined(method.problem.blocks.units[0].bundle, samples.inputs)
+    targets = samples.joined(objective.targets, samples.targets)
+    together = options.train.sync_batchnorm and len(samples.shares) > 1
+    rows = Rows(inputs, targets, samples.parts(program.parts, together))
     loss: Any = options.loss or getattr(objective.loss, "loss", objective.loss)
     with rounded_weights(model, rounded) if rounded else nullcontext():
         return undivided_pass(model, loss, options.regularizer, rows, method.device)
 
 
 def _refer(
-    program: Exact,
-    links: RankLinks,
-    shares: Sequence[Batch],
-    samples: Samples,
-    model: nn.Module | None,
+    program: Exact, links: RankLinks, samples: Samples, model: nn.Module | None
 ) -> Pass | str:
     """The undivided network's pass, on the first rank; a text: why there is none."""
     result, reason = Pass(), ""
     with links.agreement():
         if model is not None:
             try:
-                result = _pass_of(program, shares, samples, model)
+                result = _pass_of(program, samples, model)
             except UnprovenError as error:
                 reason = str(error)
             if not isfinite(result.loss):
@@ -250,17 +242,7 @@ def _explained(fault: str, program: Exact, method: Method, R: int, formats: bool
         )
     parts = ((K, "block"), (m, "micro-batch"), (R, "replica"))
     how = ", ".join(f"{n} {what}{'es'[what[-1] != 'h' :] * (n > 1)}" for n, what in parts)
-    causes = []
-    if m > 1 or R > 1:
-        causes.append(
-            "a loss or a network that is no mean over samples (give denominator=, or train "
-            "undivided, with 1 micro-batch and 1 replica)"
-        )
-    causes.append(
-        "code that reads modules or weights of other blocks, by hooks or attributes "
-        "(give regularizer= for weights, or let the forward return what the loss needs)"
-    )
-    return f"{said} ({how}); usual causes: {'; '.join(causes)}"
+    return f"{said} ({how}); usual causes: {CAUSES}"
 
 
 def _numerics(*flags: bool) -> tuple[bool, ...]:

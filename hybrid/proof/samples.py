@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,17 +25,59 @@ CANDIDATES = 32
 
 @dataclass(frozen=True)
 class Samples:
-    """What is read of the replicas' shares: inputs and targets, packed, where a rank has them."""
+    """Packed inputs and targets of the replicas' shares, on every rank.
 
+    Where the shapes of shares differ, those of all of them as one mini-batch come last.
+    """
+
+    shares: Sequence[Batch]
     inputs: Sequence[Tensor]
     targets: Sequence[Tensor]
-    whole: tuple[Tensor | None, Tensor | None] = None, None
-    """Those of all of them as one mini-batch, where the shares' shapes differ."""
 
-    def of_replica(self, shares: Sequence[Batch], replica: int) -> Batch:
+    @classmethod
+    def read(
+        cls, shares: Sequence[Batch], whole: Batch, method: Method, links: RankLinks
+    ) -> Samples:
+        """Read inputs on the first rank, and targets on the last one of its chain, for all."""
+
+        def read(give: Callable[[Batch], Tensor], at: int) -> list[Tensor]:
+            tensors = list[Tensor]()
+            if links.place.number == at:
+                tensors = [give(share).cpu() for share in shares]
+                if len({x.shape[1:] for x in tensors}) > 1:
+                    tensors.append(give(whole).cpu())
+            return [x.to(method.device) for x in links.broadcast(tensors, at=at)]
+
+        return cls(shares, read(Batch.images, 0), read(Batch.labels, links.size - 1))
+
+    def of_replica(self, replica: int) -> Batch:
         """One share, as a mini-batch that is in memory."""
         source = _Source(self.inputs[replica], self.targets[replica])
-        return replace(shares[replica], source=source, within=None, whole=None)
+        return replace(self.shares[replica], source=source, within=None, whole=None)
+
+    def joined(self, bundle: Bundle | None, packed: Sequence[Tensor]) -> Any:
+        """The inputs or the targets of all shares as one mini-batch.
+
+        UnprovenError if it holds other numbers, where it is collated at once, than the shares do.
+        """
+        unpacked = [x if bundle is None else bundle.unpack(x) for x in packed]
+        parts, whole = unpacked[: len(self.shares)], unpacked[len(self.shares) :]
+        if not whole:
+            return tree_map(lambda *column: torch.cat(column), *parts) if parts[1:] else parts[0]
+        columns = zip(*map(tree_leaves, parts), strict=True)
+        for column, x in zip(columns, tree_leaves(whole[0]), strict=True):
+            for share, rows in zip(column, x.split([*map(len, column)]), strict=True):
+                if not torch.equal(rows[tuple(map(slice, share.shape))], share):
+                    raise UnprovenError(
+                        "collated at once, a mini-batch holds other numbers than shares"
+                    )
+        return whole[0]
+
+    def parts(self, count: int, together: bool) -> list[list[Tensor]]:
+        """Rows of every micro-batch; `together`: of all replicas, whose BatchNorms are one."""
+        rows = torch.arange(sum(map(len, self.shares))).split([*map(len, self.shares)])
+        parts = [[*each.tensor_split(min(count, len(each)))] for each in rows]
+        return [[torch.cat(each) for each in zip(*parts, strict=True)]] if together else parts
 
 
 @dataclass(frozen=True)
@@ -51,31 +93,6 @@ class _Source:
 
     def labels(self, ids: Tensor, step: int) -> Tensor:
         return self.targets.clone()
-
-
-def read(batch: Batch, shares: Sequence[Batch], method: Method, links: RankLinks) -> Samples:
-    """Read inputs on the first blocks and targets on the last; the first rank has both."""
-    place, reads = links.place, method.solver.reads
-    own = [place.replica if len(shares) > 1 else 0] if place.number else range(len(shares))
-    inputs = [torch.empty(0) for _ in shares]
-    targets = [torch.empty(0) for _ in shares]
-    last = links.size - 1
-    for r in own if place.block == 0 or "images" in reads else ():
-        inputs[r] = shares[r].images()
-    for r in range(len(shares)) if place.number == last else own:
-        if place.block == last or "labels" in reads:
-            targets[r] = shares[r].labels()
-    known = links.broadcast([y.cpu() for y in targets], at=last)
-    if place.number == 0 and last:
-        targets = [y.to(method.device) for y in known]
-    if not links.broadcast(any(len({x.shape[1:] for x in each}) > 1 for each in (inputs, targets))):
-        return Samples(inputs, targets)
-    labels = batch.labels().cpu() if place.number == last else None
-    labels = links.broadcast(labels, at=last)
-    if place.number:
-        return Samples(inputs, targets)
-    assert labels is not None
-    return Samples(inputs, targets, (batch.images(), labels.to(method.device)))
 
 
 def choose_batch(method: Method, data: Data, parts: int, R: int, links: RankLinks) -> Batch:
@@ -111,30 +128,3 @@ def _target_sizes(targets: Tensor) -> Tensor:
     rows = targets.double().flatten(1) if targets.dim() > 1 else targets.double()[:, None]
     missing = rows.isnan()
     return 1e9 * missing.sum(1) + rows.masked_fill(missing, 0.0).mean(1)
-
-
-def joined(bundle: Bundle | None, packed: Sequence[Tensor], together: Tensor | None) -> Any:
-    """What replicas' packed shares hold, as one mini-batch; `together`: as it is collated at once.
-
-    UnprovenError if that holds other numbers than the shares do.
-    """
-    shares = [x if bundle is None else bundle.unpack(x) for x in packed]
-    if together is None:
-        return tree_map(lambda *column: torch.cat(column), *shares) if shares[1:] else shares[0]
-    whole = together if bundle is None else bundle.unpack(together)
-    columns = zip(*map(tree_leaves, shares), strict=True)
-    for column, x in zip(columns, tree_leaves(whole), strict=True):
-        for share, rows in zip(column, x.split([*map(len, column)]), strict=True):
-            cropped = rows[tuple(map(slice, share.shape))]
-            if not torch.equal(cropped, share):
-                raise UnprovenError(
-                    "collated at once, a mini-batch holds other numbers than shares"
-                )
-    return whole
-
-
-def parts_of(shares: Sequence[Batch], count: int, together: bool) -> list[list[Tensor]]:
-    """The rows of every micro-batch; `together`: of all replicas, whose BatchNorms are one."""
-    rows = torch.arange(sum(map(len, shares))).split([len(share) for share in shares])
-    parts = [[*own.tensor_split(min(count, len(own)))] for own in rows]
-    return [[torch.cat(each) for each in zip(*parts, strict=True)]] if together else parts

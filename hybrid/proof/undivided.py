@@ -57,16 +57,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class Rows:
-    """A mini-batch of the training's own samples."""
+    """A mini-batch of the training's own samples, and the parts in which the run will divide it."""
 
     inputs: Any
     targets: Any
     parts: Parts
-    """As the run will divide them."""
-
-    @property
-    def count(self) -> int:
-        return len(tree_leaves(self.targets)[0])
 
 
 def sketch(name: str, x: Tensor) -> Tensor:
@@ -142,8 +137,10 @@ def _pass(model: nn.Module, loss: Loss, regularizer: Function | None, rows: Rows
     functions = {"the loss": loss, "the regularizer": regularizer}
     states = {what: _state_of(function, model) for what, function in functions.items()}
 
+    count = len(tree_leaves(rows.targets)[0])
+
     def outputs() -> Any:
-        with ConstantDraws(), normalized_by_parts(model, rows.parts, rows.count):
+        with ConstantDraws(), normalized_by_parts(model, rows.parts, count):
             # a network may write to its inputs
             return call_network(model, tree_map_only(Tensor, Tensor.clone, rows.inputs))
 
@@ -187,15 +184,15 @@ def without_gradients(model: nn.Module) -> Iterator[None]:
 
 
 def attributes_of(model: nn.Module, name_of: Callable[[str], str] = str) -> dict[str, Any]:
-    """The plain attributes of a model's modules that are numbers or tensors, by their whole names.
+    """Plain attributes of a model's modules that are numbers or tensors, by name in the network.
 
-    `name_of` makes the path of a module in the network of that in the model.
+    `name_of` turns the path of a module in the model into its path in the network.
     """
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for path, module in user_modules(model).items():
         for name, value in attributes(module).items():
-            found |= dict(numbers_in(f"{name_of(path).strip('.')}.{name}".strip("."), value))
-    return found
+            numbers |= dict(numbers_in(f"{name_of(path).strip('.')}.{name}".strip("."), value))
+    return numbers
 
 
 def unlike(x: Any, y: Any) -> bool:
@@ -210,13 +207,14 @@ def unlike(x: Any, y: Any) -> bool:
 
 def _state_of(function: Any, model: nn.Module) -> dict[tuple[int, str], Any]:
     """What a function keeps in buffers, attributes and what it encloses, but for the network's."""
-    found: dict[tuple[int, str], Any] = {}
+    state: dict[tuple[int, str], Any] = {}
     for i, part in enumerate(holders(function, {id(m) for m in model.modules()})):
-        state = dict(attributes(part)) if isinstance(part, nn.Module) else enclosed(part)
-        state |= part._buffers if isinstance(part, nn.Module) else {}
-        for name, value in state.items():
-            found |= {(i, key): x for key, x in numbers_in(name, value)}
-    return found
+        values = enclosed(part)
+        if isinstance(part, nn.Module):
+            values = attributes(part) | part._buffers
+        for name, value in values.items():
+            state |= {(i, key): x for key, x in numbers_in(name, value)}
+    return state
 
 
 def _check_state(

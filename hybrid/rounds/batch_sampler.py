@@ -55,10 +55,10 @@ class BatchSampler:
             return [self.choice.choose(epoch, i * self.size, self.size) for i in numbers]
         if epoch != self._epoch:
             self._epoch, self._ids = epoch, {}
-        asked = [i for i in numbers if i not in self._ids]
-        if asked:
+        new = [i for i in numbers if i not in self._ids]
+        if new:
             choose = self._choose_for_all if self.learns else self._choose_each
-            self._ids |= dict(zip(asked, choose(epoch, asked), strict=True))
+            self._ids |= dict(zip(new, choose(epoch, new), strict=True))
         return [self._ids[i] for i in numbers]
 
     def _choose_for_all(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:

@@ -131,12 +131,12 @@ class Windows:
 
     def before(self, epoch: int, step: int) -> list[Batch]:
         """The mini-batches of an epoch that come before a step."""
-        past, made = step - epoch * self.sampler.steps, list[Batch]()
-        for trained, _ in self.of_epoch(epoch) if past > 0 else ():
-            made += trained.batches
-            if len(made) >= past:
+        count, batches = step - epoch * self.sampler.steps, list[Batch]()
+        for trained, _ in self.of_epoch(epoch) if count > 0 else ():
+            batches += trained.batches
+            if len(batches) >= count:
                 break
-        return made[:past]
+        return batches[:count]
 
     def bn_recalibration(self, epoch: int) -> Window:
         """The epoch's last mini-batches, `BN_BATCHES` at most, however it is cut into windows."""
@@ -146,12 +146,12 @@ class Windows:
     def _batches(self, epoch: int, numbers: range, augment: bool = True) -> list[Batch]:
         """This replica's share of mini-batches of an epoch; plain ones may keep the first order."""
         order = 0 if self.carried and not augment else epoch
-        source, made = self._source(epoch, augment), []
+        source, batches = self._source(epoch, augment), []
         for i, ids in zip(numbers, self.sampler.ids(order, numbers), strict=True):
             step = epoch * self.sampler.steps + i
             batch = Batch(ids, self.schedule(step), source, step)
-            made.append(batch.of_replica(self.replica, self.replicas))
-        return made
+            batches.append(batch.of_replica(self.replica, self.replicas))
+        return batches
 
     def _source(self, epoch: int, augment: bool = True) -> EpochSource:
         return EpochSource(self.data, self.seed, epoch, augment, self.device, self.mix)

@@ -140,13 +140,13 @@ def measure_network(
     """
     place, batches = links.place, data.test_order().split(batch_size)
     data.keep(2 * TOGETHER * batch_size * place.replicas)
-    own = batches[place.replica :: place.replicas]
+    share = batches[place.replica :: place.replicas]
     accumulated, measured = _Accumulated(links, objective), []
-    for ids, out in _outputs(block, links, data, own, watch):
+    for ids, out in _outputs(block, links, data, share, watch):
         targets = data.targets(ids).to(block.device)
         measured.append(objective.measured(out, targets))
         accumulated.add([*tree_leaves(out), targets])
-    if block.last and len(own) < len(batches[:: place.replicas]):
+    if block.last and len(share) < len(batches[:: place.replicas]):
         accumulated.add(None)  # as often as the first replica
     sums = torch.stack(measured).cpu() if measured else None
     everyone = links.gather((sums, accumulated.values()))
@@ -156,10 +156,10 @@ def measure_network(
         # each replica has every R-th mini-batch: added up in their order, as one would
         in_order = [lasts[n % place.replicas][n // place.replicas] for n in range(len(batches))]
         totals = reduce(torch.add, in_order)
-        found = (totals[:, 0] / totals[:, 1].clamp_min(1)).tolist()
-        means = dict(zip(objective.sums, found, strict=True)) | everyone[links.size - 1][1]
-    known = links.broadcast(means)
-    return {name: known[name] for name in ("loss", *objective.metrics)}
+        quotients = (totals[:, 0] / totals[:, 1].clamp_min(1)).tolist()
+        means = dict(zip(objective.sums, quotients, strict=True)) | everyone[links.size - 1][1]
+    means = links.broadcast(means)
+    return {name: means[name] for name in ("loss", *objective.metrics)}
 
 
 def _outputs(

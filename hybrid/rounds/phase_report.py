@@ -111,8 +111,8 @@ def merge_shares(phase: str, chains: list[list[dict[str, Any]]]) -> PhaseReport:
 
 
 def _root_mean_square(values: Iterable[float]) -> float:
-    found = list(values)
-    return hypot(*found) / sqrt(len(found))
+    numbers = list(values)
+    return hypot(*numbers) / sqrt(len(numbers))
 
 
 def find_divergence(everyone: Sequence[list[dict[str, Any]]]) -> tuple[int, str] | None:

@@ -122,10 +122,10 @@ class StateFiles:
         for part, stateful in parts.items():
             state = stateful.state()
             shared |= {part: state.shared} if state.shared else {}
-            kept = {self.before: state.cut, self.flights: state.flight}
+            by_file = {self.before: state.cut, self.flights: state.flight}
             if not self.place.replica:  # it is the same on all of them
-                kept[self.output] = state.block
-            for file, tensors in kept.items():
+                by_file[self.output] = state.block
+            for file, tensors in by_file.items():
                 if tensors and file:
                     named = {f"{part}/{name}": tensor for name, tensor in tensors.items()}
                     files.setdefault(file, {}).update(named)

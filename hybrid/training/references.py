@@ -19,12 +19,11 @@ FLAGS = {"model.name": "--model", "data.name": "--data", "train.loss": "--loss"}
 """The settings that may name one, and the flags that do."""
 
 
-def check_code_is_given(config: Config, given: Mapping[str, Any]) -> None:
+def check_code_is_given(config: Config, overrides: Mapping[str, Any]) -> None:
     """ValueError for a function that a file names: it runs only if the command line does."""
     for dotted, flag in FLAGS.items():
-        section, _, key = dotted.partition(".")
-        name = getattr(getattr(config, section), key)
-        if is_reference(name) and given.get(dotted) != name:
+        name = _setting(config, dotted)
+        if is_reference(name) and overrides.get(dotted) != name:
             raise ValueError(
                 f"{dotted} is {name!r}, code that would run, and a file says so: give {flag} "
                 f"{name} on the command line to run it"
@@ -33,10 +32,13 @@ def check_code_is_given(config: Config, given: Mapping[str, Any]) -> None:
 
 def words(config: Config) -> list[str]:
     """The flags that name functions, without which a run is not resumed."""
-    settings = config.model_dump()
-    named = ((flag, *dotted.split(".")) for dotted, flag in FLAGS.items())
-    found = [(flag, settings[section][key]) for flag, section, key in named]
-    return [word for pair in found if is_reference(pair[1]) for word in pair]
+    flags = ((flag, _setting(config, dotted)) for dotted, flag in FLAGS.items())
+    return [word for pair in flags if is_reference(pair[1]) for word in pair]
+
+
+def _setting(config: Config, dotted: str) -> str:
+    section, _, key = dotted.partition(".")
+    return str(getattr(getattr(config, section), key))
 
 
 def load_object(name: str, flag: str) -> Any:
@@ -83,16 +85,16 @@ def make_data_sets(name: str) -> tuple[Any, Any, Any]:
     A function gives the first alone, (training, test) or (training, validation, test); a tuple of
     tensors is inputs and targets.
     """
-    given = _call(name, "--data")
-    train, test, validation = given, None, None
-    if isinstance(given, tuple | list) and not all(isinstance(x, Tensor) for x in given):
-        if len(given) == 2:
-            train, test = given
-        elif len(given) == 3 and isinstance(given, tuple):
-            train, validation, test = given
+    sets = _call(name, "--data")
+    train, test, validation = sets, None, None
+    if isinstance(sets, tuple | list) and not all(isinstance(x, Tensor) for x in sets):
+        if len(sets) == 2:
+            train, test = sets
+        elif len(sets) == 3 and isinstance(sets, tuple):
+            train, validation, test = sets
     if train is None or isinstance(train, Tensor):
         raise ValueError(
-            f"--data {name} gave a {type(given).__name__}, not (training, test) or (training, "
+            f"--data {name} gave a {type(sets).__name__}, not (training, test) or (training, "
             "validation, test) data"
         )
     return train, test, validation

@@ -59,14 +59,14 @@ def evaluate(
             "package.module:function, which gives (training, test) data"
         )
     train = settings.train
-    name = _name(run, "--loss", train.loss, loss, train.loss != OWN_LOSS)
+    name = _choose(run, "--loss", train.loss, loss, train.loss != OWN_LOSS)
     function = references.load_loss(name)
-    named = train.model_copy(update={} if function else {"loss": name})
+    train = train.model_copy(update={} if function else {"loss": name})
     for module in network.modules():
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # keys and values of earlier tokens, which no loss takes
-    trainer = Trainer(split(network, 1), train=named, loss=function)
+    trainer = Trainer(split(network, 1), train=train, loss=function)
     return {name: trainer.evaluate(data) for name, data in measured.items()}, folder
 
 
@@ -107,16 +107,16 @@ def restore(
     """
     settings = _settings(run)
     name = settings.data.name
-    known = name in NAMES or bool(reference(name))
-    news: dict[str, Any] = {"name": _name(run, "--data", name, data, known)}
-    if not settings.data.validation:  # of which a share is of the samples that were taken
-        news["limit"] = 0
+    available = name in NAMES or bool(reference(name))
+    updates: dict[str, Any] = {"name": _choose(run, "--data", name, data, available)}
+    if not settings.data.validation:  # a share is drawn from the samples that were taken
+        updates["limit"] = 0
     if data_dir is not None:
-        news["dir"] = data_dir
-    wanted = settings.data.model_copy(update=news)
-    if data not in (None, name):  # of which what was said of the run's own need not hold
-        wanted = DataSettings.of("data", news)
-    sets = build.load_all_sets(wanted, settings.train.loss, settings.train.seed)
+        updates["dir"] = data_dir
+    data_settings = settings.data.model_copy(update=updates)
+    if data not in (None, name):  # settings of the run's data need not hold for others
+        data_settings = DataSettings.of("data", updates)
+    sets = build.load_all_sets(data_settings, settings.train.loss, settings.train.seed)
     network = _network(run, settings, model, sets.train)
     stored = _read(run, best)
     return settings, stored.folder, _load_weights(network, stored, _where(run, model)), sets
@@ -144,18 +144,18 @@ def generate(
     draws = torch.Generator().manual_seed(seed)
 
     def following() -> Iterator[int]:
-        read = torch.tensor([[*(prompt or START)]])
+        text = torch.tensor([[*(prompt or START)]])
         while True:
             with torch.no_grad():
-                logits = network(read[:, -length:])[0, :, -1].double()
-            drawn = _drawn(logits, temperature, draws)
-            yield int(drawn)
-            read = torch.cat((read, drawn.view(1, 1)), dim=1)[:, -length:]
+                logits = network(text[:, -length:])[0, :, -1].double()
+            byte = _draw(logits, temperature, draws)
+            yield int(byte)
+            text = torch.cat((text, byte.view(1, 1)), dim=1)[:, -length:]
 
     return following()
 
 
-def _drawn(logits: Tensor, temperature: float, draws: torch.Generator) -> Tensor:
+def _draw(logits: Tensor, temperature: float, draws: torch.Generator) -> Tensor:
     """A class of softmax(logits / temperature), int64 (1,)."""
     if not logits.isfinite().all():
         raise ValueError("the network gives no finite numbers: it has diverged, so train it anew")
@@ -167,10 +167,7 @@ def _drawn(logits: Tensor, temperature: float, draws: torch.Generator) -> Tensor
 
 
 def _text_model(run: Path, model: str | None, best: bool) -> tuple[int, nn.Module]:
-    """How many bytes of text a run's network has read at once, and the network; it needs no text.
-
-    ValueError for a run on other data.
-    """
+    """The bytes of text that a run's network reads at once, and the network; it needs no text."""
     settings = _settings(run)
     if settings.data.name != TEXT:
         raise ValueError(
@@ -183,13 +180,14 @@ def _text_model(run: Path, model: str | None, best: bool) -> tuple[int, nn.Modul
 
 def _network(run: Path, settings: Config, model: str | None, samples: Data) -> nn.Module:
     """A network as a run's settings make it for such samples, or as `model` does."""
-    known = is_reference(settings.model.name) or bool(models.NAME.fullmatch(settings.model.name))
-    name = _name(run, "--model", settings.model.name, model, known)
+    stored = settings.model.name
+    available = is_reference(stored) or bool(models.NAME.fullmatch(stored))
+    name = _choose(run, "--model", stored, model, available)
     if is_reference(name):
         return _user_network(name, settings)
     if model is not None:
         raise ValueError(f"--model is {model}: give package.module:function, or leave it out")
-    if settings.data.name == TEXT:  # whose windows say how long they were, whatever is read now
+    if settings.data.name == TEXT:  # the length is the run's, whatever is read now
         samples = Texts.empty(settings.data.length)
     return build.build_model(settings, samples)
 
@@ -277,19 +275,15 @@ def _user_network(model: Model, settings: Config) -> nn.Module:
     return network
 
 
-def _name(run: Path, flag: str, stored: str, given: str | None, known: bool) -> str:
-    """The name that is given, or else the run's own.
-
-    ValueError for one that only a script knows, and for code that would run although the command
-    line does not name it.
-    """
-    if given is None and not known:
-        way = given_by(f"{flag} package.module:function, one like it", _MODEL)
-        raise ValueError(f"{run} was made with your own {flag[2:]} ({stored}): give {way}")
-    if given is None and is_reference(stored):
-        way = given_by(f"{flag} {stored} again", _MODEL)
-        raise ValueError(f"{run} was made with {stored}, code that would run: give {way}")
-    return given or stored
+def _choose(run: Path, flag: str, stored: str, name: str | None, available: bool) -> str:
+    """The name of a flag, or else the stored one, unless it is a script's or would run code."""
+    if name is None and not available:
+        option = given_by(f"{flag} package.module:function, one like it", _MODEL)
+        raise ValueError(f"{run} was made with your own {flag[2:]} ({stored}): give {option}")
+    if name is None and is_reference(stored):
+        option = given_by(f"{flag} {stored} again", _MODEL)
+        raise ValueError(f"{run} was made with {stored}, code that would run: give {option}")
+    return name or stored
 
 
 class Stored(NamedTuple):
@@ -346,10 +340,10 @@ def _read(run: Path, best: bool) -> Stored:
 
 def _best(run: Path, settings: Config) -> Path:
     """A run's best checkpoint."""
-    kept = settings.checkpoint
-    if not kept.best and kept.keep_last:
+    keep = settings.checkpoint
+    if not keep.best and keep.keep_last:
         raise ValueError(
-            f"{run} kept its newest {kept.keep_last} checkpoints, not the best one: leave out "
+            f"{run} kept its newest {keep.keep_last} checkpoints, not the best one: leave out "
             f"{given_by('--best', 'best=True')}, or train with checkpoint.best=true"
         )
     whole = checkpoint.complete(RunFolder(run).checkpoints)

@@ -92,12 +92,11 @@ class SharedFolder:
         """The best checkpoint, if it is kept and not the newest; as the first rank sees it."""
         if self.path is None or self.selection is None:
             return None
-        found = None
+        best = None
         if self._first:
             whole = checkpoint.complete(self._folder.checkpoints)
             best = checkpoint.best(whole, self.selection)
-            found = None if best in whole[-1:] else best
-        return self.links.broadcast(found)
+        return self.links.broadcast(None if best in whole[-1:] else best)
 
     def rewind(self, to_step: int) -> None:
         """Continue after step `to_step`, to which the run has gone back."""

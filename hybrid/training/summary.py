@@ -55,12 +55,12 @@ def make_config_text(method: Method, waits: Sequence[LocalBudget]) -> str:
         "rounds": rounds.model_dump(),
         "split": {"blocks": len(cuts) + 1, "cuts": cuts, "replicas": options.replicas},
     }
-    for section, known in methods.NAMED.items():
+    for section, registry_of in methods.NAMED.items():
         chosen = getattr(options, section)
-        if chosen.name in known and known[chosen.name] is type(chosen):
+        if chosen.name in registry_of and registry_of[chosen.name] is type(chosen):
             tables[section] = {"name": chosen.name, **methods.values(chosen)}
         else:
-            notes.append(f"# the {known.kind} is the caller's own: {chosen.name}")
+            notes.append(f"# the {registry_of.kind} is the caller's own: {chosen.name}")
     for section in ("train", "optimizer", "schedule", "delay", "links", "checkpoint"):
         value = getattr(options, section)
         if isinstance(value, Section):
