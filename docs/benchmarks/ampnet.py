@@ -13,24 +13,21 @@ not repeated; --rows and --seeds choose some.
 
 from __future__ import annotations
 
-import argparse
-import json
+from argparse import Namespace
 from collections.abc import Mapping
-from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any
 
-import torch
+import measuring
 
-from hybrid import Trainer, data, split
+from hybrid import data
 from hybrid.data import Dataset
 from hybrid.networks import models
 from hybrid.rounds.phase_report import DivergedError
-from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from hybrid.solvers import DDG, Backprop, Solver
 from hybrid_messages import AMPNet
 
-FILE = Path(__file__).with_name("ampnet.json")
+RAW = measuring.Raw(__file__)
 K, M = 4, 8
 
 ROWS: Mapping[str, tuple[Solver, float]] = {
@@ -61,18 +58,13 @@ TRAINED = [
 
 def trained(
     row: str, model: str, seed: int, epochs: int, images: Dataset, test: Dataset
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """The summary of a run, or why there is none."""
     solver, survival = ROWS[row]
-    torch.manual_seed(seed)
-    network = models.stochastic_depth(models.build(model, 10, 3, 32), survival)
-    trainer = Trainer(
-        split(network, K),
-        solver,
-        train=TrainSettings(epochs=epochs, seed=seed, threads=1, evaluate_every=100),
-        optimizer=OptimizerSettings(lr=0.1),
-        links=LinkSettings(kind="virtual"),
-        quiet=True,
+    trainer = measuring.on_virtual_links(
+        *(models.stochastic_depth(measuring.resnet(model, seed), survival), K, solver),
+        train={"epochs": epochs, "seed": seed, "evaluate_every": 100},
+        optimizer={"lr": 0.1},
     )
     try:
         return trainer.fit(images, test)
@@ -80,75 +72,70 @@ def trained(
         return {"failed": str(error)}
 
 
-def times(options: argparse.Namespace) -> None:
-    images, test = data.load("cifar10", options.data_dir, 128 * options.steps)
-    for turn in range(options.turns):
-        for row in [*(options.rows or ROWS)][:: 1 if turn % 2 else -1]:
-            if len(known()["time"].get(row, [])) > turn:
-                continue
-            found = trained(row, "resnet56", 0, 1, images, test.take(100))
-            rows = known()
-            kept = {k: found[k] for k in ("images_per_second", "idle_share")}
-            rows["time"].setdefault(row, []).append(kept)
-            keep(rows)
-    print("| ResNet-56 | images/s, median | over the flushed pipeline | idle share of ranks |")
-    print("|---|---|---|---|")
-    for row, turns in known()["time"].items():
-        base = known()["time"].get(BASES[ROWS[row][1]], [])
-        rates = [turn["images_per_second"] for turn in turns]
-        pairs = zip(rates, base, strict=False)
-        ratios = [rate / own["images_per_second"] for rate, own in pairs] or [float("nan")]
-        idle = [median(each) for each in zip(*(t["idle_share"] for t in turns), strict=True)]
-        print(f"| {row} | {median(rates):.1f} | {median(ratios):.2f} ", end="")
-        print(f"({min(ratios):.2f}, {max(ratios):.2f}) | ", end="")
-        print(", ".join(f"{100 * share:.0f}" for share in idle), f"% (mean {mean(idle):.0%}) |")
+def times(asked: Namespace) -> None:
+    images, test = data.load("cifar10", asked.data_dir, 128 * asked.steps)
+    for turn in range(asked.turns):
+        for row in asked.rows[:: 1 if turn % 2 else -1]:
+            turns = [*RAW.get("time", row)]
+            if len(turns) <= turn:
+                summary = trained(row, "resnet56", 0, 1, images, test.take(100))
+                kept = {k: summary[k] for k in ("images_per_second", "idle_share")}
+                RAW.keep("time", row, value=[*turns, kept])
+    measuring.show(
+        "ResNet-56 | images/s, median | over the flushed pipeline | idle share of ranks",
+        map(time_cells, RAW.get("time")),
+    )
 
 
-def accuracies(options: argparse.Namespace) -> None:
-    images, test = data.load("cifar10", options.data_dir, options.limit)
-    for seed in options.seeds:
-        for row in options.rows or TRAINED:
-            key = f"{options.model}, {len(images):,} images, {options.epochs} epochs: {row}"
-            if str(seed) in known()["accuracy"].get(key, {}):
-                continue
-            found = trained(row, options.model, seed, options.epochs, images, test)
-            rows = known()
-            kept = {k: found[k] for k in ("failed", "test_accuracy", "train_seconds") if k in found}
-            rows["accuracy"].setdefault(key, {})[str(seed)] = kept
-            keep(rows)
-    print("| run | test accuracy | virtual seconds | seeds |\n|---|---|---|---|")
-    for key, by_seed in known()["accuracy"].items():
-        there = [each for each in by_seed.values() if "failed" not in each]
-        values = [100 * each["test_accuracy"] for each in there]
-        spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-        told = f"{mean(values):.1f}{spread} %" if values else "diverged"
-        seconds = f"{mean(each['train_seconds'] for each in there):.0f}" if there else ""
-        print(f"| {key} | {told} | {seconds} | {len(by_seed)} |")
+def time_cells(row: str) -> tuple[str, ...]:
+    turns, base = RAW.get("time", row), RAW.get("time", BASES[ROWS[row][1]])
+    rates = [turn["images_per_second"] for turn in turns]
+    pairs = zip(rates, base, strict=False)
+    ratios = [rate / other["images_per_second"] for rate, other in pairs] or [float("nan")]
+    idle = [median(each) for each in zip(*(t["idle_share"] for t in turns), strict=True)]
+    shares = ", ".join(f"{100 * share:.0f}" for share in idle)
+    gain = measuring.extremes(ratios)
+    return row, f"{median(rates):.1f}", gain, f"{shares} % (mean {mean(idle):.0%})"
 
 
-def known() -> dict[str, dict[str, Any]]:
-    """The figures there are."""
-    empty: dict[str, dict[str, Any]] = {"time": {}, "accuracy": {}}
-    return empty | (json.loads(FILE.read_text()) if FILE.exists() else {})
+def accuracies(asked: Namespace) -> None:
+    images, test = data.load("cifar10", asked.data_dir, asked.limit)
+    for seed in asked.seeds:
+        for row in asked.rows:
+            run = f"{asked.model}, {len(images):,} images, {asked.epochs} epochs: {row}"
+            if row in TRAINED and not RAW.get("accuracy", run, str(seed)):
+                summary = trained(row, asked.model, seed, asked.epochs, images, test)
+                keys = ("failed", "test_accuracy", "train_seconds")
+                kept = {k: summary[k] for k in keys if k in summary}
+                RAW.keep("accuracy", run, str(seed), value=kept)
+    measuring.show(
+        "run | test accuracy | virtual seconds | seeds", map(cells, RAW.get("accuracy").items())
+    )
 
 
-def keep(rows: dict[str, dict[str, Any]]) -> None:
-    FILE.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+def cells(entry: tuple[str, dict[str, dict[str, Any]]]) -> tuple[object, ...]:
+    key, by_seed = entry
+    ended = [each for each in by_seed.values() if "failed" not in each]
+    if not ended:
+        return key, "diverged", "", len(by_seed)
+    percent = measuring.spread([100 * each["test_accuracy"] for each in ended])
+    return key, f"{percent} %", f"{mean(x['train_seconds'] for x in ended):.0f}", len(by_seed)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["time", "accuracy"])
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--model", default="resnet20")
-    parser.add_argument("--limit", type=int, default=20_000)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rows", nargs="+")
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--turns", type=int, default=3)
-    options = parser.parse_args()
-    accuracies(options) if options.what == "accuracy" else times(options)
+    asked = measuring.options(
+        __doc__,
+        what=("time", "accuracy"),
+        data_dir=measuring.DATA,
+        model="resnet20",
+        limit=20_000,
+        epochs=3,
+        seeds=[0, 1, 2],
+        rows=[*ROWS],
+        steps=24,
+        turns=3,
+    )
+    {"time": times, "accuracy": accuracies}[asked.what](asked)
 
 
 if __name__ == "__main__":

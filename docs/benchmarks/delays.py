@@ -11,24 +11,17 @@ different --seeds or --rows.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any
 
+import measuring
 import torch
 
-from hybrid import Trainer, data, split
-from hybrid.networks import models
-from hybrid.settings.config import (
-    CheckpointSettings,
-    LinkSettings,
-    OptimizerSettings,
-    TrainSettings,
-)
+from hybrid import data
 from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay, Solver
 
 
@@ -82,82 +75,54 @@ def long() -> Iterator[tuple[str, Row]]:
 
 MINUTES = "minutes of training, simulated (K=2: at two ranks' measured rate)"
 """What a picture's axis of time shows, see `quiet_rates`."""
-
 TABLES: Mapping[str, Any] = {"accuracy": accuracy, "long": long}
 
 
 def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
     """One training into its run folder, from where an earlier one was broken off."""
-    torch.set_num_threads(1)
     images, test = data.load("cifar10", data_dir, row.images)
-    torch.manual_seed(seed)
-    network = models.build(row.model, 10, 3, 32)
     long = row.epochs > 6
-    Trainer(
-        split(network, row.blocks),
-        row.solver,
-        train=TrainSettings(
-            epochs=row.epochs, seed=seed, threads=1, evaluate_every=3 if long else 100
-        ),
-        optimizer=OptimizerSettings(lr=row.lr),
-        links=LinkSettings(kind="virtual", gigabits_per_second=10.0),
-        checkpoint=CheckpointSettings(every=1 if long else 100, keep_last=1),
+    measuring.on_virtual_links(
+        *(measuring.resnet(row.model, seed), row.blocks, row.solver),
+        train={"epochs": row.epochs, "seed": seed, "evaluate_every": 3 if long else 100},
+        optimizer={"lr": row.lr},
+        checkpoint={"every": 1 if long else 100, "keep_last": 1},
         out=out,
         resume=(out / "checkpoints").exists(),
         names={"model": row.model, "data": "cifar10"},
+        quiet=False,
     ).fit(images, test)
 
 
-def collect(name: str, runs: Path, seeds: list[int]) -> None:
+def collect(name: str, raw: measuring.Raw, runs: Path, seeds: list[int]) -> None:
     """The JSON of all runs there are, on top of what it holds, and a table of means."""
-    file = raw(name)
-    rows: dict[str, dict[str, dict[str, Any]]] = known(file)
+    rows: dict[str, dict[str, dict[str, Any]]] = raw.read()
     for title, _ in TABLES[name]():
         for seed in seeds:
-            folder = runs / slug(title, seed)
-            kept = of_summary(folder)
+            folder = runs / measuring.slug(title, seed)
+            kept = measuring.of_summary(folder)
             if name == "long" and (folder / "metrics.jsonl").exists():
-                kept = {**(kept or {}), "curve": curve(folder / "metrics.jsonl")}
+                kept = {**(kept or {}), "curve": measuring.curve(folder / "metrics.jsonl")}
             if kept is not None:
                 rows.setdefault(title, {})[str(seed)] = kept
-    file.write_text(json.dumps(rows, indent=1) + "\n")
+    raw.write(rows)
     if name == "long":
-        plot(file.with_suffix(".png"), rows)
-    print("| run | test accuracy | seeds | images/s | idle share |\n|---|---|---|---|---|")
-    for title, all_ in rows.items():
-        row = {seed: v for seed, v in all_.items() if "seconds" in v}
-        if not row:
-            continue
-        values = [100 * v["test_accuracy"] for v in row.values()]
-        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-        rate = mean(v["images_per_second"] for v in row.values())
-        idle = mean(mean(v["idle_share"]) for v in row.values())
-        print(f"| {title} | {mean(values):.2f}{spread} % | {len(row)} | {rate:.0f} | {idle:.0%} |")
-
-
-def raw(name: str) -> Path:
-    """Where a table's figures are kept."""
-    return Path(__file__).with_name(f"delays-{name}.json")
-
-
-def known(file: Path) -> dict[str, Any]:
-    """The figures there are."""
-    return dict(json.loads(file.read_text())) if file.exists() else {}
-
-
-def of_summary(folder: Path) -> dict[str, Any] | None:
-    """What is kept of a run that has ended."""
-    if not (folder / "summary.json").exists():
-        return None
-    found = json.loads((folder / "summary.json").read_text())
-    keys = "test_accuracy images_per_second idle_share bytes_sent"
-    return {"seconds": found["train_seconds"]} | {k: found[k] for k in keys.split()}
-
-
-def curve(metrics: Path) -> list[tuple[int, float]]:
-    """(epoch, test accuracy) at every test, of a run that goes on, too."""
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [(line["epoch"], line["test_accuracy"]) for line in lines if line["phase"] == "test"]
+        plot(raw.file.with_suffix(".png"), rows)
+    ended = {title: [v for v in row.values() if "seconds" in v] for title, row in rows.items()}
+    measuring.show(
+        "run | test accuracy | seeds | images/s | idle share",
+        (
+            (
+                title,
+                f"{measuring.spread([100 * v['test_accuracy'] for v in row], '.2f')} %",
+                len(row),
+                f"{mean(v['images_per_second'] for v in row):.0f}",
+                f"{mean(mean(v['idle_share']) for v in row):.0%}",
+            )
+            for title, row in ended.items()
+            if row
+        ),
+    )
 
 
 def plot(file: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
@@ -197,29 +162,19 @@ def quiet_rates() -> dict[str, float]:
     return rates
 
 
-def slug(title: str, seed: int) -> str:
-    """Of a run folder."""
-    return f"{title}, seed {seed}".replace(", ", "_").replace(" ", "-").replace("/", "-of-")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--runs", type=Path, default=Path("runs/delays"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rows", default="", help="only rows with this in their names")
-    parser.add_argument("--only-collect", action="store_true")
-    options = parser.parse_args()
-    if not options.only_collect:
-        for seed in options.seeds:
-            for title, row in TABLES[options.table]():
-                out = options.runs / slug(title, seed)
-                done = "seconds" in known(raw(options.table)).get(title, {}).get(str(seed), {})
-                if options.rows in title and not done and not (out / "summary.json").exists():
-                    out.parent.mkdir(parents=True, exist_ok=True)
-                    train(row, seed, options.data_dir, out)
-    collect(options.table, options.runs, options.seeds)
+    asked = measuring.options(
+        __doc__, table=TABLES, runs=Path("runs/delays"), **measuring.GRID | {"seeds": [0, 1, 2]}
+    )
+    raw = measuring.Raw(__file__, f"-{asked.table}")
+    torch.set_num_threads(1)
+    for seed in () if asked.only_collect else asked.seeds:
+        for title, row in measuring.chosen(TABLES[asked.table](), asked):
+            out = asked.runs / measuring.slug(title, seed)
+            if "seconds" not in raw.get(title, str(seed)) and not (out / "summary.json").exists():
+                out.parent.mkdir(parents=True, exist_ok=True)
+                train(row, seed, asked.data_dir, out)
+    collect(asked.table, raw, asked.runs, asked.seeds)
 
 
 if __name__ == "__main__":

@@ -16,31 +16,22 @@ filled_waits.json are not repeated.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import measuring
 import torch
 from torch import Tensor
 
-from hybrid import Trainer, data, split
-from hybrid.files import write_atomically
-from hybrid.networks import models
-from hybrid.settings.config import (
-    DelaySettings,
-    LinkSettings,
-    OptimizerSettings,
-    ScheduleSettings,
-    TrainSettings,
-)
+from hybrid import data
+from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, Penalty, Solver
 from hybrid.solvers.wire import Wire
 
-RAW = Path(__file__).with_suffix(".json")
+RAW = measuring.Raw(__file__)
 M, MICRO_BATCH = 8, 16
 OPTIMIZERS = {
     "SGD": OptimizerSettings(lr=0.25),
@@ -138,54 +129,36 @@ TABLES = {"screen": screen, "serial": serial, "longer": longer}
 
 def train(row: Row, seed: int, data_dir: Path) -> dict[str, Any]:
     """Test accuracy at the end."""
-    torch.manual_seed(seed)
     images, test = data.load("cifar10", data_dir, row.images)
-    settings: dict[str, Any] = dict(row.rounds)
-    if row.samples:
-        settings |= {"fill": row.fill, "waits": [(row.samples, 0)] * row.blocks}
-    trainer = Trainer(
-        split(models.build(f"resnet{row.depth}", 10, 3, 32), row.blocks),
-        row.solver,
-        train=TrainSettings(epochs=row.epochs, threads=1, seed=seed, report_every=16),
+    local = {"fill": row.fill, "waits": [(row.samples, 0)] * row.blocks} if row.samples else {}
+    summary = measuring.on_virtual_links(
+        *(measuring.resnet(f"resnet{row.depth}", seed), row.blocks, row.solver),
+        train={"epochs": row.epochs, "seed": seed, "report_every": 16},
         optimizer=OPTIMIZERS[row.optimizer],
-        schedule=ScheduleSettings(name="linear", warmup_epochs=0.1 * row.epochs),
-        delay=DelaySettings(mend=row.mend),
-        links=LinkSettings(kind="virtual"),
-        quiet=True,
-        **settings,
-    )
-    summary = trainer.fit(images, test.take(5_000))
+        schedule={"name": "linear", "warmup_epochs": 0.1 * row.epochs},
+        delay={"mend": row.mend},
+        **row.rounds | local,
+    ).fit(images, test.take(5_000))
     return {"accuracy": summary["test_accuracy"], "fill_steps": sum(summary["fill_steps"])}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("table", choices=TABLES, nargs="?")
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--rows", default="")
-    parser.add_argument("--part", default="0/1", help="every n-th row, from the i-th on: i/n")
-    parser.add_argument("--only-collect", action="store_true")
-    options = parser.parse_args()
-    i, n = map(int, options.part.split("/"))
+    asked = measuring.options(__doc__, tables=TABLES, **measuring.GRID)
     torch.set_num_threads(1)
-    if options.table and not options.only_collect:
-        assert options.data_dir is not None, "give --data-dir"
-        for seed in options.seeds:
-            for name, row in [*TABLES[options.table]()][i::n]:
-                known = json.loads(RAW.read_text()) if RAW.exists() else {}
-                if options.rows not in name or str(seed) in known.get(name, {}):
-                    continue
-                made = train(row, seed, options.data_dir)
-                known = json.loads(RAW.read_text()) if RAW.exists() else {}
-                known.setdefault(name, {})[str(seed)] = made
-                write_atomically(RAW, json.dumps(known, indent=1) + "\n")
-                print(f"{name}, seed {seed}: {made}", flush=True)
-    print("| training | test accuracy, % | mean |\n|---|---|---|")
-    known = json.loads(RAW.read_text()) if RAW.exists() else {}
-    for name, seeds in known.items():
-        found = [100 * seeds[seed]["accuracy"] for seed in sorted(seeds)]
-        print(f"| {name} | {'; '.join(f'{a:.1f}' for a in found)} | {mean(found):.1f} |")
+    for table in () if asked.only_collect else asked.tables:
+        for seed in asked.seeds:
+            for name, row in measuring.chosen(TABLES[table](), asked):
+                if not RAW.get(name, str(seed)):
+                    RAW.keep(name, str(seed), value=train(row, seed, asked.data_dir))
+                    print(f"{name}, seed {seed}: {RAW.get(name, str(seed))}", flush=True)
+    percent = {
+        name: [100 * seeds[seed]["accuracy"] for seed in sorted(seeds)]
+        for name, seeds in RAW.read().items()
+    }
+    measuring.show(
+        "training | test accuracy, % | mean",
+        ((n, "; ".join(f"{x:.1f}" for x in xs), f"{mean(xs):.1f}") for n, xs in percent.items()),
+    )
 
 
 if __name__ == "__main__":

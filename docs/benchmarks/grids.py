@@ -11,11 +11,10 @@ counts it for (a delay costs progress). Cases that the JSON holds are not repeat
 
 from __future__ import annotations
 
-import argparse
-import json
 from itertools import product
-from pathlib import Path
 from typing import Any
+
+import measuring
 
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import BASE, Recipe, recipes
@@ -26,7 +25,7 @@ from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG
 from hybrid.training import build
 
-FILE = Path(__file__).with_suffix(".json")
+RAW = measuring.Raw(__file__)
 RATES = (10.0, 1.0, 0.1)
 
 
@@ -63,24 +62,20 @@ def _wanted(recipe: Recipe, grid: Grid) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="resnet20")
-    options = parser.parse_args()
+    asked = measuring.options(__doc__, model="resnet20")
     for batch, ranks, gigabits in product((128, 32), (4, 8), RATES):
-        key = f"{options.model}, batch {batch}, {ranks} ranks, {gigabits:g} Gb/s"
-        body = json.loads(FILE.read_text()) if FILE.exists() else {}
-        if key not in body:
-            body[key] = case(options.model, batch, ranks, gigabits)
-            FILE.write_text(json.dumps(body, indent=1) + "\n")
-    print("| case | fastest, run | planned fastest | lost by it |\n|---|---|---|---|")
-    right, body = 0, json.loads(FILE.read_text())
-    for key, rows in body.items():
+        key = f"{asked.model}, batch {batch}, {ranks} ranks, {gigabits:g} Gb/s"
+        if not RAW.get(key):
+            RAW.keep(key, value=case(asked.model, batch, ranks, gigabits))
+    right, lines = 0, []
+    for key, rows in RAW.read().items():
         planned, run = ({name: row["progress"][i] for name, row in rows.items()} for i in (0, 1))
         best, chosen = max(run, key=run.__getitem__), max(planned, key=planned.__getitem__)
         lost = 1 - run[chosen] / run[best]
         right += lost < 0.03
-        print(f"| {key} | {best}, {run[best]:,} | {chosen} | {100 * lost:.0f} % |")
-    print(f"\nplan is right, or loses less than 3 %, in {right} of {len(body)} cases")
+        lines.append((key, f"{best}, {run[best]:,}", chosen, f"{100 * lost:.0f} %"))
+    measuring.show("case | fastest, run | planned fastest | lost by it", lines)
+    print(f"\nplan is right, or loses less than 3 %, in {right} of {len(lines)} cases")
 
 
 if __name__ == "__main__":

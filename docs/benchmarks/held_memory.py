@@ -8,15 +8,13 @@ left out, shared memory once) and of inputs that wait in queues, and gives each 
 
 from __future__ import annotations
 
-import argparse
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import measuring
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -125,22 +123,19 @@ def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="revnet110")
-    parser.add_argument("--blocks", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=32)
-    options = parser.parse_args()
+    options = measuring.options(__doc__, model="revnet110", blocks=4, batch_size=32)
     solvers: dict[str, Solver] = {"1F1B, m=8": Backprop(micro_batches=8), "fdg, m=1": FDG(1)}
     for kind in (DDG, FDG, FeaturesReplay, Petra):
         solvers[f"{kind.name}, m=8"] = kind(micro_batches=8)
     solvers["ddg, m=8, no stash"] = DDG(micro_batches=8, stash=False)
     size = (options.model, options.blocks, options.batch_size)
-    found = {name: peaks(solver, *size) for name, solver in solvers.items()}
-    body = {**vars(options), "peak_bytes": found}
-    Path(__file__).with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n")
-    print("| block | " + " | ".join(found) + " |\n" + "|---" * (len(found) + 1) + "|")
-    for k, row in enumerate(zip(*found.values(), strict=True)):
-        print(f"| {k} | " + " | ".join(f"{size / 1e6:.1f} MB" for size in row) + " |")
+    bytes_held = {name: peaks(solver, *size) for name, solver in solvers.items()}
+    measuring.Raw(__file__).write({**vars(options), "peak_bytes": bytes_held})
+    rows = enumerate(zip(*bytes_held.values(), strict=True))
+    measuring.show(
+        " | ".join(["block", *bytes_held]),
+        ((k, *(f"{held / 1e6:.1f} MB" for held in row)) for k, row in rows),
+    )
 
 
 if __name__ == "__main__":

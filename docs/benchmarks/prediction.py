@@ -10,12 +10,11 @@ seconds of the others: a machine's speed moves by more than 10 % within minutes.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
+
+import measuring
 
 from hybrid.bench.contenders import CPU, MethodContender
 from hybrid.bench.measure import still_batches, timed
@@ -36,12 +35,8 @@ MEMORY_SPEED = LinkSpeed(bytes_per_second=5e9)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="resnet20")
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--blocks", type=int, default=0)
-    parser.add_argument("--turns", type=int, default=5)
-    options = parser.parse_args()
+    flags = {"model": "resnet20", "batch_size": 128, "blocks": 0, "turns": 5}
+    options = measuring.options(__doc__, **flags)
     comm = launch.communicator()
     given = {"model.name": options.model, "data.name": "synthetic", "data.limit": 1024}
     given |= {"train.threads": 1, "train.batch_size": options.batch_size}
@@ -78,21 +73,18 @@ def _predicted(planner: Planner, blocks: Blocks, recipe: Recipe) -> Iterator[tup
     yield "virtual", real.images_per_second
 
 
-def _report(found: dict[str, dict[str, list[float]]], title: str) -> None:
-    base = "ranks" if any("ranks" in rates for rates in found.values()) else "virtual"
+def _report(rates: dict[str, dict[str, list[float]]], title: str) -> None:
+    base = "ranks" if any("ranks" in kinds for kinds in rates.values()) else "virtual"
     others = [kind for kind in ("plan", "virtual") if kind != base]
-    print(f"| {title} | {base}, images/s | " + " | ".join(f"{kind} over it" for kind in others))
-    print("|---|---|" + "---|" * len(others))
-    for name, rates in found.items():
-        cells = [name, f"{median(rates[base]):.1f}"]
-        for kind in others:
-            ratios = sorted(p / m for p, m in zip(rates[kind], rates[base], strict=True))
-            low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-            cells.append(f"{median(ratios):.3f} ({low:.3f}, {high:.3f})")
-        print(f"| {' | '.join(cells)} |")
-    file = Path(__file__).with_suffix(".json")
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps({**kept, title: found}, indent=1) + "\n")
+    rows = []
+    for name, kinds in rates.items():
+        each = (measuring.ratios(kinds[kind], kinds[base]) for kind in others)
+        shares = ["{:.3f} ({:.3f}, {:.3f})".format(*ratio) for ratio in each]
+        rows.append((name, f"{median(kinds[base]):.1f}", *shares))
+    measuring.show(
+        " | ".join([title, f"{base}, images/s", *(f"{k} over it" for k in others)]), rows
+    )
+    measuring.Raw(__file__).keep(title, value=rates)
 
 
 if __name__ == "__main__":

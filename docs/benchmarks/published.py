@@ -11,10 +11,9 @@ predicted time, theirs by hand.
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
-from pathlib import Path
 
+import measuring
 import torch
 from torch import Tensor, nn
 
@@ -128,17 +127,16 @@ def main() -> None:
         seconds = flushed_seconds(blocks, n / m, m, transfers) + step / K
         predicted = n / seconds
         rows.append({"row": name, "measured": measured, "predicted": round(predicted, 1)})
-    first = rows[0]
-    print("| | measured | predicted | error | speed-up measured | predicted | error |")
-    print("|---|---|---|---|---|---|---|")
+    first, lines = rows[0], []
     for row in rows:
-        real, ours = (float(str(row[k])) for k in ("measured", "predicted"))
-        gains = [float(str(row[k])) / float(str(first[k])) for k in ("measured", "predicted")]
-        print(
-            f"| {row['row']} | {real:.1f} | {ours:.1f} | {ours / real - 1:+.0%} | {gains[0]:.2f} "
-            f"| {gains[1]:.2f} | {gains[1] / gains[0] - 1:+.0%} |"
+        gain, expected = (row[k] / first[k] for k in ("measured", "predicted"))
+        error = row["predicted"] / row["measured"] - 1
+        cells = f"{row['measured']:.1f}", f"{row['predicted']:.1f}", f"{error:+.0%}"
+        lines.append(
+            (row["row"], *cells, f"{gain:.2f}", f"{expected:.2f}", f"{expected / gain - 1:+.0%}")
         )
-    Path(__file__).with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+    measuring.show(" | measured | predicted | error | speed-up measured | predicted | error", lines)
+    measuring.Raw(__file__).write(rows)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ scripts may work on different --seeds at once.
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
+
+import measuring
 
 FIXED = (
     "--data cifar10 --set train.threads=1 --set train.evaluate_every=100"
@@ -65,38 +65,36 @@ TABLES = {
 }
 
 
+KEYS = "test_accuracy train_seconds images_per_second idle_share bytes_sent"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--runs", type=Path, default=Path("runs/recipes"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only-collect", action="store_true")
-    options = parser.parse_args()
+    asked = measuring.options(
+        __doc__, table=TABLES, runs=Path("runs/recipes"), **measuring.GRID | {"seeds": [0, 1, 2]}
+    )
     rows: dict[str, dict[str, dict[str, object]]] = {}
-    for seed in options.seeds:
-        for name, flags in TABLES[options.table].items():
-            out = options.runs / f"{name}-s{seed}"
-            summary = out / "summary.json"
-            if not summary.exists() and not options.only_collect:
+    for seed in asked.seeds:
+        for name, flags in measuring.chosen(TABLES[asked.table].items(), asked):
+            out = asked.runs / f"{name}-s{seed}"
+            if not (out / "summary.json").exists() and not asked.only_collect:
                 out.parent.mkdir(parents=True, exist_ok=True)
-                train(f"{flags} {FIXED} --seed {seed} --data-dir {options.data_dir} --out {out}")
-            if summary.exists():
-                keys = "test_accuracy train_seconds images_per_second idle_share bytes_sent"
-                found = json.loads(summary.read_text())
-                rows.setdefault(name, {})[str(seed)] = {k: found[k] for k in keys.split()}
-    file = Path(__file__).with_name(f"recipes-{options.table}.json")
-    file.write_text(json.dumps(rows, indent=1) + "\n")
-    print("| run | test accuracy | seeds | virtual seconds | idle share |\n|---|---|---|---|---|")
-    for name, row in rows.items():
-        values = [100 * v["test_accuracy"] for v in row.values()]  # type: ignore[operator]
-        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-        seconds = mean(v["train_seconds"] for v in row.values())  # type: ignore[type-var]
-        idle = [mean(v["idle_share"]) for v in row.values()]  # type: ignore[call-overload]
-        print(
-            f"| {name} | {mean(values):.2f}{spread} % | {len(values)} | {seconds:.1f} "
-            f"| {mean(idle):.0%} |"
-        )
+                train(f"{flags} {FIXED} --seed {seed} --data-dir {asked.data_dir} --out {out}")
+            if (kept := measuring.of_summary(out, KEYS)) is not None:
+                rows.setdefault(name, {})[str(seed)] = kept
+    measuring.Raw(__file__, f"-{asked.table}").write(rows)
+    measuring.show(
+        "run | test accuracy | seeds | virtual seconds | idle share",
+        (
+            (
+                name,
+                f"{measuring.spread([100 * v['test_accuracy'] for v in row], '.2f')} %",
+                len(row),
+                f"{mean(v['train_seconds'] for v in row):.1f}",
+                f"{mean(mean(v['idle_share']) for v in row):.0%}",
+            )
+            for name, row in ((name, [*seeds.values()]) for name, seeds in rows.items())
+        ),
+    )
 
 
 def train(flags: str) -> None:

@@ -9,7 +9,6 @@ processor time of each rank alone: turns are interleaved, medians and extremes t
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -17,10 +16,12 @@ from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import measuring
+
 from hybrid_rl.resolve import load
 from hybrid_rl.run import train
 
-FILE = Path(__file__).with_suffix(".json")
+RAW = measuring.Raw(__file__)
 COMMON: dict[str, Any] = {
     "rl.batch_size": 64,
     "rl.lr": 1e-3,
@@ -50,25 +51,24 @@ ROUNDS, TURNS, GOAL = 150, 3, -200.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="", help="the name of a row, or rates")
-    parser.add_argument("--dry", action="store_true", help="only print what there is")
-    options = parser.parse_args()
-    found: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
-    wanted = [] if options.dry else [name for name in ROWS if options.only in ("", name)]
-    jobs = [(seed, name) for seed in range(3) for name in wanted if seed < ROWS[name][1]]
-    for seed, name in jobs:
-        key = f"{name}, seed {seed}"
-        if key not in found:
-            found[key] = learnt({**ROWS[name][0], "rl.seed": seed})
-            write(found)
-    for turn in range(0 if options.dry or options.only not in ("", "rates") else TURNS):
+    asked = measuring.options(__doc__, only="", dry=False)
+    names = [] if asked.dry else [name for name in ROWS if asked.only in ("", name)]
+    for seed in range(3):
+        for name in names:
+            key = f"{name}, seed {seed}"
+            if seed < ROWS[name][1] and not RAW.get(key):
+                RAW.keep(key, value=learnt({**ROWS[name][0], "rl.seed": seed}))
+    for turn in range(TURNS if asked.only in ("", "rates") and not asked.dry else 0):
         for name, settings in RATES.items():
             key = f"rates: {name}, turn {turn}"
-            if key not in found:
-                found[key] = rated(settings)
-                write(found)
-    print(table(found))
+            if not RAW.get(key):
+                RAW.keep(key, value=rated(settings))
+    figures = RAW.read()
+    header = "run | steps | last return, by seed | best | steps to -200 | CPU minutes, by seed"
+    measuring.show(header, filter(None, (cells(name, figures) for name in ROWS)))
+    print()
+    header = "virtual clock | environment steps/s | updates/s | idle share"
+    measuring.show(header, filter(None, (rate_cells(name, figures) for name in RATES)))
 
 
 def learnt(settings: dict[str, Any]) -> dict[str, Any]:
@@ -94,51 +94,36 @@ def rated(settings: dict[str, Any]) -> dict[str, Any]:
     return {k: summary[k] for k in ("steps_per_second", "updates_per_second", "idle_share")}
 
 
-def write(found: dict[str, Any]) -> None:
-    FILE.write_text(json.dumps(found, indent=1) + "\n")
-
-
 def reached(curve: list[list[float]]) -> float | None:
     """Environment steps to the first evaluation with a mean return of the goal; None if none."""
     return next((step for step, value in curve if value >= GOAL), None)
 
 
-def table(found: dict[str, Any]) -> str:
-    lines = [
-        "| run | steps | last return, by seed | best | steps to -200 | CPU minutes, by seed |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in ROWS:
-        runs = [v for k, v in found.items() if k.startswith(f"{name}, seed ")]
-        if not runs:
-            continue
-        last = [run["curve"][-1][1] for run in runs]
-        spread = f" (mean {fmean(last):.0f} ± {stdev(last):.0f})" if len(last) > 1 else ""
-        best = max(value for run in runs for _, value in run["curve"])
-        reach = (reached(run["curve"]) for run in runs)
-        # the goal is one of Pendulum's
-        steps = (
-            ", ".join(str(one or "none") for one in reach) if name.startswith("Pendulum") else "-"
-        )
-        minutes = ", ".join(f"{run['cpu_seconds'] / 60:.1f}" for run in runs)
-        shown = ", ".join(f"{value:.0f}" for value in last)
-        cells = (name, runs[0]["curve"][-1][0], shown + spread, f"{best:.0f}", steps, minutes)
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", "| virtual clock | environment steps/s | updates/s | idle share |"]
-    lines.append("|---|---|---|---|")
-    for name in RATES:
-        turns = [v for k, v in found.items() if k.startswith(f"rates: {name}, turn ")]
-        if turns:
-            rates = ("steps_per_second", "updates_per_second")
-            shown = [_spread([turn[rate] for turn in turns]) for rate in rates]
-            shares = zip(*(t["idle_share"] for t in turns), strict=True)
-            idle = ", ".join(f"{median(own):.0%}" for own in shares)
-            lines.append("| " + " | ".join([name, *shown, idle]) + " |")
-    return "\n".join(lines)
+def cells(name: str, figures: dict[str, Any]) -> tuple[object, ...]:
+    """A row of the table of returns; none of what was not run."""
+    runs = [v for k, v in figures.items() if k.startswith(f"{name}, seed ")]
+    if not runs:
+        return ()
+    last = [run["curve"][-1][1] for run in runs]
+    spread = f" (mean {fmean(last):.0f} ± {stdev(last):.0f})" if len(last) > 1 else ""
+    best = max(value for run in runs for _, value in run["curve"])
+    steps = "-"  # the goal is one of Pendulum's
+    if name.startswith("Pendulum"):
+        steps = ", ".join(str(reached(run["curve"]) or "none") for run in runs)
+    minutes = ", ".join(f"{run['cpu_seconds'] / 60:.1f}" for run in runs)
+    returns = ", ".join(f"{value:.0f}" for value in last) + spread
+    return name, runs[0]["curve"][-1][0], returns, f"{best:.0f}", steps, minutes
 
 
-def _spread(values: list[float]) -> str:
-    return f"{median(values):.1f} ({min(values):.1f}, {max(values):.1f})"
+def rate_cells(name: str, figures: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table of rates; none of what was not run."""
+    turns = [v for k, v in figures.items() if k.startswith(f"rates: {name}, turn ")]
+    if not turns:
+        return ()
+    rates = ([turn[rate] for turn in turns] for rate in ("steps_per_second", "updates_per_second"))
+    shares = zip(*(turn["idle_share"] for turn in turns), strict=True)
+    idle = ", ".join(f"{median(rank):.0%}" for rank in shares)
+    return name, *(measuring.extremes(rate, ".1f") for rate in rates), idle
 
 
 if __name__ == "__main__":

@@ -13,24 +13,19 @@ needs to reach what uniform samples give after all six, by a straight line betwe
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from statistics import mean, stdev
 
+import measuring
 import torch
 
 from hybrid import Callback, Trainer, data, split
 from hybrid.data import Dataset
 from hybrid.data.samplers import AutoAssist, Sampler, SelectiveBackprop, Uniform
 from hybrid.data.sampling import uniform
-from hybrid.networks import models
-from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop
 
-FILE = Path(__file__).with_suffix(".json")
+RAW = measuring.Raw(__file__)
 EPOCHS = 6
 ROWS: dict[str, Sampler] = {
     "uniform": Uniform(),
@@ -60,18 +55,17 @@ def noisy(images: Dataset, share: float) -> Dataset:
 
 
 def curve(sampler: Sampler, images: Dataset, test: Dataset, seed: int, model: str) -> list[float]:
-    torch.manual_seed(seed)
     seen = Curve()
     Trainer(
-        split(models.build(model, 10, 3, 32), 1),
+        split(measuring.resnet(model, seed), 1),
         Backprop(),
         sampler=sampler,
-        train=TrainSettings(epochs=EPOCHS, seed=seed, threads=1),
-        optimizer=OptimizerSettings(lr=0.1),
+        train={"epochs": EPOCHS, "seed": seed, "threads": 1},
+        optimizer={"lr": 0.1},
         callbacks=[seen],
         quiet=True,
     ).fit(images, test)
-    return seen.points
+    return [round(x, 2) for x in seen.points]
 
 
 def needed(points: list[float], target: float) -> float:
@@ -84,42 +78,37 @@ def needed(points: list[float], target: float) -> float:
     return float("inf")
 
 
-def table(found: dict[str, dict[str, list[float]]]) -> None:
-    print("| labels | sampler | 6 epochs | seeds | epochs to uniform's |\n|---|---|---|---|---|")
-    for key, seeds in found.items():
-        noise = key.partition(", ")[0]
-        base = found.get(f"{noise}, uniform", {})
-        last = [points[-1] for points in seeds.values()]
-        spread = f" ± {stdev(last):.1f}" if len(last) > 1 else ""
-        reached = [needed(seeds[s], base[s][-1]) for s in seeds if s in base]
-        said = ", ".join("not" if x == float("inf") else f"{x:.1f}" for x in reached)
-        name = key.partition(", ")[2]
-        print(f"| {noise} | {name} | {mean(last):.1f}{spread} % | {len(last)} | {said} |")
+def cells(key: str, figures: dict[str, dict[str, list[float]]]) -> tuple[object, ...]:
+    """A row of the table."""
+    noise, _, name = key.partition(", ")
+    seeds, base = figures[key], figures.get(f"{noise}, uniform", {})
+    last = [points[-1] for points in seeds.values()]
+    reached = [needed(seeds[s], base[s][-1]) for s in seeds if s in base]
+    epochs = ", ".join("not" if x == float("inf") else f"{x:.1f}" for x in reached)
+    return noise, name, f"{measuring.spread(last)} %", len(last), epochs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--model", default="resnet20")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--rows", nargs="+", default=list(ROWS))
-    parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 0.2])
-    options = parser.parse_args()
-    images, test = data.load("cifar10", options.data_dir, 20_000)
-    for seed in options.seeds:
-        for noise in options.noise:
-            for name in options.rows:
-                found = json.loads(FILE.read_text()) if FILE.exists() else {}
-                rows = found.setdefault(options.model, {})
-                seeds = rows.setdefault(f"{100 * (1 - noise):.0f} % right, {name}", {})
-                if str(seed) in seeds:
-                    continue
-                points = curve(ROWS[name], noisy(images, noise), test, seed, options.model)
-                seeds[str(seed)] = [round(x, 2) for x in points]
-                FILE.write_text(json.dumps(found, indent=1) + "\n")
-    for model, rows in json.loads(FILE.read_text()).items():
+    asked = measuring.options(
+        __doc__,
+        data_dir=measuring.DATA,
+        model="resnet20",
+        seeds=[0],
+        rows=[*ROWS],
+        noise=[0.0, 0.2],
+    )
+    images, test = data.load("cifar10", asked.data_dir, 20_000)
+    for seed in asked.seeds:
+        for noise in asked.noise:
+            for name in asked.rows:
+                key = asked.model, f"{100 * (1 - noise):.0f} % right, {name}", str(seed)
+                if not RAW.get(*key):
+                    points = curve(ROWS[name], noisy(images, noise), test, seed, asked.model)
+                    RAW.keep(*key, value=points)
+    for model, rows in RAW.read().items():
         print(f"\n{model}\n")
-        table(rows)
+        header = "labels | sampler | 6 epochs | seeds | epochs to uniform's"
+        measuring.show(header, (cells(key, rows) for key in rows))
 
 
 if __name__ == "__main__":

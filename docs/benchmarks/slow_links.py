@@ -17,17 +17,14 @@ repeated; all are printed.
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
-
+import measuring
 import torch
 
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.links import LinkSpeed
 from hybrid.settings.config import RoundSettings
-from hybrid.settings.resolve import resolve
+from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.wire import WireFormat
@@ -56,46 +53,36 @@ def rows(m: int) -> list[Recipe]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--micro-batches", type=int, default=8)
-    options = parser.parse_args()
-    parts = f", m={options.micro_batches}" * (options.micro_batches != 8)
+    asked = measuring.options(__doc__, models=[*MODELS], micro_batches=8)
+    parts = f", m={asked.micro_batches}" * (asked.micro_batches != 8)
     torch.set_num_threads(1)
-    file = Path(__file__).with_suffix(".json")
-    found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
-    print(
-        "| network, K, links | data parallel | flushed | no bubble | hybrid | sweep must be worth |"
-    )
-    print("|---|---|---|---|---|---|")
-    for model in options.models:
+    raw = measuring.Raw(__file__)
+    lines = []
+    for model in asked.models:
         cases = {f"{model}, K={K}, {title}{parts}": (K, title) for K in (2, 4) for title in RATES}
-        for case in (case for case in cases if case in found):
-            print(line(case, found[case]))
-        if cases.keys() <= found.keys():
-            continue
-        asked = {"model": {"name": model}, "data": {"name": "synthetic"}, "train": {"threads": 1}}
-        settings = resolve(asked)
-        images, _ = build.load_own(settings.data)
-        torch.manual_seed(0)
-        planner = Planner(settings, build.build_model(settings, images), images, LinkSpeed())
-        base = planner.predict(planner.blocks(1), BASE)
+        if not cases.keys() <= raw.read().keys():
+            given = {"model.name": model, "data.name": "synthetic", "train.threads": 1}
+            settings = load(None, given)
+            images, _ = build.load_own(settings.data)
+            planner = Planner(settings, build.build_model(settings, images), images, LinkSpeed())
+            alone = planner.predict(planner.blocks(1), BASE).images_per_second
         for case, (K, title) in cases.items():
-            if case in found:
-                continue
-            planner.network = LinkSpeed(RATES[title] / 8, 1e-4)
-            replicas = planner.predict(planner.blocks(1), BASE, replicas=K)
-            here = {"data parallel": replicas.images_per_second}
-            blocks = planner.blocks(K)
-            for recipe in rows(options.micro_batches):
-                here[recipe.name] = planner.predict(blocks, recipe).images_per_second
-            alone = base.images_per_second
-            found[case] = {name: rate / alone for name, rate in here.items()}
-            print(line(case, found[case]), flush=True)
-            file.write_text(json.dumps(found, indent=1) + "\n")
+            if not raw.get(case):
+                planner.network = LinkSpeed(RATES[title] / 8, 1e-4)
+                replicas = planner.predict(planner.blocks(1), BASE, replicas=K)
+                rates = {"data parallel": replicas.images_per_second}
+                for recipe in rows(asked.micro_batches):
+                    blocks = planner.blocks(K)
+                    rates[recipe.name] = planner.predict(blocks, recipe).images_per_second
+                raw.keep(case, value={name: rate / alone for name, rate in rates.items()})
+            lines.append(line(case, raw.get(case)))
+    header = (
+        "network, K, links | data parallel | flushed | no bubble | hybrid | sweep must be worth"
+    )
+    measuring.show(header, lines)
 
 
-def line(title: str, rates: dict[str, float]) -> str:
+def line(title: str, rates: dict[str, float]) -> list[str]:
     """Each method's best format; the share that a sweep must be worth, at its best."""
 
     def best(*starts: str) -> tuple[float, str]:
@@ -109,8 +96,8 @@ def line(title: str, rates: dict[str, float]) -> str:
     )
     cells = [rates["data parallel"], *best("flushed"), *best("ddg", "fdg"), rates[name], name]
     said = [f"{cell:.2f}" if isinstance(cell, float) else f"({cell})" for cell in cells]
-    texts = [said[0], " ".join(said[1:3]), " ".join(said[3:5]), " ".join(said[5:7]), f"{worth:.2f}"]
-    return f"| {title} | " + " | ".join(texts) + " |"
+    pairs = (" ".join(said[i : i + 2]) for i in (1, 3, 5))
+    return [title, said[0], *pairs, f"{worth:.2f}"]
 
 
 if __name__ == "__main__":

@@ -11,23 +11,20 @@ interleaved turns of whole rounds on the ranks there are. Rows that the JSON hol
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import median
 from time import perf_counter
 from typing import Any
 
+import measuring
 import torch
 
 from hybrid import Trainer, data, split
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiCommunicator, MpiLinks
-from hybrid.networks import models
 from hybrid.ranks import launch
 from hybrid.rounds.phase_report import DivergedError
-from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.base import Strategy
@@ -36,7 +33,7 @@ from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
 from hybrid.training.run import Run
 
-FILE = Path(__file__).with_suffix(".json")
+RAW = measuring.Raw(__file__)
 
 
 @dataclass(frozen=True)
@@ -62,18 +59,14 @@ TIMED_STEPS, TURNS = 16, 5
 
 
 def trainer(row: Row, seed: int, epochs: int, kind: str) -> Trainer:
-    torch.manual_seed(seed)
-    replicas: dict[str, Any] = {}
-    if row.strategy is not None:
-        replicas = {"replicas": 2, "sync": row.strategy}
     return Trainer(
-        split(models.build("resnet20", 10, 3, 32), 1),
+        split(measuring.resnet("resnet20", seed), 1),
         Backprop(),
-        train=TrainSettings(epochs=epochs, seed=seed, threads=1, evaluate_every=100),
-        optimizer=OptimizerSettings(lr=row.lr),
-        links=LinkSettings(kind=kind),  # type: ignore[arg-type]
+        train={"epochs": epochs, "seed": seed, "threads": 1, "evaluate_every": 100},
+        optimizer={"lr": row.lr},
+        links={"kind": kind},
         quiet=True,
-        **replicas,
+        **({} if row.strategy is None else {"replicas": 2, "sync": row.strategy}),
     )
 
 
@@ -81,15 +74,14 @@ def accuracy(folder: Path, names: list[str], seeds: list[int], epochs: int) -> N
     images, test = data.load("cifar10", folder, 20_000)
     for seed in seeds:
         for name in names:
-            key = f"{name}: {epochs} epochs"
-            if str(seed) in known("accuracy").get(key, {}):
+            key = "accuracy", f"{name}: {epochs} epochs", str(seed)
+            if RAW.get(*key):
                 continue
             try:
                 summary = trainer(ROWS[name], seed, epochs, "virtual").fit(images, test)
-                found: Any = 100 * float(summary["test_accuracy"])
+                RAW.keep(*key, value=100 * float(summary["test_accuracy"]))
             except DivergedError as error:
-                found = str(error)
-            keep("accuracy", key, str(seed), found)
+                RAW.keep(*key, value=str(error))
 
 
 def time(folder: Path, names: list[str]) -> None:
@@ -116,8 +108,8 @@ def time(folder: Path, names: list[str]) -> None:
             if turn:  # the first warms up
                 seconds[name].append((perf_counter() - start) / TIMED_STEPS)
     if comm.rank == 0:
-        for name, found in seconds.items():
-            keep("seconds", name, "step", found)
+        for name, values in seconds.items():
+            RAW.keep("seconds", name, "step", value=values)
 
 
 def _run(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> Run:
@@ -128,43 +120,32 @@ def _run(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> Run:
     return Run(method, links, images, test, lambda: "")  # type: ignore[arg-type]
 
 
-def table() -> None:
-    print("| strategy | 6 epochs | seeds | seconds a step | 6 epochs last |\n|---|---|---|---|---|")
-    for name in ROWS:
-        found = known("accuracy").get(f"{name}: 6 epochs", {})
-        values = [v for v in found.values() if not isinstance(v, str)]
-        spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-        said = f"{mean(values):.1f}{spread} %" if values else "diverged" if found else ""
-        steps = known("seconds").get(name, {}).get("step", [])
-        each = f"{median(steps):.3f} ({min(steps):.3f} to {max(steps):.3f})" if steps else ""
-        whole = f"{median(steps) * 6 * 156:.0f} s" if steps else ""
-        print(f"| {name} | {said} | {len(found)} | {each} | {whole} |")
-
-
-def keep(part: str, key: str, inner: str, found: Any) -> None:
-    body = json.loads(FILE.read_text()) if FILE.exists() else {}
-    body.setdefault(part, {}).setdefault(key, {})[inner] = found
-    FILE.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
-
-
-def known(part: str) -> dict[str, Any]:
-    return dict(json.loads(FILE.read_text()).get(part, {})) if FILE.exists() else {}
+def cells(name: str) -> tuple[object, ...]:
+    """A row of the table."""
+    seeds = RAW.get("accuracy", f"{name}: 6 epochs")
+    values = [v for v in seeds.values() if not isinstance(v, str)]
+    percent = f"{measuring.spread(values)} %" if values else "diverged" if seeds else ""
+    steps = RAW.get("seconds", name, "step")
+    each = f"{median(steps):.3f} ({min(steps):.3f} to {max(steps):.3f})" if steps else ""
+    return name, percent, len(seeds), each, f"{median(steps) * 6 * 156:.0f} s" if steps else ""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["accuracy", "time", "table"])
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--rows", nargs="+", default=list(ROWS))
-    options = parser.parse_args()
-    if options.what == "accuracy":
-        accuracy(options.data_dir, options.rows, options.seeds, options.epochs)
-    elif options.what == "time":
-        time(options.data_dir, options.rows)
+    asked = measuring.options(
+        __doc__,
+        what=("accuracy", "time", "table"),
+        data_dir=measuring.DATA,
+        seeds=[0],
+        epochs=6,
+        rows=[*ROWS],
+    )
+    if asked.what == "accuracy":
+        accuracy(asked.data_dir, asked.rows, asked.seeds, asked.epochs)
+    elif asked.what == "time":
+        time(asked.data_dir, asked.rows)
     if launch.communicator() is None:
-        table()
+        header = "strategy | 6 epochs | seeds | seconds a step | 6 epochs last"
+        measuring.show(header, map(cells, ROWS))
 
 
 if __name__ == "__main__":

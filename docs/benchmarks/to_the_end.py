@@ -18,33 +18,25 @@ not repeated; several of these programs may work on different --rows or --seeds.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+import measuring
 import torch
-from delays import curve, known, of_summary, slug
 from tolerance_optimizers import Late
 
-from hybrid import Trainer, data, split
+from hybrid import data
 from hybrid.data import Data
 from hybrid.files import write_atomically
 from hybrid.networks import models
-from hybrid.settings.config import (
-    CheckpointSettings,
-    DelaySettings,
-    LinkSettings,
-    OptimizerSettings,
-    ScheduleSettings,
-    TrainSettings,
-)
+from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import DDG, Backprop, Solver
 
-RAW = Path(__file__).with_name("to_the_end.json")
+RAW = measuring.Raw(__file__)
 M, WARM_UP = 8, 0.1
 SGD = OptimizerSettings(lr=0.25)
 MUON = OptimizerSettings(name="muon", lr=0.2)
@@ -172,66 +164,53 @@ def samples(row: Row, data_dir: Path, runs: Path) -> tuple[Data, Data]:
 
 def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
     """One training into its run folder, from where an earlier one was broken off."""
-    torch.set_num_threads(1)
     train, test = samples(row, data_dir, out.parent)
     torch.manual_seed(seed)
     network = models.gpt(8, 64, 256, LENGTH) if row.windows else models.resnet(row.depth)
     size = SIZE if row.windows else 128
-    Trainer(
-        split(network, row.blocks),
-        row.solver,
-        train=TrainSettings(epochs=row.epochs, batch_size=size, seed=seed, threads=1),
-        schedule=ScheduleSettings(warmup_epochs=WARM_UP * row.epochs),
+    measuring.on_virtual_links(
+        *(network, row.blocks, row.solver),
+        train={"epochs": row.epochs, "batch_size": size, "seed": seed},
+        schedule={"warmup_epochs": WARM_UP * row.epochs},
         optimizer=row.optimizer,
-        delay=DelaySettings(mend=row.mend),
-        links=LinkSettings(kind="virtual"),
-        checkpoint=CheckpointSettings(every=1, minutes=5, keep_last=1),
+        delay={"mend": row.mend},
+        checkpoint={"every": 1, "minutes": 5, "keep_last": 1},
         out=out,
         resume=(out / "checkpoints").exists(),
         names={"model": "gpt-8-64" if row.windows else f"resnet{row.depth}"},
+        quiet=False,
     ).fit(train, test)
 
 
-def collect(runs: Path, seeds: list[int]) -> dict[str, Any]:
+def collect(runs: Path, seeds: list[int]) -> None:
     """The results of all runs there are, on top of what the JSON holds."""
-    results = known(RAW)
     for name, rows in TABLES.items():
         for title, row in rows():
             for seed in seeds:
-                folder = runs / name / slug(title, seed)
-                kept = of_summary(folder)
+                folder = runs / name / measuring.slug(title, seed)
+                kept = measuring.of_summary(folder)
                 if kept is not None:
-                    found = json.loads((folder / "summary.json").read_text()).items()
-                    tested = {k: v for k, v in found if k.startswith("test_")}
-                    kept |= {"epochs": row.epochs, **tested}
-                    kept["curve"] = curve(folder / "metrics.jsonl")
-                    results.setdefault(name, {}).setdefault(title, {})[str(seed)] = kept
-    return results
+                    summary = json.loads((folder / "summary.json").read_text()).items()
+                    kept |= {"epochs": row.epochs}
+                    kept |= {k: v for k, v in summary if k.startswith("test_")}
+                    kept["curve"] = measuring.curve(folder / "metrics.jsonl")
+                    RAW.keep(name, title, str(seed), value=kept)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("tables", nargs="*", choices=[*TABLES, []])
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--runs", type=Path, default=Path("runs/to-the-end"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--rows", default="", help="only rows with this in their names")
-    parser.add_argument("--part", default="0/1", help="i/n: every n-th row, from the i-th")
-    parser.add_argument("--only-collect", action="store_true")
-    options = parser.parse_args()
-    part, parts = map(int, options.part.split("/"))
-    for seed in () if options.only_collect else options.seeds:
-        for name in options.tables:
-            for i, (title, row) in enumerate(TABLES[name]()):
-                out = options.runs / name / slug(title, seed)
-                done = str(seed) in known(RAW).get(name, {}).get(title, {})
-                wanted = i % parts == part and options.rows in title
-                if wanted and not done and not (out / "summary.json").exists():
+    flags = {**measuring.GRID, "seeds": [0], "tables": TABLES}
+    asked = measuring.options(__doc__, runs=Path("runs/to-the-end"), **flags)
+    torch.set_num_threads(1)
+    for seed in () if asked.only_collect else asked.seeds:
+        for name in asked.tables:
+            for title, row in measuring.chosen(TABLES[name](), asked):
+                out = asked.runs / name / measuring.slug(title, seed)
+                done = RAW.get(name, title, str(seed)) or (out / "summary.json").exists()
+                if not done:
                     out.parent.mkdir(parents=True, exist_ok=True)
-                    train(row, seed, options.data_dir, out)
-    if options.only_collect:
-        results = collect(options.runs, options.seeds)
-        RAW.write_text(json.dumps(results, indent=1) + "\n")
+                    train(row, seed, asked.data_dir, out)
+    if asked.only_collect:
+        collect(asked.runs, asked.seeds)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ table from what there is. --part i/n takes every n-th row.
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -24,31 +22,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import measuring
 import torch
-from delays import known, of_summary, slug
-from tolerance_optimizers import (
-    Group,
-    Late,
-    LateRates,
-    RotatedAdam,
-    TwoBuffered,
-    nadamw_by_delay,
-)
+from tolerance_optimizers import Late, LateRates, RotatedAdam, TwoBuffered, nadamw_by_delay
 from torch import nn
 
-from hybrid import Trainer, data, split
+from hybrid import data
 from hybrid.method.optimizers import Factory, make_optimizer
-from hybrid.networks import models
-from hybrid.settings.config import (
-    CheckpointSettings,
-    DelaySettings,
-    LinkSettings,
-    OptimizerSettings,
-    TrainSettings,
-)
+from hybrid.settings.config import DelaySettings, OptimizerSettings
 from hybrid.solvers import Backprop, Solver
 
-RAW = Path(__file__).with_name("tolerance.json")
+RAW = measuring.Raw(__file__)
 K, M = 8, 8
 STEPS = 10_000 // 128 * 4
 DELAYS = {"7/8": 7, "15/8": 15, "31/8": 31, "7": 56, "3/8": 3}
@@ -147,7 +131,7 @@ def mended(name: str, lr: float, delay: str) -> Iterator[tuple[str, Row]]:
         yield f"{title}, momentum by delay", Row(late, momenta)
 
 
-def slowed(settings: OptimizerSettings, groups: list[Group]) -> torch.optim.Optimizer:
+def slowed(settings: OptimizerSettings, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """An optimizer with PipeMare's rates over a quarter of the training."""
     module = nn.ParameterList(p for group in groups for p in group["params"])
     inner = make_optimizer(module, settings, total_steps=STEPS)
@@ -158,81 +142,59 @@ def slowed(settings: OptimizerSettings, groups: list[Group]) -> torch.optim.Opti
 
 def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
     """One training into its run folder."""
-    torch.set_num_threads(1)
     images, test = data.load("cifar10", data_dir, 10_000)
-    torch.manual_seed(seed)
-    Trainer(
-        split(models.build("resnet14", 10, 3, 32), 1 if isinstance(row.solver, Backprop) else K),
-        row.solver,
-        train=TrainSettings(
-            batch_size=128, epochs=row.epochs, seed=seed, threads=1, evaluate_every=100
-        ),
+    measuring.on_virtual_links(
+        measuring.resnet("resnet14", seed),
+        *(1 if isinstance(row.solver, Backprop) else K, row.solver),
+        train={"epochs": row.epochs, "seed": seed, "evaluate_every": 100},
         optimizer=row.optimizer,
         delay=row.delay,
-        links=LinkSettings(kind="virtual"),
-        checkpoint=CheckpointSettings(every=100),
+        checkpoint={"every": 100},
         out=out,
         names={"model": "resnet14", "data": "cifar10"},
+        quiet=False,
     ).fit(images, test)
 
 
 def collect(runs: Path, seeds: list[int]) -> dict[str, Any]:
     """The results of all runs there are, on top of what the JSON holds."""
-    results: dict[str, dict[str, Any]] = known(RAW)
+    results: dict[str, dict[str, Any]] = RAW.read()
     for seed in seeds:
         before = -1
         while len(results) > before:  # rates that are found bring further rows
             before = len(results)
             for title, _ in rows(seed, results):
-                kept = of_summary(runs / slug(title, seed))
+                kept = measuring.of_summary(runs / measuring.slug(title, seed), "test_accuracy")
                 if kept is not None:
-                    accuracy = {"test_accuracy": kept["test_accuracy"]}
-                    results.setdefault(title, {})[str(seed)] = accuracy
+                    results.setdefault(title, {})[str(seed)] = kept
     return results
 
 
-def table(results: dict[str, Any]) -> str:
-    """Test accuracies in %: the mean, and each seed's."""
-    lines = ["| run | test accuracy, % | by seed |", "|---|---|---|"]
-    for title, by_seed in results.items():
-        values = [100 * kept["test_accuracy"] for kept in by_seed.values()]
-        each = "; ".join(f"{value:.1f}" for value in values)
-        lines.append(f"| {title} | {mean(values):.1f} | {each} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--runs", type=Path, default=Path("runs/tolerance"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--rows", default="", help="only rows with this in their names")
-    parser.add_argument("--part", default="0/1", help="i/n: every n-th row, from the i-th")
-    parser.add_argument("--only-collect", action="store_true")
-    options = parser.parse_args()
-    part, parts = map(int, options.part.split("/"))
-    for seed in () if options.only_collect else options.seeds:
+    asked = measuring.options(__doc__, runs=Path("runs/tolerance"), **measuring.GRID)
+    torch.set_num_threads(1)
+    for seed in () if asked.only_collect else asked.seeds:
         done: set[str] = set()
         while True:
-            results = collect(options.runs, options.seeds)
-            todo = [
-                (title, row)
-                for i, (title, row) in enumerate(rows(seed, results))
-                if i % parts == part and str(seed) not in results.get(title, {})
-                if options.rows in title and title not in done
-            ]
-            if not todo:
+            results = collect(asked.runs, asked.seeds)
+            table = measuring.chosen(rows(seed, results), asked)
+            todo = (x for x in table if str(seed) not in results.get(x[0], {}) and x[0] not in done)
+            if (first := next(todo, None)) is None:
                 break
-            title, row = todo[0]
+            title, row = first
             done.add(title)
-            out = options.runs / slug(title, seed)
+            out = asked.runs / measuring.slug(title, seed)
             shutil.rmtree(out, ignore_errors=True)  # what was broken off
             out.parent.mkdir(parents=True, exist_ok=True)
-            train(row, seed, options.data_dir, out)
-    results = collect(options.runs, options.seeds)
-    if options.only_collect:
-        RAW.write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results))
+            train(row, seed, asked.data_dir, out)
+    results = collect(asked.runs, asked.seeds)
+    if asked.only_collect:
+        RAW.write(results)
+    lines = {t: [100 * x["test_accuracy"] for x in seeds.values()] for t, seeds in results.items()}
+    measuring.show(
+        "run | test accuracy, % | by seed",
+        ((t, f"{mean(xs):.1f}", "; ".join(f"{x:.1f}" for x in xs)) for t, xs in lines.items()),
+    )
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ beside them: GPipe, 1F1B and the interleaved zero-bubble schedule.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import measuring
 import torch.distributed as dist
 from torch_contenders import SCHEDULES, DataParallel, Pipeline, process_group
 
@@ -43,23 +43,16 @@ class TorchBench(Bench):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="resnet8")
-    parser.add_argument("--data", default="synthetic")
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--micro-batches", type=numbers, default=[4, 8])
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--rows", default="")
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--out", type=Path, default=Path("bench"))
-    asked = parser.parse_args()
+    flags = {"model": "resnet8", "data": "synthetic", "batch_size": 128, "micro_batches": "4,8"}
+    flags |= {"turns": 7, "steps": 4, "rows": "", "set": [], "out": Path("bench")}
+    asked = measuring.options(__doc__, **flags)
+    parts = [int(part) for part in asked.micro_batches.split(",")]
     comm = launch.communicator()
     given: dict[str, Any] = {"model.name": asked.model, "data.name": asked.data}
     given |= {"train.batch_size": asked.batch_size, **dict(map(parse_override, asked.set))}
     settings = build.read_settings(None, given, None, False)
     words = [word.strip() for word in asked.rows.split(",") if word.strip()]
-    made = TorchBench(comm, settings, asked.micro_batches, words, asked.out)
+    made = TorchBench(comm, settings, parts, words, asked.out)
     made.connect()
     by_mpi = isinstance(comm, MpiCommunicator)
     if by_mpi:  # torchrun's ranks have a process group
@@ -69,11 +62,6 @@ def main() -> None:
         dist.destroy_process_group()
     if table is not None:
         print(table)
-
-
-def numbers(text: str) -> list[int]:
-    """The numbers of a list with commas."""
-    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -11,19 +11,17 @@ accuracy.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import measuring
 import torch
 
-from hybrid import LinkSettings, OptimizerSettings, Trainer, TrainSettings, data, split
+from hybrid import OptimizerSettings, Trainer, data, split
 from hybrid.data import Data, Texts
 from hybrid.networks import models
-from hybrid.settings.config import DelaySettings
 from hybrid.solvers import DDG, Backprop, Solver
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.base import Strategy
@@ -108,7 +106,7 @@ SGD_STEPS = 24
 TABLES = {"sgd": sgd, "muon": muon, "gpt": gpt}
 
 
-def samples(model: str, steps: int, data_dir: Path | None) -> tuple[Data, Data, int]:
+def samples(model: str, steps: int, data_dir: Path) -> tuple[Data, Data, int]:
     """Training and test samples for so many steps, and how many are in a mini-batch."""
     if not model.startswith("gpt"):
         images, test = data.load("cifar10", data_dir, 128 * steps)
@@ -119,49 +117,44 @@ def samples(model: str, steps: int, data_dir: Path | None) -> tuple[Data, Data, 
     return windows, windows.take(size), size
 
 
-def train(row: Row, steps: int, data_dir: Path | None) -> float:
+def train(row: Row, steps: int, data_dir: Path) -> float:
     """Samples/s of one short training."""
-    torch.manual_seed(0)
     train, test, size = samples(row.model, steps, data_dir)
-    if isinstance(train, Texts):
-        network = models.build(row.model, 256, length=LENGTH)
-    else:
-        network = models.build(row.model, 10, 3, 32)
-    made = Trainer(
+    torch.manual_seed(0)
+    shape = {"length": LENGTH} if row.model.startswith("gpt") else {"channels": 3, "image_size": 32}
+    network = models.build(row.model, 256 if "length" in shape else 10, **shape)
+    trainer = Trainer(
         split(network, row.blocks, balance="measured"),
         row.solver,
-        train=TrainSettings(epochs=1, batch_size=size, threads=1, report_every=steps),
+        train={"epochs": 1, "batch_size": size, "threads": 1, "report_every": steps},
         optimizer=row.optimizer,
-        delay=DelaySettings(mend="extrapolate" if row.extrapolated else "none"),
-        links=LinkSettings(kind="virtual", gigabits_per_second=row.gigabits),
+        delay={"mend": "extrapolate" if row.extrapolated else "none"},
+        links={"kind": "virtual", "gigabits_per_second": row.gigabits},
         replicas=row.replicas,
         quiet=True,
         sync=row.sync,
     )
-    return float(made.fit(train, test)["images_per_second"])
+    return float(trainer.fit(train, test)["images_per_second"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--turns", type=int, default=3)
-    options = parser.parse_args()
-    rows = TABLES[options.table]()
-    steps = SGD_STEPS if options.table == "sgd" else STEPS
+    asked = measuring.options(__doc__, table=TABLES, data_dir=measuring.DATA, turns=3)
+    rows = TABLES[asked.table]()
+    steps = SGD_STEPS if asked.table == "sgd" else STEPS
     rates: dict[str, list[float]] = {name: [] for name in rows}
-    for _ in range(options.turns):
+    for _ in range(asked.turns):
         for name, row in rows.items():
-            rates[name].append(train(row, steps, options.data_dir))
-    print("| | samples/s | over serial, median (least, most) |\n|---|---|---|")
-    for name, found in rates.items():
-        base = rates[f"{name.partition(',')[0]}, serial"]
-        share = [a / b for a, b in zip(found, base, strict=True)]
-        spread = f"({min(share):.2f}, {max(share):.2f})"
-        print(f"| {name} | {median(found):.0f} | {median(share):.2f} {spread} |")
-    table = "" if options.table == "sgd" else f"_{options.table}"
-    file = Path(__file__).with_name(f"virtual_rates{table}.json")
-    file.write_text(json.dumps(rates, indent=1) + "\n")
+            rates[name].append(train(row, steps, asked.data_dir))
+    shares = {
+        name: [a / b for a, b in zip(x, rates[f"{name.partition(',')[0]}, serial"], strict=True)]
+        for name, x in rates.items()
+    }
+    measuring.show(
+        " | samples/s | over serial, median (least, most)",
+        ((n, f"{median(x):.0f}", measuring.extremes(shares[n])) for n, x in rates.items()),
+    )
+    suffix = "" if asked.table == "sgd" else f"_{asked.table}"
+    measuring.Raw(__file__, suffix).write(rates)
 
 
 if __name__ == "__main__":

@@ -103,9 +103,10 @@ def test_a_sampler_that_learns_from_losses_leaves_out_what_tells_none():
     ],
     ids=str,
 )
-def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver):
+def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver, monkeypatch):
     name = "revnet8" if isinstance(solver, Petra) else "resnet8"
     script = Path(__file__).parents[4] / "docs/benchmarks/held_memory.py"
+    monkeypatch.syspath_prepend(str(script.parent))
     measured = runpy.run_path(str(script))["peaks"](solver, name, 3, 16)
     blocks = split(build_model(name, 10, 3, 32), 3, balance="operations")
     lam = torch.zeros(16, 3, 32, 32)
