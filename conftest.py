@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 GROUPS = {
-    "ranks": r"tests/hybrid/(bench/test_(bench|baselines)|links/test_mpi|\w+/test_on_ranks)"
+    "ranks": r"tests/hybrid/(bench/test_(bench|baselines)|links/test_processes|\w+/test_on_ranks)"
     r"|wings/\w+/tests/test_on_ranks",
     "slurm": r"tests/slurm/",
     "faults": r"tests/(faults/|hybrid/training/test_auto_resume)",

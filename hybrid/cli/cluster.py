@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hybrid.cli.groups import Grouped
-from hybrid.cli.options import AnyOther, Model, flag, now, overrides
+from hybrid.cli.options import AnyOther, Grouped, Model, flag, now, overrides
 from hybrid.ranks import launch
 
 commands = typer.Typer()
@@ -92,15 +91,15 @@ def submit(
         gpus_per_rank = 0 if resolved.train.device == "cpu" else 1
     if out is None:
         out = build.name_run_folder(resolved, now())
-    asked = {f.name: context.params.get(f.name) for f in fields(slurm.SlurmJob)}
-    asked |= {"config": config.absolute(), "out": Path(os.path.abspath(out))}
+    values = {f.name: context.params.get(f.name) for f in fields(slurm.SlurmJob)}
+    values |= {"config": config.absolute(), "out": Path(os.path.abspath(out))}
     named = {"model.name": model, "data.name": data, "train.loss": loss}
-    own = [f"{dotted}={name}" for dotted, name in named.items() if name is not None]
-    asked |= {"gpus_per_rank": gpus_per_rank, "settings": (*own, *(set_ or ()))}
-    request = slurm.SlurmJob(**asked)  # type: ignore[arg-type]
-    slurm.check_grid(resolved.split, request)
+    code = [f"{dotted}={name}" for dotted, name in named.items() if name is not None]
+    values |= {"gpus_per_rank": gpus_per_rank, "settings": (*code, *(set_ or ()))}
+    job = slurm.SlurmJob(**values)  # type: ignore[arg-type]
+    slurm.check_grid(resolved.split, job)
     if dry_run:
-        typer.echo(slurm.script(request), nl=False)
+        typer.echo(slurm.script(job), nl=False)
         return
-    typer.echo(slurm.submit(request))
-    typer.echo(f"script {request.file}", err=True)
+    typer.echo(slurm.submit(job))
+    typer.echo(f"script {job.file}", err=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hybrid.cli import options
-from hybrid.cli.groups import MACHINE, METHOD, RANKS, TASK, Grouped
+from hybrid.cli.options import MACHINE, METHOD, RANKS, TASK, Grouped
 from hybrid.ranks import launch
 
 commands = typer.Typer()
@@ -58,9 +58,9 @@ def bench(
         parts = options.numbers("--micro-batches", micro_batches)
         words = [word.strip() for word in rows.split(",") if word.strip()]
         resolved = build.read_settings(config, _settings(context), None, False)
-        made = Bench(comm, resolved, parts, words, out)
-    made.connect()
-    table = made.run(turns, steps)
+        measurements = Bench(comm, resolved, parts, words, out)
+    measurements.connect()
+    table = measurements.run(turns, steps)
     if table is not None:
         typer.echo(table + f"written to {out}")
 

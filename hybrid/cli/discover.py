@@ -11,8 +11,7 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from hybrid.cli import options
-from hybrid.cli.groups import Grouped
-from hybrid.cli.options import FLAGS, first_says, say_once
+from hybrid.cli.options import FLAGS, Grouped, first_says, say_once
 
 commands = typer.Typer()
 Kind = Literal["solvers", "sync", "samplers", "models", "data"]

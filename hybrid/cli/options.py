@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from hybrid.cli.groups import MACHINE, METHOD, RANKS, TASK, TRAINING
 from hybrid.errors import tell
 from hybrid.links.communicator import agreement
 from hybrid.ranks import launch
 from hybrid.settings.config import Config, declared_settings
 
+TASK, TRAINING, METHOD = "Network and data", "Training", "Method"
+RANKS, FOLDER, MACHINE = "Blocks and replicas", "Run folder", "Machine"
 _HELP = declared_settings()
 _DEFAULTS = Config().model_dump()
 FLAGS: dict[str, str] = {
@@ -76,6 +78,24 @@ AnyOther = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting; may be repeated."),
 ]
+
+
+class Grouped(TyperCommand):
+    """A command that prints its flags under the `rich_help_panel` of each, in plain lines."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panel = getattr(parameter, "rich_help_panel", None) or kind
+                groups.setdefault(panel, []).append(record)
+        groups["Options"] = groups.pop("Options", [])  # the last
+        width = min(30, max(len(name) for rows in groups.values() for name, _ in rows))
+        for panel, rows in groups.items():
+            with formatter.section(panel):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
 
 def overrides(context: typer.Context) -> dict[str, Any]:

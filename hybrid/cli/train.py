@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hybrid.cli import options
-from hybrid.cli.groups import FOLDER, Grouped
+from hybrid.cli.options import FOLDER, Grouped
 from hybrid.errors import tell
 from hybrid.ranks import launch
 

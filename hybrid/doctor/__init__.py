@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from hybrid.doctor import machine, ranks
-from hybrid.doctor.machine import Finding
+from hybrid.doctor import checks
+from hybrid.doctor.checks import Finding
 from hybrid.errors import one_line
 from hybrid.ranks import launch
 
@@ -12,24 +12,24 @@ from hybrid.ranks import launch
 def report(say: Callable[[str], None], out: Path = Path()) -> None:
     """Say every finding, and what to do about it; `out` is a folder for runs. All ranks call it."""
     comm = launch.communicator()
-    answer = ranks.hardware(), ranks.installed()
+    answer = checks.hardware(), checks.installed()
     answers = [answer] if comm is None else comm.allgather(answer)
     places, versions = zip(*answers, strict=True)
-    folder = machine.run_folder(out, comm)
-    checks: list[Callable[[], list[Finding]]] = [
-        lambda: ranks.same_versions(versions),
-        ranks.torchvision,
-        ranks.library,
-        machine.shared_memory,
-        lambda: ranks.binding(places),
-        ranks.gpus,
-        lambda: ranks.gpu_sharing(places),
+    folder = checks.run_folder(out, comm)
+    looks: list[Callable[[], list[Finding]]] = [
+        lambda: checks.same_versions(versions),
+        checks.torchvision,
+        checks.library,
+        checks.shared_memory,
+        lambda: checks.binding(places),
+        checks.gpus,
+        lambda: checks.gpu_sharing(places),
         lambda: folder,
     ]
     if comm is None or comm.rank == 0:
-        for check in checks:
+        for look in looks:
             try:
-                findings = check()
+                findings = look()
             except Exception as error:
                 why = f"{type(error).__name__}: {one_line(error)}"
                 findings = [Finding("doctor", f"cannot look: {why}")]

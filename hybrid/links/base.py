@@ -33,14 +33,6 @@ class Traffic:
         default_factory=lambda: {"next": 0.0, "previous": 0.0, "peers": 0.0, "everyone": 0.0}
     )
 
-    calls: dict[str, int] = field(default_factory=lambda: {"next": 0, "previous": 0, "peers": 0})
-    """Messages and collectives."""
-
-    def count(self, side: str, num_bytes: int) -> None:
-        """Count a message or a collective."""
-        self.calls[side] += 1
-        self.bytes_sent[side] += num_bytes
-
     @property
     def total_bytes(self) -> int:
         """Bytes sent to neighbors and peers."""
@@ -73,8 +65,8 @@ class Start:
 class RankLinks(ABC):
     """One rank's links; implements `hybrid.solvers.Links`. `rank` and `size` count blocks.
 
-    A class of links of one's own derives from it, or from a class that does, has a `name`, and is
-    made known by an entry point of the group "hybrid.links".
+    Links of another package derive from it or a subclass, have a `name`, and are registered by an
+    entry point.
     """
 
     name: ClassVar[str] = ""
@@ -241,7 +233,7 @@ class RankLinks(ABC):
 
     def send_to(self, side: str, number: int, tensor: Tensor) -> None:
         """Send, and count what is sent."""
-        self.traffic.count(side, tensor.nbytes)
+        self.traffic.bytes_sent[side] += tensor.nbytes
         self._sent[number] += 1
         start = self.now()
         self._send(number, tensor)
@@ -331,7 +323,7 @@ class PeerLinks:
 
     def _counted(self, finish: Callable[[], T], sent: int) -> Callable[[], T]:
         """Count a collective: its bytes, and the time until it is over."""
-        self._links.traffic.count("peers", sent)
+        self._links.traffic.bytes_sent["peers"] += sent
 
         def finished() -> T:
             with self._links.waiting("peers"):

@@ -176,8 +176,8 @@ def _watch(
             awake = seen  # this rank was suspended itself
         if (waiting := wait()) and seen - max(waiting[0], awake) > limit:
             _, awaited, remedy = waiting
-            said = f"it has waited for {awaited} for {timeout:g} s (links.timeout)"
-            abort(comm, TimeoutError(f"{said}: {remedy}"))
+            text = f"it has waited for {awaited} for {timeout:g} s (links.timeout): {remedy}"
+            abort(comm, TimeoutError(text))
 
 
 def stuck_remedy() -> str:

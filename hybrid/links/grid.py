@@ -71,7 +71,7 @@ class Grid(NamedTuple):
         return number % self.blocks * self.replicas + number // self.blocks
 
     def on(self, ranks: int, start: str = "mpirun -n") -> Grid:
-        """This grid with what was left open settled for so many ranks; ValueError if none fits.
+        """This grid with open counts settled by the number of ranks; ValueError if none fits.
 
         Where only one count is given the ranks settle the other; without any, each is a block.
         `start` is how the number of ranks is chosen.
@@ -79,24 +79,25 @@ class Grid(NamedTuple):
         blocks, replicas = self
         if not replicas:
             replicas = ranks // blocks if blocks and ranks % blocks == 0 else 1
-        found = Grid(blocks or ranks // replicas, replicas)
-        if found.ranks == ranks:
-            return found
+        grid = Grid(blocks or ranks // replicas, replicas)
+        if grid.ranks == ranks:
+            return grid
         ways = [f"{start} {(blocks or 1) * replicas}" + " or a multiple of it" * (0 in self)]
         if blocks and ranks % blocks == 0:
             ways.append(_number(ranks // blocks, "replica"))
         if blocks and ranks % replicas == 0:
             ways.append(_number(ranks // replicas, "block"))
-        said = f"{_number(ranks, 'rank')} cannot form a grid of {self}"
-        raise ValueError(f"{said}: choose {', or '.join(ways)}")
+        raise ValueError(
+            f"{_number(ranks, 'rank')} cannot form a grid of {self}: choose {', or '.join(ways)}"
+        )
 
-    def resumed(self, asked: Grid, ranks: int) -> Grid:
-        """The grid of a run that continues on so many ranks; what was asked for holds.
+    def resumed(self, wanted: Grid, ranks: int) -> Grid:
+        """The grid of a run that continues on these ranks; what is wanted holds.
 
         A run with replicas keeps its blocks if it can; without them, each rank is a block.
         """
-        if any(asked):
-            return asked
+        if any(wanted):
+            return wanted
         if self.replicas == 1:
             return Grid(ranks)
         if ranks % self.blocks == 0:
@@ -114,13 +115,13 @@ def _number(count: int, what: str) -> str:
 
 
 def factorizations(ranks: int, most_blocks: int) -> list[Grid]:
-    """Every way to write so many ranks as K x R, most blocks first."""
+    """Every way to write a number of ranks as K x R, most blocks first."""
     blocks = range(min(most_blocks, ranks), 0, -1)
     return [Grid(K, ranks // K) for K in blocks if ranks % K == 0]
 
 
 def grids(ranks: int, units: int, samples: int) -> list[Grid]:
-    """Every grid of so many ranks, most blocks first; ValueError if there is none.
+    """Every grid of these ranks, most blocks first; ValueError if there is none.
 
     A block has at least one unit of the model, and a replica one sample of the mini-batch.
     """
@@ -128,8 +129,8 @@ def grids(ranks: int, units: int, samples: int) -> list[Grid]:
     def fitting(count: int) -> list[Grid]:
         return [grid for grid in factorizations(count, units) if grid.replicas <= samples]
 
-    if found := fitting(ranks):
-        return found
+    if every := fitting(ranks):
+        return every
     near = next(count for count in range(min(ranks, units * samples), 0, -1) if fitting(count))
     raise ValueError(
         f"{ranks} ranks are no K blocks x R replicas of a model of {units} units and a mini-batch "

@@ -105,9 +105,9 @@ class ThreadTeam:
         """The sum of that number, from 0, over the replicas of a block, each of which asks once."""
         with self._lock:
             key = place.block, number
-            asked, shared = self._sums.pop(key, (0, SharedSum(place.replicas)))
-            if asked + 1 < place.replicas:
-                self._sums[key] = asked + 1, shared
+            count, shared = self._sums.pop(key, (0, SharedSum(place.replicas)))
+            if count + 1 < place.replicas:
+                self._sums[key] = count + 1, shared
             return shared
 
     def fail(self) -> None:

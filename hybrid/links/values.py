@@ -75,9 +75,9 @@ def _written(value: Any, tensors: list[Tensor]) -> Any:
         return {name: each(getattr(value, field.name) for field in fields(cls))}
     if hasattr(cls, "_fields"):
         return {name: each(value)}
-    for kind, made in _KINDS.items():
-        if isinstance(value, made):
-            return {kind: each(value.items() if made is dict else value)}
+    for kind, builtin in _KINDS.items():
+        if isinstance(value, builtin):
+            return {kind: each(value.items() if builtin is dict else value)}
     raise ValueError(
         f"a {cls.__module__}.{cls.__qualname__} cannot be sent to other ranks: send numbers, texts "
         "and tensors, in lists, tuples, dicts or dataclasses"
@@ -105,8 +105,8 @@ def _read(written: Any, data: Tensor) -> Any:
 
 def _tensor(data: Tensor, offset: int, number: int, *layout: int) -> Tensor:
     dtype, dims = DTYPES[number], len(layout) // 2
-    own = data[offset : offset + prod(layout[:dims]) * dtype.itemsize]
-    return own.clone().view(dtype).as_strided(layout[:dims], layout[dims:])
+    memory = data[offset : offset + prod(layout[:dims]) * dtype.itemsize]
+    return memory.clone().view(dtype).as_strided(layout[:dims], layout[dims:])
 
 
 def _instance(name: str, values: list[Any]) -> Any:
@@ -117,7 +117,7 @@ def _instance(name: str, values: list[Any]) -> Any:
         cls = vars(cls)[part]
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         return tuple.__new__(cls, values)
-    made = object.__new__(cls)
+    instance = object.__new__(cls)
     for field, value in zip(fields(cls), values, strict=True):
-        object.__setattr__(made, field.name, value)
-    return made
+        object.__setattr__(instance, field.name, value)
+    return instance

@@ -38,7 +38,7 @@ class LinkSpeed:
     latency_seconds: float = 10e-6
 
     @classmethod
-    def asked(cls, links: LinkSettings) -> LinkSpeed:
+    def of(cls, links: LinkSettings) -> LinkSpeed:
         """The speed that the settings of [links] describe."""
         rate = links.gigabits_per_second * 1e9 / 8
         return cls(rate, links.latency_microseconds * 1e-6)
@@ -116,7 +116,7 @@ class VirtualLinks(ThreadLinks):
     @classmethod
     def start(cls, program: Program[T], start: Start) -> T:
         threads, (blocks, replicas) = torch.get_num_threads(), start.grid
-        speed = LinkSpeed.asked(start.settings)
+        speed = LinkSpeed.of(start.settings)
         return run_virtual(blocks, program, speed, threads, replicas, cls)[0]
 
     def now(self) -> float:

@@ -45,7 +45,7 @@ def launched_rank() -> int:
 
 def screen() -> os.terminal_size | None:
     """The size of the terminal that shows what this rank prints; None where none does."""
-    return launcher.screen(own=_mpi() is None)
+    return launcher.screen(by_mpirun=_mpi() is not None)
 
 
 def starting_words() -> str:
@@ -274,8 +274,8 @@ def keep_caches_private() -> None:
     folder = Path(tempfile.gettempdir(), f"hybrid-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
-    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    if not own or status.st_mode & 0o077:
+    is_private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_private or status.st_mode & 0o077:
         raise ValueError(
             f"{folder} is not a folder that you alone can write to, and compiled code would be run "
             "from it: remove it, or set TMPDIR to a folder of your own"

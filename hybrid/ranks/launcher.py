@@ -47,13 +47,13 @@ def _end_after(descriptor: int, stderr: int, line: bytes) -> None:
         os._exit(1)
 
 
-def screen(own: bool) -> os.terminal_size | None:
+def screen(by_mpirun: bool) -> os.terminal_size | None:
     """The size of the terminal that shows standard output; None where none does.
 
-    mpirun gives its ranks a terminal whatever its output is, so the launcher's counts: not `own`.
+    mpirun gives its ranks a terminal whatever its output is, so mpirun's output counts.
     """
     with suppress(OSError, ValueError, AttributeError):  # a closed output is None
-        if own:
+        if not by_mpirun:
             return os.get_terminal_size(sys.stdout.fileno())
         descriptor = _output(outside_the_rank(), 1)
         try:

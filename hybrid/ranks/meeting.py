@@ -112,22 +112,22 @@ def _meet(store: Any, where: str, rank: int, size: int, kept: bool = False) -> s
     A store that is `kept` has the ranks of earlier starts, whose processes have ended: they take
     part in nothing. Ranks need not agree on how often they have been started.
     """
-    own = f"{uuid4().hex}, process {os.getpid()} on {socket.gethostname()}"
+    name = f"{uuid4().hex}, process {os.getpid()} on {socket.gethostname()}"
     names = [f"rank {r}" for r in range(size)]
-    store.set(names[rank], own)
+    store.set(names[rank], name)
     begin, told, called = monotonic(), False, list[str]()
     while True:
         stopping.leave_alone(rank)
         missing = [r for r in range(size) if not store.check([names[r]])]
         if rank == 0 and not missing:
-            shown = [store.get(name).decode() for name in names]
+            shown = [store.get(each).decode() for each in names]
             if shown != called:
                 called = shown
                 store.set("meeting", json.dumps([uuid4().hex, called]))
         other = store.get(names[rank]).decode()
         if store.check(["meeting"]):
             meeting, ranks = json.loads(store.get("meeting"))
-            invited = ranks[rank] == own
+            invited = ranks[rank] == name
             if invited:
                 store.set(f"{meeting} {rank}", "")
             absent = [r for r in range(size) if not store.check([f"{meeting} {r}"])]
@@ -136,26 +136,26 @@ def _meet(store: Any, where: str, rank: int, size: int, kept: bool = False) -> s
             if not (absent or kept):  # they have begun
                 other = ranks[rank]
             missing = missing or (absent if invited else [0] * (rank > 0))
-        if other != own:
+        if other != name:
             raise MeetingError(
-                f"two processes are rank {rank} of {size} at {where}, "
-                f"{' and '.join(each.partition(', ')[2] for each in (other, own))}: give every job "
-                "a MASTER_PORT of its own, or use torchrun --standalone",
+                f"two processes are rank {rank} of {size} at {where}, {other.partition(', ')[2]} "
+                f"and {name.partition(', ')[2]}: give every job a MASTER_PORT of its own, or use "
+                "torchrun --standalone",
                 True,
             )
         waited = monotonic() - begin
         if missing and waited > (MEETING_SECONDS if told else PATIENCE_SECONDS):
             speaks = rank == next((r for r in range(size) if r not in missing), rank)
             listed = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
-            said = f"of {size} announced ranks, rank {listed} did not come to {where}"
+            text = f"of {size} announced ranks, rank {listed} did not come to {where}"
             if told:
                 raise MeetingError(
-                    f"{said} within {MEETING_SECONDS:g} s: start as many, with the same words in "
+                    f"{text} within {MEETING_SECONDS:g} s: start as many, with the same words in "
                     "the same folder, or unset the launcher's variables",
                     speaks,
                 )
             if speaks or not _has_launcher():
-                tell(f"hybrid: {said} yet; rank {rank} waits for {MEETING_SECONDS:g} s")
+                tell(f"hybrid: {text} yet; rank {rank} waits for {MEETING_SECONDS:g} s")
             told = True
         sleep(min(0.1, 0.002 + waited / 10))
 

@@ -96,8 +96,8 @@ def submit(job: SlurmJob) -> str:
     command = ["sbatch", "--parsable", str(job.file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split()) or f"exit {done.returncode}"
-        raise ValueError(f"sbatch refused {job.file}: {said}")
+        answer = " ".join((done.stderr or done.stdout).split()) or f"exit {done.returncode}"
+        raise ValueError(f"sbatch refused {job.file}: {answer}")
     return done.stdout.strip().partition(";")[0]
 
 

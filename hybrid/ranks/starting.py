@@ -32,10 +32,9 @@ def start(
     It gives the result of the first rank, or under a launcher that of this process's rank.
     `failed` is the reason why this rank cannot begin, which the program tells the others.
     """
-    found, links = launch.ranks(), link_class(settings)
-    if failed is not None and (links.in_one_process or found is None):
+    comm, links = launch.communicator(), link_class(settings)
+    if failed is not None and (links.in_one_process or comm is None):
         raise AgreedError(str(failed))  # there are no others to tell
-    comm = None if found is None else found.comm
     return links.start(_explained(program), Start(grid, settings, device, side_by_side, comm))
 
 

@@ -1,4 +1,4 @@
-"""What test_torch.py runs on every rank."""
+"""What test_processes.py runs on every rank, over each kind of links."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 import world
-from mpi_program import arrivals, exchange
+from mpi_program import agreed, arrivals, exchange
 from ports import listening
 from sent_bytes import sent_bytes
 
@@ -21,19 +21,19 @@ from hybrid.links.mpi import MpiLinks
 from hybrid.links.nccl import NcclLinks, TorchLinks
 from hybrid.solvers.sync.all_reduce import AllReduce
 
-LINKS = {"mpi": MpiLinks, "torch": TorchLinks}
+LINKS = {"mpi": MpiLinks, "torch": TorchLinks, "as nccl": NcclLinks}
+"""Without a GPU labels and tensors of the last travel in its groups, but by gloo."""
 
 
-CARRIERS = {"gloo": TorchLinks, "as nccl": NcclLinks}
-"""Without a GPU labels and tensors of the second travel in its groups, but by gloo."""
-
-
-def facts(comm, carrier):
-    links = CARRIERS[carrier](Start.of(comm))
+def facts(comm, kind):
+    links = LINKS[kind](Start.of(comm))
     found = arrivals(links)
+    # a megabyte each: far more than MPI sends eagerly
     found["crossed"] = exchange(links, 30, lambda i, rank: torch.full((1 << 18,), i + 100.0 * rank))
+    found["pending"] = sum(len(channel.pending) for channel in links._channels.values())
     found["gathered"] = links.all_gather(10 * links.rank)
-    found["bytes"] = links.traffic.bytes_sent["previous"]
+    found["agreed"] = agreed(links)
+    found["sent back"] = links.traffic.bytes_sent["previous"]
     links.close()
     found["left"] = [dist.is_initialized(), messages_threads()]
     return found
@@ -119,7 +119,6 @@ def sums(comm, kind):
         "twice": torch.allclose(second, 2 * expected, atol=1e-5),
         "bits": first.numpy().tobytes(),
         "exchanged": all(map(torch.equal, arrived, theirs)),
-        "calls": links.traffic.calls["peers"],
         "sent": (counted, small),
         "sent of 1 MiB": large,
     }

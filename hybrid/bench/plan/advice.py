@@ -53,7 +53,7 @@ def report(
 
     data, _ = build.load_data_sets(settings.data, settings.train.loss)
     build.take_batch_size(settings, data)
-    speed = LinkSpeed.asked(settings.links)
+    speed = LinkSpeed.of(settings.links)
     model = build.build_network(settings, data)
     planner = Planner(settings, model, data, speed, say, device, tell)
     grids += [grid for count in ranks for grid in planner.grids(count)]

@@ -59,7 +59,7 @@ class _Likewise(PeerLinks):
     ) -> Callable[[], list[Tensor]]:
         links = self._links
         sent = sum(piece.nbytes for piece in pieces) - pieces[self.replica].nbytes
-        links.traffic.count("peers", sent)
+        links.traffic.bytes_sent["peers"] += sent
         end = links.exchange_end(sent)
 
         def arrived() -> list[Tensor]:

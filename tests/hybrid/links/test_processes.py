@@ -1,4 +1,4 @@
-"""Links over torch.distributed, and sums that the engines of links make."""
+"""Links between processes, over MPI and torch.distributed, and sums over replicas."""
 
 import os
 import subprocess
@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_program import steps
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_program import LINKS, steps
 from world import ALLOWED
 
 from hybrid.links import run_threads, run_virtual
+from hybrid.links.staging import is_dense, memory_of
 
 
-@pytest.fixture(scope="module", params=["gloo", "as nccl"])
+@pytest.fixture(scope="module", params=LINKS)
 def facts(world, request):
     """What every rank of three found."""
     return world.run(3, "torch_program:facts", request.param)
@@ -24,17 +27,39 @@ def test_any_tensor_arrives_equal_and_with_equal_strides(facts):
     for rank in receivers:
         assert rank["wrong"] == []
         assert rank["checked"] > 100
-        assert rank["slices"] == [True] * 3
+        assert rank["slices"] == [True] * 3, "a tensor with gaps arrives as a contiguous copy"
 
 
-def test_sends_in_both_directions_do_not_deadlock_and_are_counted(facts):
-    assert [rank["crossed"] for rank in facts] == [True] * 3
-    assert [rank["gathered"] for rank in facts] == [[0, 10, 20]] * 3
-    assert [rank["bytes"] for rank in facts] == [0, 30 << 20, 30 << 20]
+FOUND = {
+    "many sends in both directions do not deadlock": ("crossed", [True] * 3),
+    "they are counted": ("sent back", [0, 30 << 20, 30 << 20]),
+    "flush leaves no send behind": ("pending", [0] * 3),
+    "all_gather is in rank order": ("gathered", [[0, 10, 20]] * 3),
+    "a failed agreement is the same error everywhere": ("agreed", ["rank 1 is unwell"] * 3),
+    "links that close leave neither groups nor threads": ("left", [[False, []]] * 3),
+}
 
 
-def test_links_that_close_leave_neither_groups_nor_threads(facts):
-    assert [rank["left"] for rank in facts] == [[False, []]] * 3
+@pytest.mark.parametrize(("fact", "expected"), FOUND.values(), ids=FOUND.keys())
+def test_every_rank_finds(facts, fact, expected):
+    assert [rank[fact] for rank in facts] == expected
+
+
+def test_messages_and_bytes_are_as_few_as_they_can_be(world):
+    found = world.run(3, "mpi_program:facts")
+
+    def every(fact):
+        return [rank[fact] for rank in found]
+
+    # two formats of five tensors each in both directions: 2 announcements + 10 tensors a link
+    assert every("messages") == [12, 24, 12]
+    assert every("copied late") == [True] * 3
+    assert every("many lengths") == [16] * 3, "few receives wait at once"
+    sides = ("next", "previous", "peers")
+    counts = (28, 0, 0), (28, 3, 0), (0, 3, 0)
+    assert every("bytes") == [dict(zip(sides, each, strict=True)) for each in counts]
+    assert every("freed") == [[True] * 4] * 3
+    assert found[0]["waited"] < 0.2 < found[1]["waited"]
 
 
 def test_ranks_that_fail_together_leave_no_thread_inside_gloo(world):
@@ -53,14 +78,13 @@ def test_a_pickle_of_another_rank_is_refused_and_not_run(world, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("kind", ["mpi", "torch"])
+@pytest.mark.parametrize("kind", LINKS)
 def test_an_engine_sums_with_equal_bits_in_one_call(world, kind):
     found = world.run(4, "torch_program:sums", kind)
     for rank in found:
         assert rank["close"]
         assert rank["twice"]
         assert rank["exchanged"]
-        assert rank["calls"] == 4  # three sums and an exchange, however many replicas there are
     assert len({rank["bits"] for rank in found}) == 1
     if kind == "mpi":
         _assert_counted(found)
@@ -136,3 +160,24 @@ def test_torchrun_trains_with_the_bits_of_threads(hybrid, tmp_path):
         assert hybrid("export", tmp_path / run, tmp_path / f"{run}.safetensors")[0] == 0
     one, other = ((tmp_path / f"{run}.safetensors").read_bytes() for run in ("torchrun", "threads"))
     assert one == other
+
+
+@given(sizes=st.lists(st.integers(0, 4), max_size=4), order=st.randoms(), offset=st.integers(0, 3))
+def test_the_memory_of_any_permuted_tensor_is_sent_without_a_copy(sizes, order, offset):
+    axes = list(range(len(sizes)))
+    order.shuffle(axes)
+    store = torch.arange(offset + torch.Size(sizes).numel(), dtype=torch.int32)
+    tensor = store[offset:].view(sizes).permute(axes)
+    if tensor.numel():
+        assert is_dense(tensor)
+        assert memory_of(tensor).data_ptr() == tensor.data_ptr()
+    assert len(memory_of(tensor)) == tensor.numel() * 4
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(4, 6)[:, ::2], torch.zeros(4, 6)[:, :3], torch.zeros(1, 3).expand(4, 3)],
+    ids=["strided", "narrow", "expanded"],
+)
+def test_a_tensor_with_gaps_or_overlaps_is_not_dense(tensor):
+    assert not is_dense(tensor)

@@ -1,25 +1,41 @@
-"""What the ranks have: versions, the MPI that joins them, cores and GPUs."""
+"""The checks of ranks, GPUs, MPI, memory and folders, one function each."""
 
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, suppress
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
-from hybrid.doctor.machine import Finding
 from hybrid.errors import one_line
 from hybrid.folder.runfolder import DISTRIBUTION, version_of
+from hybrid.links.communicator import Communicator
 from hybrid.ranks import launch
 
+T = TypeVar("T")
+PATIENCE_SECONDS = 10.0
+LEAST_SHARED_BYTES = 256 << 20
 PACKAGES = ("hybrid", "torch", "numpy", "mpi4py", "cupy")
 """What a run needs or may have; some are installed under other names."""
+
+
+class Finding(NamedTuple):
+    """One line of the report; a remedy marks something to mend."""
+
+    subject: str
+    value: str
+    remedy: str = ""
 
 
 class RankHardware(NamedTuple):
@@ -71,14 +87,12 @@ def same_versions(ranks: Sequence[dict[str, str]]) -> list[Finding]:
 
 def torchvision() -> list[Finding]:
     """A torchvision whose operators do not load beside this torch; transformers import it."""
-    spec = find_spec("torchvision")
-    folder = Path(spec.origin).parent if spec and spec.origin else None
+    if find_spec("torchvision") is None:
+        return []
     try:
-        for operators in folder.glob("_C*.so") if folder else ():
-            torch.ops.load_library(operators)
-    except (OSError, RuntimeError) as error:
-        why = one_line(error.__cause__ or error)
-        text = f"{version_of('torchvision')} does not fit torch {torch.__version__}: {why}"
+        import_module("torchvision")
+    except Exception as error:
+        text = f"does not fit torch {torch.__version__}: {one_line(error)}"
         remedy = "install both from one index: pip install --force-reinstall torch torchvision"
         return [Finding("torchvision", text, remedy)]
     return []
@@ -109,16 +123,16 @@ def joined(ranks: int) -> Finding:
 
 def binding(places: Sequence[RankHardware]) -> list[Finding]:
     """Where each rank runs, and whether the ranks of a host have enough cores."""
-    found = [Finding("rank", f"{rank} on {place}") for rank, place in enumerate(places)]
+    findings = [Finding("rank", f"{rank} on {place}") for rank, place in enumerate(places)]
     for host, here in _by_host(places):
         cpus = set[int]().union(*(place.cpus for place in here))
         threads = sum(place.threads for place in here)
         if threads > len(cpus):
-            own = "mpirun --map-by ppr:RANKS:node:pe=CORES --bind-to core"
-            remedy = f"start fewer ranks a node, or bind each to cores of its own: {own}"
+            binding = "mpirun --map-by ppr:RANKS:node:pe=CORES --bind-to core"
+            remedy = f"start fewer ranks a node, or bind each to different cores: {binding}"
             text = f"{len(here)} ranks with {threads} threads share {len(cpus)} cores of {host}"
-            found.append(Finding("binding", text, remedy))
-    return found
+            findings.append(Finding("binding", text, remedy))
+    return findings
 
 
 def gpus() -> list[Finding]:
@@ -137,19 +151,19 @@ def gpus() -> list[Finding]:
 
 def gpu_sharing(places: Sequence[RankHardware]) -> list[Finding]:
     """Whether ranks share a GPU, or cannot reach those of their neighbors."""
-    found = []
+    findings = []
     for host, here in _by_host(places):
         numbers = {len(place.gpus) for place in here}
         most, visible = max(numbers), {place.visible for place in here}
         if numbers == {1} and len(visible) == len(here) > 1:
             remedy = "ask for GPUs by node, not by task: --gpus-per-node (each rank takes its own)"
             text = f"each rank of {host} sees only its own, which breaks copies between GPUs"
-            found.append(Finding("GPU view", text, remedy))
+            findings.append(Finding("GPU view", text, remedy))
         elif len(here) > most > 0:
             remedy = "blocks share a GPU: --gpus-per-rank 1, or fewer ranks on each host"
             text = f"{len(here)} ranks, {most} GPUs on {host}"
-            found.append(Finding("GPU sharing", text, remedy))
-    return found
+            findings.append(Finding("GPU sharing", text, remedy))
+    return findings
 
 
 def _gpu_names() -> list[str]:
@@ -162,3 +176,58 @@ def _gpu_names() -> list[str]:
 def _by_host(places: Sequence[RankHardware]) -> Iterator[tuple[str, list[RankHardware]]]:
     for host, here in groupby(sorted(places, key=lambda x: x.host), lambda x: x.host):
         yield host, list(here)
+
+
+def soon(look: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
+    """What `look` gives, or raises; OSError if that takes longer, as on a server that is down."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(look())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([answer], seconds).done:
+        raise OSError(f"no answer in {seconds:g} s")
+    return answer.result()
+
+
+def shared_memory() -> list[Finding]:
+    """The shared memory of a host's ranks, where there is as little as in a container."""
+    total = os.statvfs("/dev/shm").f_frsize * os.statvfs("/dev/shm").f_blocks
+    remedy = "ranks of a node communicate through it: give more, docker run --shm-size=1g"
+    little = Finding("/dev/shm", f"{total >> 20:,} MB", remedy)
+    return [little] if total < LEAST_SHARED_BYTES else []
+
+
+def run_folder(folder: Path, comm: Communicator | None) -> list[Finding]:
+    """Whether rank 0 can write there, and all ranks see what it writes. All ranks call it."""
+    remedy = "name a folder that can be written to, on a file system all nodes see, with --out"
+    name = why = ""
+    with ExitStack() as files:
+        try:
+            make = partial(tempfile.NamedTemporaryFile, prefix=".hybrid-doctor-")
+            there = soon(lambda: _existing(folder))
+            name = files.enter_context(soon(partial(make, dir=there))).name
+        except OSError as error:
+            why = one_line(error)
+        seen = [True]
+        if comm is not None:
+            written = Path(str(comm.bcast(name)))
+            with suppress(OSError):
+                seen = [soon(written.exists)]
+            seen = [sees for (sees,) in comm.allgather(seen)]
+    if why:
+        return [Finding("run folder", why, remedy)]
+    if False in seen:
+        text = f"rank {seen.index(False)} does not see what rank 0 writes to {folder}"
+        return [Finding("run folder", text, remedy)]
+    return [Finding("run folder", f"{folder.absolute()}, seen by all ranks: {len(seen)}")]
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder of `path` that is there."""
+    path = Path(os.path.abspath(path.expanduser()))
+    return next(folder for folder in (path, *path.parents) if folder.exists()).resolve()
