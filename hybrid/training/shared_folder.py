@@ -96,7 +96,8 @@ class SharedFolder:
         if self._first:
             whole = checkpoint.complete(self._folder.checkpoints)
             best = checkpoint.best(whole, self.selection)
-        return self.links.broadcast(None if best in whole[-1:] else best)
+            best = None if best in whole[-1:] else best
+        return self.links.broadcast(best)
 
     def rewind(self, to_step: int) -> None:
         """Continue after step `to_step`, to which the run has gone back."""
