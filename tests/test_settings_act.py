@@ -2,8 +2,7 @@
 
 A triple is (setting, solver, mode); the modes of a solver stand in its own test file. `make test`
 tries every setting with one of the solvers, and every solver with some of the settings;
-`make test-slow` tries all triples; `PYTHONPATH=tests/support python -m tests.test_settings_act`
-counts what they do.
+`make test-slow` tries all triples.
 """
 
 from collections import Counter
@@ -282,8 +281,3 @@ def count(pairs):
             faults.append(str(error))
     assert not faults, "\n".join(faults)
     return found
-
-
-if __name__ == "__main__":
-    found = count(triples())
-    print(f"{found.total()} triples: {dict(found)}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "tests/support"))
+sys.path.insert(0, str(HERE.parents[1] / "tests/support/networks"))
 
 import torch  # noqa: E402
 from hugging_face import BATCH, CASES, Rows, data_of, outcome, trainer_of  # noqa: E402

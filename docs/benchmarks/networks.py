@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT), *map(str, ROOT.glob("tests/support/*"))]
 
 from networks import BATCH, EPOCHS, ZOO, Network  # noqa: E402
 from rows import TRAIN  # noqa: E402

@@ -21,7 +21,7 @@ def build(name):
     """The network, where to cut it, and what its logits are called."""
     import torch
 
-    sys.path.insert(0, str(HERE.parents[1] / "tests/support"))
+    sys.path.insert(0, str(HERE.parents[1] / "tests/support/networks"))
     from zoo_packages import package
 
     library = package("transformers")

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "tests/support"))
+sys.path.insert(0, str(HERE.parents[1] / "tests/support/networks"))
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402

@@ -31,7 +31,7 @@ from random import Random
 from time import monotonic, sleep
 from typing import Any
 
-from tests.support.world import for_mpirun
+from tests.support.ranks.world import for_mpirun
 
 LIMIT = 120.0
 """Seconds from a change to the next steps; a meeting that fails takes 300."""

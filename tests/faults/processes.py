@@ -16,8 +16,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from tests.support import marked
-from tests.support.world import for_mpirun
+from tests.support.ranks import marked
+from tests.support.ranks.world import for_mpirun
 
 PROGRAM = "tests.faults.program"
 _ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ def test_dir_shows_the_public_names_and_no_others(package):
 
 def test_mypy_accepts_a_users_script_of_every_documented_call_and_rejects_wrong_ones():
     """Seconds, with what `make test` has cached; a minute without."""
-    script = ROOT / "tests" / "support" / "user_script.py"
+    script = ROOT / "tests/support/runs/user_script.py"
     command = [sys.executable, "-m", "mypy", "--strict", str(script)]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert found.returncode == 0, found.stdout + found.stderr

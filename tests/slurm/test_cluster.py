@@ -18,7 +18,7 @@ def test_ranks_that_srun_starts_wait_for_the_last_before_their_first_message(
     slurm: Slurm, tmp_path: Path
 ) -> None:
     """Slurm's own fence after MPI_Init holds none, and a message then ends the late rank."""
-    program = Path(__file__).parents[1] / "support" / "late_rank.py"
+    program = Path(__file__).parents[1] / "support/ranks/late_rank.py"
     words = (sys.executable, program, tmp_path / "begun")
     said = slurm("srun", "--mpi=pmix", "--nodes=2", *words, seconds=120)
     waited = dict(line.split() for line in said.splitlines())

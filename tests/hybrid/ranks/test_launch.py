@@ -189,7 +189,7 @@ def test_large_buffers_are_not_handed_back_to_the_system(kept):
 
 
 def test_ranks_of_mpirun_wait_for_the_last(mpirun, tmp_path):
-    program = Path(__file__).parents[2] / "support" / "late_rank.py"
+    program = Path(__file__).parents[2] / "support/ranks/late_rank.py"
     done = mpirun(2, sys.executable, program, tmp_path / "begun")
     assert done.returncode == 0, done.stderr
     waited = dict(line.split() for line in done.stdout.splitlines())

@@ -102,6 +102,6 @@ trainer(Backprop(), model="plain", blocks=1, callbacks=[Stop()]).fit(*digits(4),
 
 
 def test_a_script_that_is_interrupted_ends_in_a_line():
-    words = [sys.executable, "-c", SCRIPT, str(ROOT / "tests" / "support")]
+    words = [sys.executable, "-c", SCRIPT, str(ROOT / "tests/support/runs")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "hybrid: interrupted\n")

@@ -35,7 +35,7 @@ COUNTING = {"OMPI_MCA_pml_monitoring_enable": "1"}
 """Lets Open MPI count the bytes it sends, see `sent_bytes`."""
 FOLDER = "PRTE_MCA_prte_tmpdir_base"
 RANKS = 4
-_HERE = Path(__file__).parent
+_ROOT = Path(__file__).parents[3]
 
 
 @cache
@@ -96,8 +96,9 @@ class World:
         self.close()
         path = os.pathsep.join(
             [
-                *(str(_HERE.parents[1]), str(_HERE)),
-                *map(str, _HERE.parents[1].glob("wings/*/tests")),
+                str(_ROOT),
+                *map(str, _ROOT.glob("tests/support/*")),
+                *map(str, _ROOT.glob("wings/*/tests")),
                 os.environ.get("PYTHONPATH", ""),
             ]
         )

@@ -24,7 +24,7 @@ from hybrid.networks.partition import split
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Batch
 
-sys.path.append(str(Path(__file__).parents[2] / "docs/benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "docs/benchmarks"))
 from torch_contenders import DataParallel, Pipeline, process_group
 
 SETTINGS = OptimizerSettings()

@@ -10,7 +10,7 @@ from typing import Any
 from world import launched
 from zoo_packages import package
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 
 def run(name: str, folder: Path) -> dict[str, Any]:
