@@ -18,9 +18,8 @@ class SharedNorms:
 
         N = sum_r n_r,   m = sum_r (n_r / N) m_r,   v = sum_r (n_r / N) (v_r + (m_r - m)^2)
         y = w (x - m) / sqrt(v + eps) + b
-        d x = w / sqrt(v + eps) (d y - mean(d y) - y_hat mean(d y y_hat)),   means over all N
 
-    One exchange of three numbers a channel forward, and one of two backward.
+    One exchange of three numbers for each channel forward, and one of their adjoints backward.
     """
 
     def __init__(self, module: nn.Module, peers: Peers) -> None:
@@ -38,15 +37,23 @@ class SharedNorms:
 def _forward(norm: Any, peers: Peers, x: Tensor) -> Tensor:
     if not norm.training:
         return type(norm).forward(norm, x)  # type: ignore[no-any-return]
-    channels = x.shape[1]
-    weight = x.new_ones(channels) if norm.weight is None else norm.weight
-    bias = x.new_zeros(channels) if norm.bias is None else norm.bias
-    normalized: Any = _Shared.apply(x, weight, bias, norm.eps, peers)  # type: ignore[no-untyped-call]
-    y, mean, variance, count = normalized
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    dims = [d for d in range(x.dim()) if d != 1]
+    variance, mean = torch.var_mean(wide, dims, correction=0)
+    n = mean.new_full((1,), x.numel() / x.shape[1])
+    everyone: Any = _Gather.apply(torch.cat([n, mean, variance]), peers)  # type: ignore[no-untyped-call]
+    count = everyone[:, 0].sum()
+    share = everyone[:, :1] / count
+    means, variances = everyone[:, 1:].split(x.shape[1], 1)
+    mean = (share * means).sum(0)
+    variance = (share * (variances + (means - mean) ** 2)).sum(0)
     if norm.track_running_stats:
         with torch.no_grad():
             _track(norm, mean, variance * (count / (count - 1)))
-    return y  # type: ignore[no-any-return]
+    y = (wide - _wide(mean, x)) * _wide((variance + norm.eps).rsqrt(), x)
+    if norm.affine:
+        y = y * _wide(norm.weight.to(wide.dtype), x) + _wide(norm.bias.to(wide.dtype), x)
+    return y.to(x.dtype)
 
 
 def _track(norm: Any, mean: Tensor, variance: Tensor) -> None:
@@ -60,49 +67,20 @@ def _track(norm: Any, mean: Tensor, variance: Tensor) -> None:
         running.data.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
-class _Shared(torch.autograd.Function):
-    """Normalize by the statistics of all replicas; also gives these."""
+class _Gather(torch.autograd.Function):
+    """The vectors (n,) of all replicas, (R, n), in their order."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, peers: Peers
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        dims = [d for d in range(x.dim()) if d != 1]
-        variance, mean = torch.var_mean(wide, dims, correction=0)
-        n = mean.new_full((1,), x.numel() / x.shape[1])
-        everyone = _gathered(peers, torch.cat([n, mean, variance]))
-        count = torch.stack([each[0] for each in everyone]).sum()
-        parts = [(each[0] / count, *each[1:].split(x.shape[1])) for each in everyone]
-        mean = torch.stack([share * m for share, m, _ in parts]).sum(0)
-        variance = torch.stack([s * (v + (m - mean) ** 2) for s, m, v in parts]).sum(0)
-        scale = (variance + eps).rsqrt()
-        normal = (wide - _wide(mean, x)) * _wide(scale, x)
-        ctx.save_for_backward(normal, weight, scale, count)
-        ctx.peers, ctx.dims = peers, dims
-        y = normal * _wide(weight.to(wide.dtype), x) + _wide(bias.to(wide.dtype), x)
-        ctx.mark_non_differentiable(mean, variance, count)
-        return y.to(x.dtype), mean, variance, count
+    def forward(ctx: Any, vector: Tensor, peers: Peers) -> Tensor:
+        ctx.peers = peers
+        return torch.stack(peers.exchange([vector] * peers.replicas, [vector] * peers.replicas)())
 
     @staticmethod
-    def backward(ctx: Any, p: Tensor, *_: Tensor) -> Any:
-        normal, weight, scale, count = ctx.saved_tensors
-        wide = p.to(normal.dtype)
-        bias_gradient = wide.sum(ctx.dims)
-        weight_gradient = (wide * normal).sum(ctx.dims)
-        everyone = _gathered(ctx.peers, torch.cat([bias_gradient, weight_gradient]))
-        means = torch.stack(everyone).sum(0) / count
-        of_p, of_both = means.split(len(bias_gradient))
-        inner = wide - _wide(of_p, p) - normal * _wide(of_both, p)
-        p_in = inner * _wide(weight.to(wide.dtype) * scale, p)
-        gradients = weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype)
-        return p_in.to(p.dtype), *gradients, None, None
-
-
-def _gathered(peers: Peers, vector: Tensor) -> list[Tensor]:
-    """Everyone's, in replica order."""
-    everyone = [vector] * peers.replicas
-    return peers.exchange(everyone, everyone)()
+    def backward(ctx: Any, *p: Tensor) -> tuple[Tensor, None]:
+        # what replica r gets are the adjoints of its vector, one from each replica
+        pieces = [row.contiguous() for row in p[0]]
+        like = pieces[ctx.peers.replica]
+        return torch.stack(ctx.peers.exchange(pieces, [like] * len(pieces))()).sum(0), None
 
 
 def _wide(per_channel: Tensor, x: Tensor) -> Tensor:

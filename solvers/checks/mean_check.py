@@ -91,8 +91,10 @@ class MeanCheck:
                 ]
             else:
                 whole = tree_map(lambda *rows: torch.cat(rows), *outputs)
-                if not self._is_function(outputs, labels.split(sizes), weights, losses):
-                    return
+                part_weight = weights[0] if weights else None
+                again = objective.mean_of(outputs[0], labels[: sizes[0]], part_weight)
+                if not torch.isclose(again, losses[0], rtol=1e-5, atol=1e-8):
+                    return  # it has written to the output
             at_once = float(objective.mean_of(whole, labels, weight))
         terms = [float(x) * n / count for x, n in zip(losses, sizes, strict=True)]
         self._judge(count, first.step, at_once, terms, losses[0].dtype)
@@ -143,18 +145,6 @@ class MeanCheck:
                 "what it is divided by (denominator=), or train undivided, with 1 micro-batch and "
                 "1 replica"
             )
-
-    def _is_function(
-        self,
-        outputs: list[Any],
-        labels: Sequence[Tensor],
-        weights: list[Tensor],
-        losses: list[Tensor],
-    ) -> bool:
-        """Whether the loss of the first part is what it was: it may have written to the output."""
-        weight = weights[0] if weights else None
-        again = self.block.objective.mean_of(outputs[0], labels[0], weight)
-        return bool(torch.isclose(again, losses[0], rtol=1e-5, atol=1e-8))
 
     def _pass(self, lam: Tensor, sizes: list[int]) -> tuple[list[Any], Any]:
         """The outputs of parts, and of all samples at once; nothing of it stays."""

@@ -38,9 +38,7 @@ def holders(function: Any, without: Container[int] = ()) -> list[Any]:
         elif isinstance(each, FunctionType):
             holding.append(each)
             waiting += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
-            for cell in each.__closure__ or ():
-                with suppress(ValueError):  # it is empty
-                    waiting.append(cell.cell_contents)
+            waiting += [content for _, _, content in _cells(each)]
         elif isinstance(each, MethodType):
             waiting += [each.__self__, each.__func__]
         elif isinstance(each, partial):
@@ -58,10 +56,7 @@ def enclosed(part: Any) -> dict[str, Any]:
     values = dict(part.__kwdefaults__ or {}) | {
         f"default {i}": x for i, x in enumerate(part.__defaults__ or ())
     }
-    for name, cell in zip(part.__code__.co_freevars, part.__closure__ or (), strict=True):
-        with suppress(ValueError):  # it is empty
-            values[name] = cell.cell_contents
-    return values
+    return values | {name: content for name, _, content in _cells(part)}
 
 
 @contextmanager
@@ -77,7 +72,7 @@ def untraced(function: Any, without: Container[int] = ()) -> Iterator[None]:
             states.append(keeper(vars(part), keepers))
             continue
         states += [keeper(x, keepers) for x in enclosed(part).values() if id(x) not in without]
-        cells += [(c, content) for c in part.__closure__ or () for content in _content(c)]
+        cells += [(cell, content) for _, cell, content in _cells(part)]
     try:
         yield
     finally:
@@ -87,11 +82,13 @@ def untraced(function: Any, without: Container[int] = ()) -> Iterator[None]:
             cell.cell_contents = content
 
 
-def _content(cell: Any) -> list[Any]:
-    """What a cell holds, if anything."""
-    with suppress(ValueError):
-        return [cell.cell_contents]
-    return []
+def _cells(function: FunctionType) -> list[tuple[str, Any, Any]]:
+    """What a function encloses: names, cells and their contents."""
+    cells = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # it is empty
+            cells.append((name, cell, cell.cell_contents))
+    return cells
 
 
 def graph_leaves(loss: Tensor) -> Iterator[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,6 +16,9 @@ Shapes = tuple[tuple[int, ...], ...]
 
 EXACT = 1 << 24
 """Integers up to here are float32 numbers."""
+
+MOST_LENGTHS = 1 << 20
+"""The number of lengths that are tried where one may vary."""
 
 
 @dataclass(frozen=True)
@@ -172,21 +174,16 @@ def _of_width(shapes: Shapes, growth: Shapes | None, width: int) -> Shapes | Non
             for shape, by in zip(shapes, growth or shapes, strict=True)
         )
 
-    def fits(t: int) -> bool:
-        return sum(map(prod, at(t))) >= width
-
     if sum(map(prod, shapes)) == width:
         return shapes
     if growth is None:
         return None
     # no dimension is less than 0, so the width grows with t
-    pairs = zip(_flat(shapes), _flat(growth), strict=True)
-    least = -min(n // g for n, g in pairs if g)
-    most = 1
-    while not fits(most) and most < 1 << 40:
-        most *= 2
-    t = bisect_left(range(least, most + 1), True, key=fits) + least
-    return at(t) if sum(map(prod, at(t))) == width else None
+    least = -min(n // g for n, g in zip(_flat(shapes), _flat(growth), strict=True) if g)
+    for t in range(least, least + MOST_LENGTHS):
+        if (size := sum(map(prod, at(t)))) >= width:
+            return at(t) if size == width else None
+    return None
 
 
 def _shapes(leaves: Iterable[Tensor]) -> Shapes:

@@ -77,15 +77,12 @@ class _Drawing(DispatchMode):
         device = next(devices, torch.device(kwargs.get("device") or "cpu"))
         if func is torch.ops.aten.native_dropout.default:
             return self._dropout(*args)
-        names = {argument.name for argument in func._schema.arguments}
-        if "generator" in names and kwargs.get("generator") is None:
-            kwargs["generator"] = self.generator(device)
-        elif "generator" not in names:
+        if "generator" not in {argument.name for argument in func._schema.arguments}:
             overload = _with_generator(func)
             if overload is None:
                 return self._seeded(func, args, kwargs, device)
-            func, kwargs = overload, {**kwargs, "generator": self.generator(device)}
-        return func(*args, **kwargs)
+            func = overload
+        return func(*args, **{**kwargs, "generator": self.generator(device)})
 
     def _seeded(self, func: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
         """An operation that draws from torch's generator alone, as fused attention on a GPU."""

@@ -24,7 +24,7 @@ from hybrid.solvers.splitting.augmented_lagrangian import (
     AugmentedLagrangianProgram,
 )
 from hybrid.solvers.splitting.factors import FactorCut
-from hybrid.solvers.splitting.variables import FORMATS, Coefficients, channels_last
+from hybrid.solvers.splitting.variables import FORMATS, channels_last
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
@@ -295,18 +295,15 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         for rows, batch in window.sweep(number):
             if not block.last:
                 self._send_output(rows, self._output(batch, rows))
-                lam = store.raw("target", rows)
-                self._dual_step("kappa_out", rows, lam, "sent", variables.after)
+                self._receive(rows, store.raw("target", rows))
             if not block.first:
-                store.put("x", rows, self.links.from_previous())
+                x = self.links.from_previous()
                 # as the previous block has received it
                 lam = store.raw("lam", rows)
                 lam = variables.shared_lam(variables.lam(rows)) if variables.whole else lam
-                self._dual_step("kappa_in", rows, lam, "x", variables.before)
-
-    def _dual_step(self, name: str, rows: Rows, lam: Tensor, x: str, cut: Coefficients) -> None:
-        kappa, rate = self.store.raw(name, rows), self.solver.kappa_rate * 2 * cut.step_beta
-        self.store.put(name, rows, ascend(kappa, lam, self.store.raw(x, rows), rate))
+                rate = self.solver.kappa_rate * 2 * variables.before.step_beta
+                store.put("x", rows, x)
+                store.put("kappa_in", rows, ascend(store.raw("kappa_in", rows), lam, x, rate))
 
     def gradient(
         self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybrid.solvers.acting import Acts, Count, NotNegative, OverOne, Positive
 from hybrid.solvers.base import Setup, Shape, Solver, values_of
-from hybrid.solvers.kernels.operations import pool, upsample
+from hybrid.solvers.kernels.operations import pool, upsample, wide
 from hybrid.solvers.layers.projection import Free, Projection
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Record, Rows
@@ -113,8 +113,7 @@ class Store:
 
     def get(self, name: str, rows: Rows) -> Tensor:
         """The samples `rows` of buffer `name`: a view if that needs neither gather nor cast."""
-        value = self.raw(name, rows)
-        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+        return wide(self.raw(name, rows))
 
     def raw(self, name: str, rows: Rows) -> Tensor:
         """The samples `rows` of buffer `name`, in the number format of the store."""
@@ -129,13 +128,10 @@ class Store:
         """`value` in the number format, as it is sent to a neighbor."""
         return value if self.format is torch.float32 else value.to(self.format)
 
-    def rounded(self, value: Tensor) -> Tensor:
-        """`value` as `get` returns it after a `put`."""
-        return value if self.format is torch.float32 else value.to(self.format).float()
-
     def _allocate(self, value: Tensor) -> Tensor:
-        wide = torch.promote_types(value.dtype, torch.float32)
-        dtype = wide if self.format is torch.float32 else self.format
+        dtype = self.format
+        if dtype is torch.float32:
+            dtype = torch.promote_types(value.dtype, dtype)
         shape = (self.samples, *value.shape[1:])
         last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
         layout = torch.channels_last if last else torch.contiguous_format
@@ -247,7 +243,7 @@ class AuxiliaryVariables:
 
     def shared_lam(self, lam: Tensor) -> Tensor:
         """S lam as it is sent, from lam as it is stored: a checkpoint of lam determines it."""
-        return self.store.message(self.pool(self.store.rounded(lam)))
+        return self.store.message(self.pool(wide(self.store.message(lam))))
 
     def multiplier(self, name: str, rows: Rows) -> Tensor | None:
         """kappa as it is stored; None: the method has none."""
