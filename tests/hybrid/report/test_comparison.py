@@ -57,17 +57,6 @@ def test_seeds_are_one_row_and_methods_are_compared(runs, hybrid, tmp_path):
     assert len(page) < 1e6
 
 
-def test_what_tells_runs_of_one_method_apart_is_their_name(runs, hybrid, tmp_path, monkeypatch):
-    monkeypatch.setattr("hybrid.report.comparison.COMPARED", ())
-    other = tmp_path / "other"
-    output(hybrid("train", *FLAGS, "--solver", "ddg", "--blocks", 2, "--lr", 0.05, "--out", other))
-    output(hybrid("report", other, runs[2], "--out", tmp_path / "page"))
-    shown = text(tmp_path / "page" / "index.html")
-    assert "2 runs compared: resnet8 on digits, ddg" in shown
-    assert "lr 0.05 (other)" in shown
-    assert "lr 0.1 (ddg-0)" in shown
-
-
 def test_runs_of_the_library_and_runs_that_have_not_ended_take_part(runs, hybrid, tmp_path):
     own, going = tmp_path / "own", Path(shutil.copytree(runs[0], tmp_path / "going"))
     trained_weights(trainer(DDG(), own), digits(2))
@@ -75,14 +64,6 @@ def test_runs_of_the_library_and_runs_that_have_not_ended_take_part(runs, hybrid
     (going / "summary.json").unlink()
     output(hybrid("report", own, going, tmp_path / "second", "--out", tmp_path / "page"))
     assert "3 runs compared" in text(tmp_path / "page" / "index.html")
-
-
-def test_numbers_that_are_not_finite_are_no_end(runs, hybrid, tmp_path):
-    odd = Path(shutil.copytree(runs[1], tmp_path / "odd"))
-    found = json.loads((odd / "summary.json").read_text())
-    (odd / "summary.json").write_text(json.dumps(found | {"test_loss": float("inf")}))
-    output(hybrid("report", runs[0], odd, "--out", tmp_path / "page"))
-    output(hybrid("report", odd))
 
 
 def test_a_folder_that_is_no_run_is_one_line(runs, hybrid, tmp_path):

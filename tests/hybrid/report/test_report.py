@@ -3,7 +3,6 @@
 import json
 import re
 from html.parser import HTMLParser
-from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ from answers import assert_one_line
 
 from hybrid.report import write
 from hybrid.report.curves import RUN, Group, curves
-from hybrid.report.page import Chart, amount, drawing, page, plain
-from hybrid.report.records import MetricsLine, RunRecord, complete, read
+from hybrid.report.page import Chart, amount, plain
+from hybrid.report.records import MetricsLine, RunRecord, complete
 from hybrid.training import restore
 
 HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"
@@ -100,14 +99,6 @@ def test_a_run_that_was_killed_is_reported_up_to_its_last_whole_line(hybrid, run
     assert page.rows["1"][1] == f"{json.loads(lines[1])['residual'][0]:.3g}"
 
 
-def test_what_an_unfinished_run_says_so_far_is_what_its_summary_would_say(run_folder):
-    ended = read(run_folder).summary
-    (run_folder / "summary.json").unlink()
-    so_far = read(run_folder).summary
-    known = {"solver", "model", "data", "blocks", "cuts", "epochs", "seed", "residual"}
-    assert {key: so_far[key] for key in known} == {key: ended[key] for key in known}
-
-
 def test_hostile_names_are_text(by_hand):
     (by_hand / "summary.json").write_text(
         json.dumps({"solver": HOSTILE, "model": HOSTILE, "cuts": [HOSTILE], "residual": [0.5]})
@@ -118,17 +109,6 @@ def test_hostile_names_are_text(by_hand):
     page = Page(write(by_hand))
     assert "script" not in page.tags
     assert page.rows["1"][0].startswith(HOSTILE[:-1])
-
-
-def test_hostile_text_in_a_chart_is_text(tmp_path):
-    evil = "</script><img src=x onerror=alert(1)>" + "\ud800"
-    chart = Chart("step", "loss")
-    chart.curve([1], [2.0], "#000000", evil)
-    file = tmp_path / "index.html"
-    file.write_bytes(page(evil, [drawing(chart, evil)]))
-    shown = Page(file)
-    assert {"img", "script"}.isdisjoint(shown.tags)
-    assert shown.text.count("onerror") == 4  # of the document, the page, the chart, the curve
 
 
 def drawn_of(*lines):
@@ -200,37 +180,18 @@ def texts(chart):
     return re.findall(r"<text[^>]*>([^<]*)</text>", chart.svg())
 
 
-def test_times_of_virtual_links_are_called_simulated(by_hand):
-    (by_hand / "summary.json").write_text(json.dumps({"links": "virtual", "train_seconds": 1.5}))
-    page = Page(write(by_hand))
-    assert page.rows["training"] == ["1.5 s, simulated"]
-    assert "Loss, by seconds of training, simulated" in page.charts
-
-
-def test_numbers_of_any_size_are_drawn():
-    for values in ([1e308, -1e308], [1e-300, 5e-324], [0.0, 0.0], [nan, inf]):
-        for log in (False, True):
-            chart = Chart("step", "loss", log=log)
-            chart.curve([0, 2**53], values, "#000000", "a")
-            assert chart.svg().endswith("</svg>\n")
-
-
 @pytest.mark.parametrize(
     ("file", "content", "parts"),
     [
         ("metrics.jsonl", None, ("not a run folder", "--out")),
-        ("metrics.jsonl", "", ("0 whole lines", "at least 1", "wait")),
         ("metrics.jsonl", '{"step": 1', ("0 whole lines",)),
         ("metrics.jsonl", "{}\n{}\n", ("metrics.jsonl line 1", "step", "remove it")),
-        ("metrics.jsonl", '{"step": -1, "epoch": 0, "phase": ""}\n', ("step is -1", "greater")),
         ("metrics.jsonl", "nothing\n", ("line 1", "not a JSON object", "correct it")),
         ("metrics.jsonl", "[" * 100000 + "\n", ("line 1", "not a JSON object")),
-        ("summary.json", "{", ("summary.json", "not a JSON object")),
         ("summary.json", "[1]", ("summary.json", "a list")),
         ("summary.json", f'{{"bytes_sent": [{10**400}]}}', ("summary.json", "bytes_sent")),
         ("summary.json", '{"residual": 3}', ("summary.json", "residual is 3", "list")),
         ("summary.json", b"\xff\xfe\xff", ("summary.json", "not a JSON object")),
-        ("config.toml", "[model", ("config.toml", "TOML")),
         ("config.toml", "[model]\nnam = 1", ("config.toml", "model.nam", "model.name")),
         ("report", "a file", ("report", "where a folder must be", "remove it")),
     ],
@@ -251,14 +212,9 @@ def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder):
         restore.restore(run_folder)
 
 
-def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch):
-    monkeypatch.setattr("hybrid.ranks.launch.launched_rank", lambda: 1)
-    assert hybrid("report", by_hand) == (0, "", "")
-    assert not (by_hand / "report").exists()
-
-
 def test_local_steps_in_waits_stand_in_place_of_a_parallel_phase_that_there_was_not(by_hand):
     known = {"idle_share": [0.5, 0.25], "train_seconds": 10.0, "serial_seconds": 10.0}
+    known["links"] = "virtual"
     gaps = {"parallel_seconds": 0.0, "fill": "penalty", "local_samples": [16, 0]}
     (by_hand / "summary.json").write_text(json.dumps(known | gaps))
     rows, name = Page(write(by_hand)).rows, "penalty, local samples per tick"
@@ -267,5 +223,13 @@ def test_local_steps_in_waits_stand_in_place_of_a_parallel_phase_that_there_was_
     none = {"parallel_seconds": 4.0, "serial_seconds": 6.0, "fill": "none"}
     (by_hand / "summary.json").write_text(json.dumps(known | none))
     rows = Page(write(by_hand)).rows
-    assert (rows["of which serial"], rows["of which parallel"]) == (["6.0 s"], ["4.0 s"])
+    assert (rows["of which serial"], rows["of which parallel"]) == (
+        *(["6.0 s, simulated"], ["4.0 s, simulated"]),
+    )
     assert name not in rows["rank"]
+
+
+def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch):
+    monkeypatch.setattr("hybrid.ranks.launch.launched_rank", lambda: 1)
+    assert hybrid("report", by_hand) == (0, "", "")
+    assert not (by_hand / "report").exists()

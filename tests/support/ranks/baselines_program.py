@@ -2,10 +2,7 @@
 
 import sys
 from copy import deepcopy
-from dataclasses import dataclass, field
 from pathlib import Path
-from time import sleep
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,15 +10,8 @@ from problems import trained_by_hand
 from torch import nn
 
 from hybrid.bench.contenders import MethodContender, PlainLoop
-from hybrid.bench.recipes import BASE
-from hybrid.data import load
-from hybrid.links.base import Start
-from hybrid.links.mpi import MpiLinks
-from hybrid.method.options import Options
-from hybrid.method.problem import Problem
 from hybrid.networks import models
-from hybrid.networks.partition import split
-from hybrid.settings.config import OptimizerSettings, TrainSettings
+from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Batch
 
 sys.path.append(str(Path(__file__).parents[3] / "docs/benchmarks"))
@@ -31,26 +21,22 @@ SETTINGS = OptimizerSettings()
 KINDS = ("gpipe", "1f1b", "interleaved-zero-bubble")
 
 
-@dataclass
 class Noted:
-    """A source that notes who asks for what, and with how many threads."""
-
-    images_made: int = 0
-    labels_made: int = 0
-    threads: list = field(default_factory=list)
-    busy_seconds: float = 0.0
+    """A source that notes with how many threads its images are asked for."""
 
     mixes = joint = False
 
+    def __init__(self):
+        self.threads = []
+
     def images(self, ids, step=0):
-        self.images_made += len(ids)
         self.threads.append(torch.get_num_threads())
-        sleep(self.busy_seconds)
-        made = [torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(int(i))) for i in ids]
-        return torch.stack(made).to(memory_format=torch.channels_last)
+        images = [
+            torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(int(i))) for i in ids
+        ]
+        return torch.stack(images).to(memory_format=torch.channels_last)
 
     def labels(self, ids, step=0):
-        self.labels_made += len(ids)
         return ids % 10
 
 
@@ -107,12 +93,6 @@ def off(state, norms=False):
     return max(float((a - b).abs().max() / ((b - s).abs().max() + 1e-9)) for a, b, s in pairs)
 
 
-def same(state, expected):
-    if state is None:
-        return None
-    return list(state) == list(expected) and all(torch.equal(state[n], expected[n]) for n in state)
-
-
 def state(row):
     """The whole network's state under its global names, on rank 0 only; all must call it."""
     if isinstance(row, PlainLoop):
@@ -131,51 +111,31 @@ def plain(comm):
     here = comm.rank == 0
     row = PlainLoop(network(), SETTINGS, here=here)
     row.train(batches())
-    before, two = torch.get_num_threads(), Noted()
-    PlainLoop(network(), SETTINGS, threads=2, here=here).train(batches(1, source=two))
-    return {
-        "equal": same(state(row), by_hand(network(), batches())),
-        "waited": row.spent()[1],
-        "sent": row.spent()[0],
-        "threads": [before, *two.threads, torch.get_num_threads()],
-    }
+    before, source = torch.get_num_threads(), Noted()
+    PlainLoop(network(), SETTINGS, threads=2, here=here).train(batches(1, source=source))
+    expected = by_hand(network(), batches())
+    weights = state(row)
+    equal = weights and all(torch.equal(weights[name], w) for name, w in expected.items())
+    threads = [before, *source.threads, torch.get_num_threads()]
+    return {"equal": equal, "spent": row.spent(), "threads": threads}
 
 
-def trained(row, source, norms=False):
-    untouched = same(state(row), network(norms).state_dict())
-    row.train(batches(source=source))
-    found = {
-        "untouched": untouched,
-        "off": off(state(row), norms),
-        "sent": row.spent()[0],
-        "made": [source.images_made, source.labels_made],
-        "waited": row.spent()[1],
-    }
+def trained(row, norms=False):
+    row.train(batches())
+    result = {"off": off(state(row), norms), "sent": row.spent()[0]}
     row.close()
-    return found
+    return result
 
 
-def replicas(comm):
-    """Our own row of as many replicas as there are ranks."""
-    options = Options(train=TrainSettings(batch_size=32))
-    problem = Problem.of(options, split(network(False), 1), *load("digits"))
-    method = BASE.method(problem, options, comm.size)
-    return MethodContender(method, MpiLinks(Start.of(comm, comm.size)))
-
-
-@mock.patch("hybrid.solvers.peers.COMPARED", False)
 def facts(comm):
     torch.set_num_threads(1)
     process_group(comm.mpi)
-    slow = Noted(busy_seconds=0.3 if comm.rank == 0 else 0.0)
-    found = {
-        "rank": [dist.get_rank(), dist.get_world_size()],
+    rows = {
         "plain": plain(comm),
-        "data parallel": trained(DataParallel(network(False), SETTINGS), slow),
-        "replicas": trained(replicas(comm), Noted()),
-        "exact": trained(Pipeline(network(), SETTINGS, "gpipe", 1), Noted(), norms=True),
+        "data parallel": trained(DataParallel(network(False), SETTINGS)),
+        "exact": trained(Pipeline(network(), SETTINGS, "gpipe", 1), norms=True),
     }
     for kind in KINDS:
-        found[kind] = trained(Pipeline(network(False), SETTINGS, kind, 4), Noted())
+        rows[kind] = trained(Pipeline(network(False), SETTINGS, kind, 4))
     dist.destroy_process_group()
-    return found
+    return rows

@@ -46,12 +46,6 @@ def test_a_roofline_takes_the_longer_of_computing_and_moving_and_an_overhead_for
         assert cost.forward * n == pytest.approx(forward, rel=0.01)
 
 
-def test_a_sum_goes_round_a_ring_and_a_small_one_through_a_tree():
-    network = LinkSpeed(10e6, 0.5)
-    assert network.sum_seconds(80e6, 8) == (2 * 7 / 8 * 8, 2 * 7 * 0.5)
-    assert network.sum_seconds(1000, 8) == (2 * 3 * 1000 / 10e6, 2 * 3 * 0.5)
-
-
 EXACT = Recipe("exact", Backprop(micro_batches=2))
 OF_ONE_BLOCK = [EXACT, Recipe("diloco", Backprop(), sync=DiLoCo(steps=2, lag=1))]
 OF_TWO = [*OF_ONE_BLOCK, Recipe("ddg", DDG(2)), Recipe("sweeps", AugmentedLagrangian())]
@@ -84,14 +78,6 @@ def test_one_replica_stands_for_all(grid, recipe, monkeypatch):
     assert one.bytes_per_image == pytest.approx(every.bytes_per_image, rel=0.02)
 
 
-def test_a_plan_for_a_device_counts_no_time_of_this_machine():
-    rates = [
-        made.predict(made.blocks(2, 8), Recipe("m=2", Backprop(micro_batches=2)), replicas=2)
-        for made in (planner(), planner())
-    ]
-    assert rates[0].images_per_second == rates[1].images_per_second
-
-
 def test_a_plan_for_a_device_counts_what_its_host_issues(monkeypatch):
     """Every operation takes a second, and nothing else takes any time."""
     roof = Roofline(flops_per_second=1e24, bytes_per_second=1e24, seconds_per_operation=1.0)
@@ -119,14 +105,6 @@ def test_a_device_of_little_memory_rules_out_what_does_not_fit():
     assert "the device has 1e-06" in refusal(next, tiny.predictions([Grid(2)], [4]))
 
 
-def test_a_thousand_ranks_cost_the_plan_one_chain():
-    made = planner(LinkSpeed(1e6, 1e-6), **{"train.batch_size": 1024, "data.limit": 1024})
-    found = [made.predict(made.blocks(2, 8), EXACT, replicas=R) for R in (8, 512)]
-    assert len(found[1].idle_share) == 2
-    # 64 times the ranks, each with a 64th of the work, and the same sums to wait for
-    assert 1 < found[1].images_per_second / found[0].images_per_second < 64
-
-
 WORDS = "plan --data digits --micro-batches 2 --batch-size 32 --set data.limit=64 --blocks 2"
 
 
@@ -142,12 +120,7 @@ def test_a_plan_for_a_device_measures_nothing(hybrid, tmp_path):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        *(
-            ({"roofline": {**ROOF, name: rate}}, f"{name} is {rate}")
-            for name in ROOF
-            for rate in (5e-324, 1e-300, 1e300)
-        ),
-        ({"roofline": {**ROOF, "seconds_per_operation": 1e300}}, "seconds_per_operation is 1e+300"),
+        *(({"roofline": {**ROOF, name: 5e-324}}, f"{name} is 5e-324") for name in ROOF),
         ({}, "roofline"),
         ({"roofline": {**ROOF, "flops": 1}}, "roofline.flops is 1; extra inputs"),
         ({"roofline": {**ROOF, "bytes_per_second": 0}}, "bytes_per_second is 0"),

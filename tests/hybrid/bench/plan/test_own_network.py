@@ -149,14 +149,6 @@ def test_stand_ins_have_the_blocks_weights_and_give_what_the_network_gives(kind)
     assert all(p.grad is not None for p in instead.model.parameters())
 
 
-def test_what_would_change_the_integers_at_a_cut_is_left_out_and_told():
-    made = planner("reader", **{"split.cuts": ["mixed"]})
-    found = list(made.predictions([Grid(2)], [2], ["mixed"]))
-    assert {tuple(p.cuts) for p in found} == {("mixed",)}
-    assert not [p for p in found if "messages" in p.recipe.name]
-    assert "which would change the integers that cross the cut before mixed" in made.refused[0]
-
-
 def test_a_grid_that_cannot_be_cut_is_left_out_and_the_others_are_planned():
     """Its blocks would share a statistic; replicas of the whole do not."""
     made = planner_of("normed_twice")

@@ -84,14 +84,6 @@ def test_memory_for_auxiliary_variables_is_a_limit():
     assert "the budget is 1e-06 GB" in made.refused[0]
 
 
-def test_a_sampler_that_learns_from_losses_leaves_out_what_tells_none():
-    names = {"sampler.name": "selective-backprop", "sampler.lag": 1}
-    found = planner(**names, **{"train.batch_size": 16}).predictions([Grid(2)], [2])
-    found = list(found)
-    assert found
-    assert not [p for p in found if p.recipe.windowed]
-
-
 @pytest.mark.parametrize(
     "solver",
     [
@@ -114,12 +106,6 @@ def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver, monkeypatch
         module = blocks.module(k)
         assert solver.held_bytes(module, lam, k, 3, saved_bytes) == pytest.approx(held, rel=0.1)
         lam = module(lam).detach().requires_grad_()
-
-
-def test_a_number_of_micro_batches_that_is_asked_for_is_the_one_that_is_planned():
-    asked = {"solver.name": "ddg", "solver.micro_batches": 2}
-    names = [p.recipe.name for p in planner(**asked).predictions([Grid(2)], [4])]
-    assert [name for name in names if name.startswith("ddg")] == ["ddg, m=2"]
 
 
 def test_what_is_not_measured_is_not_advised():

@@ -10,11 +10,8 @@ from hybrid.settings.config import RoundSettings
 from hybrid.solvers import (
     DDG,
     FDG,
-    AugmentedLagrangian,
-    AuxNet,
     Backprop,
     FeaturesReplay,
-    LocalUpdates,
 )
 
 
@@ -47,9 +44,3 @@ def test_one_forward_one_backward_waits_for_slow_messages_and_twice_the_delay_do
     waiting, slack = (rate(kind(micro_batches=4), network=network) for kind in (DDG, FDG))
     assert slack == pytest.approx(5, rel=0.03)
     assert 5 / (1 + 0.6) < waiting < 5 / (1 + 0.1)
-
-
-@pytest.mark.parametrize("solver", [LocalUpdates(), AuxNet(), AugmentedLagrangian()])
-def test_other_programs_run_on_stand_ins_as_they_are(solver):
-    windows = {"window": 4} if solver.alternates else {}
-    assert 0.5 < rate(solver, **windows) < 6
