@@ -1,8 +1,7 @@
 """A setting that a user gives acts, or is refused with the reason: over all settings, all modes.
 
-A triple is (setting, solver, mode); the modes of a solver stand in its own test file. `make test`
-tries every setting with one of the solvers, and every solver with some of the settings;
-`make test-slow` tries all triples.
+A triple is (setting, solver, mode). `make test` tries every setting with one of the solvers, and
+every solver with some of the settings; `make test-slow` tries all triples.
 """
 
 from collections import Counter
@@ -18,8 +17,7 @@ from zlib import crc32
 
 import pytest
 import torch
-from declared import declared
-from setting_modes import LISTED, OTHERS, TINY
+from setting_modes import LISTED, MODES, OTHERS, TINY
 from torch import Tensor
 
 from hybrid import data
@@ -34,8 +32,6 @@ from hybrid.settings.selection import Selection
 from hybrid.solvers import registry
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.training import build
-
-MODES = [mode for modes in declared("MODES") for mode in modes]
 
 
 class Result(NamedTuple):
@@ -238,16 +234,16 @@ def _settled(mode):
 
 
 @pytest.mark.parametrize("solver", registry.OWN)
-def test_the_test_file_of_every_solver_declares_its_modes(solver):
+def test_every_solver_has_modes(solver):
     declared = [mode.name for mode in MODES if mode.solver == solver]
-    assert declared, f"give a test file of {solver} MODES, as CONTRIBUTING.md says"
+    assert declared, f"give tests/support/methods/setting_modes.py modes of {solver}"
     assert len(set(declared)) == len(declared)
 
 
 @pytest.mark.parametrize(("section", "name"), [(s, n) for s in NAMED for n in NAMED[s].places])
 def test_every_strategy_and_sampler_has_a_mode(section, name):
     chosen = {mode.settings.get(f"{section}.name", NAMED[section].default) for mode in MODES}
-    assert name in chosen, f"give a test file of a solver a mode with {section}.name={name}"
+    assert name in chosen, f"give setting_modes.py a mode with {section}.name={name}"
 
 
 def test_every_setting_and_every_solver_are_in_the_sample():

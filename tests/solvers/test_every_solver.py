@@ -5,31 +5,22 @@ from copy import deepcopy
 
 import pytest
 import torch
-from declared import declared
+from method_examples import EXAMPLES, IMPOSSIBLE, PLAIN
 from problems import assert_same, exact_pass, handed_over, make_problem
 
 from hybrid.links import run_threads, run_virtual
-from hybrid.solvers import DDG, Penalty, Petra, Solver, registry
+from hybrid.solvers import DDG, Penalty, Petra, registry
 from hybrid.solvers.base import Recording
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.local_work.work import LocalWork
 
-EVERY: dict[str, Solver] = {k: v for examples in declared("EXAMPLES") for k, v in examples.items()}
-"""Of each solver, as its own test file gives them."""
-ALONE = [name for names in declared("PLAIN") for name in names]
-"""Those that are SGD alone, where there is one block."""
-WRONG = [wrong for wrongs in declared("IMPOSSIBLE") for wrong in wrongs]
 CUTS = [[1, 3], [1, 2, 3], [2]]
 
 
 @pytest.mark.parametrize("name", registry.OWN)
-def test_the_test_file_of_every_solver_declares_examples(name):
-    known = [solver for solver in EVERY.values() if solver.name == name]
-    assert known, f"give a test file of {name} EXAMPLES, as CONTRIBUTING.md says"
-
-
-def test_no_two_examples_have_one_name():
-    assert len(EVERY) == sum(map(len, declared("EXAMPLES")))
+def test_every_solver_has_an_example(name):
+    names = {solver.name for solver in EXAMPLES.values()}
+    assert name in names, f"give tests/support/methods/method_examples.py an instance of {name}"
 
 
 def problem_for(solver, cuts, seed=1):
@@ -75,15 +66,15 @@ def trained(problem, solver, at=4, resumed=False, run=run_threads, prepare=lambd
     return problem.tensors()
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", PLAIN)
 def test_one_block_alone_is_plain_sgd_bit_for_bit(name):
-    problem, plain = (problem_for(EVERY[name], []) for _ in range(2))
-    assert_same(trained(problem, EVERY[name]), plain.plain_loop())
+    problem, plain = (problem_for(EXAMPLES[name], []) for _ in range(2))
+    assert_same(trained(problem, EXAMPLES[name]), plain.plain_loop())
 
 
-@pytest.mark.parametrize(("number", "name"), [*enumerate(EVERY)], ids=[*EVERY])
+@pytest.mark.parametrize(("number", "name"), [*enumerate(EXAMPLES)], ids=[*EXAMPLES])
 def test_a_run_goes_on_with_what_was_kept_and_virtual_clocks_do_not_change_a_bit(number, name):
-    solver, cuts, at = EVERY[name], CUTS[number % len(CUTS)], 1 + number % 5
+    solver, cuts, at = EXAMPLES[name], CUTS[number % len(CUTS)], 1 + number % 5
     found = trained(problem_for(solver, cuts), solver, at, resumed=True)
     assert_same(found, trained(problem_for(solver, cuts), solver, run=run_virtual))
 
@@ -118,10 +109,10 @@ class Watching:
         assert all(map(torch.equal, self.weights, self.module.parameters()))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_weights_move_in_steps_that_replicas_know_of_and_only_where_they_can_be_trained(name):
     """The second block is frozen, and another has nothing but a flattening of pixels."""
-    solver, cuts, idle = EVERY[name], [1, 3, 5, 6], {1, 3}
+    solver, cuts, idle = EXAMPLES[name], [1, 3, 5, 6], {1, 3}
     if getattr(solver, "filter", 1) > 1:  # a vector has no squares of pixels
         cuts, idle = [1, 3], {1}
     problem, blocks = problem_for(solver, cuts).single_precision(), []
@@ -164,7 +155,7 @@ def test_replicas_are_asked_once_a_step_where_waits_are_filled():
 
 @pytest.mark.parametrize(
     ("solver", "name", "value"),
-    [(solver, *setting) for solver, wrong in WRONG for setting in wrong.items()],
+    [(solver, *setting) for solver, wrong in IMPOSSIBLE for setting in wrong.items()],
 )
 def test_impossible_settings_name_the_value_in_one_line(solver, name, value):
     with pytest.raises(ValueError, match=rf"^{name} is {value!r}[^\n]*$"):

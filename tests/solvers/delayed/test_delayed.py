@@ -8,7 +8,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from problems import assert_same
-from setting_modes import Mode, alone, filled
 from unit_steps import made as units_made
 from unit_steps import trained
 from versions_table import Table
@@ -16,27 +15,6 @@ from versions_table import Table
 from hybrid.solvers import DDG, FDG, FeaturesReplay
 from hybrid.solvers.engine.engine import Engine
 
-OTHER = {"ddg": ["features-replay"], "features-replay": ["ddg"], "fdg": ["local-updates"]}
-"""Two blocks, corrected so often: DDG's delay is the same as FDG's."""
-FIRST = {"rounds.serial_epochs": 1, "data.limit": 48}
-EXAMPLES = {
-    "ddg": DDG(micro_batches=1),
-    "fdg": FDG(micro_batches=1, gradient_shrinking=0.7),
-    "features-replay": FeaturesReplay(micro_batches=1),
-    "ddg in parts": DDG(micro_batches=3, messages="int8"),
-    "fdg in parts": FDG(micro_batches=2, messages="float16"),
-    "features-replay in parts": FeaturesReplay(micro_batches=4, messages="bfloat16"),
-}
-PLAIN = ("ddg", "fdg", "features-replay")
-IMPOSSIBLE = [(DDG, {"clip_norm": -1.0}), (FDG, {"gradient_shrinking": 1.5})]
-MODES = [
-    *(mode for name, other in OTHER.items() for mode in alone(name, tries={"solver.name": other})),
-    Mode("ddg", "replicas", {"split.replicas": 2}, {}, {"solver.name": OTHER["ddg"]}),
-    Mode("ddg", "no stash", {"solver.stash": False}, {}, {"solver.name": OTHER["ddg"]}),
-    Mode("ddg", "first serially", FIRST, {}, {"solver.name": OTHER["ddg"]}),
-    filled("ddg", "augmented-lagrangian"),
-    filled("ddg", "penalty"),
-]
 METHODS = {"ddg": DDG(), "features-replay": FeaturesReplay(), "fdg": FDG(gradient_shrinking=0.7)}
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from conditions import check
 from problems import assert_same, copied
-from setting_modes import Mode, alone
 from torch import nn
 from torch.func import functional_call
 from trainings import digits, interrupted, trained_weights, trainer, weights
@@ -20,25 +19,6 @@ from hybrid.solvers import FDG, PDASGD
 from hybrid.solvers.base import Setup
 from hybrid.solvers.delayed.unit_passes import Units, unit_slices
 
-OTHER = {"solver.name": ["local-updates"]}
-SLOTS = {
-    "three slots": {},
-    "two slots": {"solver.backward_slots": 1},
-    "one slot": {"solver.backward_slots": 0, "solver.queue": 1},
-}
-EXAMPLES = {
-    "pd-asgd": PDASGD(backward_slots=0),
-    "pd-asgd in parts": PDASGD(micro_batches=3, messages="int8"),
-    "pd-asgd, clipped": PDASGD(clip_norm=0.1),
-}
-PLAIN = ("pd-asgd",)
-IMPOSSIBLE = [
-    (PDASGD, {"backward_slots": 3, "queue": -1, "clip_norm": -1.0}),
-]
-MODES = [
-    *alone("pd-asgd", tries=OTHER),
-    *(Mode("pd-asgd", n, {"split.blocks": 1, **own}, {}, OTHER) for n, own in SLOTS.items()),
-]
 ONE_BLOCK = {
     "the paper's ratio": PDASGD(),
     "one backward slot": PDASGD(backward_slots=1),

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import Fixed, Problem, exact_pass
-from setting_modes import alone
 from torch import nn
 
 from hybrid import split
@@ -16,14 +15,6 @@ from hybrid.networks.models.residual import Residual
 from hybrid.solvers import Batch, Petra
 from hybrid.solvers.layers.branches import Reversible
 from hybrid.solvers.state import Tensors
-
-EXAMPLES = {
-    "petra": Petra(micro_batches=1),
-    "petra in parts": Petra(micro_batches=3, messages="int8"),
-}
-PLAIN = ("petra",)
-IMPOSSIBLE = [(Petra, {"micro_batches": -1, "messages": "int4"})]
-MODES = [*alone("petra", {"model.name": "revnet8"})]
 
 
 def problem(cut, batches, lr=0.05):

@@ -6,7 +6,6 @@ from time import sleep
 import pytest
 import torch
 from problems import assert_same, copied, make_problem
-from setting_modes import EXACT, SERIAL, Mode, alone
 from torch import nn
 
 from hybrid import Trainer, data, split
@@ -17,23 +16,6 @@ from hybrid.solvers import LocalUpdates
 from hybrid.solvers.local.heads import Head
 from hybrid.solvers.local.local_updates import PROGRESS_INTERVAL, LocalUpdatesProgram
 from hybrid.solvers.state import State, Tensors
-
-GREEDY = {"solver.style=chunked": "two chunks of two blocks are trained greedily"}
-TWO = dict.fromkeys(("split.cuts", *SERIAL), "two blocks that overlap are back-propagation")
-ONE = dict.fromkeys((*EXACT, *SERIAL), "one chunk of all blocks is back-propagation")
-CHUNK = {"solver.style": "chunked", "solver.chunks": 1}
-EXAMPLES = {
-    "greedy": LocalUpdates(),
-    "overlapping": LocalUpdates(style="overlapping", head="mlp:5"),
-    "chunked": LocalUpdates(style="chunked", chunks=1),
-}
-PLAIN = (*EXAMPLES,)
-IMPOSSIBLE = [(LocalUpdates, {"style": "lazy", "chunks": 0, "head": "mlp:0"})]
-MODES = [
-    *alone("local-updates", same=GREEDY),
-    Mode("local-updates", "overlapping", {"solver.style": "overlapping"}, TWO),
-    Mode("local-updates", "chunked", CHUNK, ONE),
-]
 
 
 def four_blocks(batches=1):

@@ -6,7 +6,6 @@ from copy import deepcopy
 import pytest
 import torch
 from problems import Fixed, assert_weights_moved, make_problem
-from setting_modes import windowed
 
 from hybrid import split
 from hybrid.links import run_threads
@@ -15,16 +14,6 @@ from hybrid.solvers.objective import Objective
 from hybrid.solvers.splitting.auxnet import auxiliary_network
 from hybrid.solvers.state import State
 
-UNRECORDED = {"rounds.window=1": "one sweep, and nothing recorded"}
-EXAMPLES = {
-    "auxnet": AuxNet(aux_lr=0.01),
-    "auxnet with multipliers": AuxNet(aux_lr=0.01, multiplier="adjoint"),
-}
-IMPOSSIBLE = [
-    (AuxNet, {"beta": float("nan"), "local_lr": -1.0, "aux_lr": 0.0, "lam_step": -0.1}),
-    (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1, "multiplier": "adjoin"}),
-]
-MODES = [*windowed("auxnet", {}, UNRECORDED, tries={"solver.name": ["penalty"]})]
 CUTS: dict[int, list[int]] = {1: [], 2: [2], 3: [1, 3]}
 
 

@@ -22,7 +22,6 @@ from problems import (
     started,
 )
 from scaled_admm import ScaledADMM
-from setting_modes import KEPT, NEVER_RESTS, Mode, windowed
 from torch import Tensor, nn
 
 from hybrid.networks.partition import split
@@ -31,28 +30,6 @@ from hybrid.solvers.layers.projection import PROJECTIONS, Projection, Sign
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 # small steps: where the weights are unstable, rounding errors grow a thousandfold a sweep
-NEAR = {"solver.rho": 0.2}
-"""lam stays close to activations that are as small as those of the tests."""
-HOPS = {"rounds.window": 2, "solver.order": "jacobi", "solver.z_steps": 2}
-LAYER = {"model.name": "factorized:small", "rounds.window": 2, "rounds.sweeps": 2}
-FILTERED: dict[str, Any] = {"rho": 0.5, "balance_ratio": 1.01, "local_lr": 0.05, "filter": 2}
-EXAMPLES = {
-    "block-admm": BlockADMM(rho=0.5, balance_ratio=1.01, local_lr=0.05),
-    "seidel": BlockADMM(rho=0.5, order="gauss-seidel", theta_steps=2, z_steps=2, optimizer="adam"),
-    "coupled in 16 bits": BlockADMM(**FILTERED, storage="bfloat16"),
-    "fed in 16 bits": BlockADMM(**FILTERED, storage="bfloat16", filter_mode="input"),
-    "fed": BlockADMM(**FILTERED, filter_mode="input"),
-}
-IMPOSSIBLE = [
-    (BlockADMM, {"rho": -1.0, "theta_steps": 0, "z_steps": 0, "balance_ratio": 0.5}),
-    (BlockADMM, {"momentum": 0.5, "order": "seidel", "optimizer": "adagrad"}),
-    (BlockADMM, {"constraint": "positive", "factor_rho": float("nan")}),
-]
-MODES = [
-    *windowed("block-admm", NEAR, whole=KEPT),
-    Mode("block-admm", "hops", {**NEAR, **NEVER_RESTS, **HOPS}),
-    Mode("block-admm", "factorized", {**NEAR, **NEVER_RESTS, **LAYER}),
-]
 CLASSIC = {"local_lr": 0.05, "lam_step": 0.3}
 LONG = CLASSIC | {"lam_step": 1.5}
 ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])

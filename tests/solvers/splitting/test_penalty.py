@@ -7,43 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import assert_weights_moved, buffers, make_problem, problems, recorded
-from setting_modes import KEPT, NEVER_RESTS, Mode, windowed
 
 from hybrid.solvers import AugmentedLagrangian, Penalty
 from hybrid.solvers.kernels.operations import pool
 from hybrid.solvers.splitting.penalty import IN_WINDOWS
-
-CLOSE = {"solver.beta": 0.1}
-"""lam stays close to activations that are as small as those of the tests."""
-
-
-def _modes():
-    for solver in ("penalty", "augmented-lagrangian"):
-        yield from windowed(solver, CLOSE, whole=KEPT)
-    mine, windows = "augmented-lagrangian", {**CLOSE, **NEVER_RESTS, "rounds.window": 2}
-    assist = {"sampler.name": "auto-assist", "sampler.lr": 5.0, "sampler.lag": 2}
-    yield Mode(mine, "auto-assist", {**windows, **assist, "train.epochs": 3})
-    swept = {**windows, "rounds.sweeps": 2}
-    yield Mode(mine, "two sweeps in steps", {**swept, "solver.lam_move": "step"})
-    # mini-batches of 16, or BatchNorm sees single samples
-    large = {"split.replicas": 2, "train.batch_size": 16, "data.limit": 48}
-    yield Mode(mine, "replicas", {**swept, **large})
-    # a third epoch, for what the second one's residual leads to
-    first = {"rounds.serial_epochs": 1, "train.epochs": 3}
-    yield Mode(mine, "first serially", {**swept, **first})
-
-
-EXAMPLES = {
-    "penalty": Penalty(beta=0.1, momentum=0.5),
-    "augmented-lagrangian": AugmentedLagrangian(beta=0.1, clip_norm=0.1),
-}
-IMPOSSIBLE = [
-    (AugmentedLagrangian, {"beta": -1.0, "local_lr": 0.0, "lam_step": -0.1, "clip_norm": -1.0}),
-    (AugmentedLagrangian, {"filter": 0, "momentum": 1.0, "return_ratio": 0.0, "kappa_step": -1.0}),
-    (AugmentedLagrangian, {"storage": "int3", "filter_mode": "inputs", "lam_start": "adjoin"}),
-    (AugmentedLagrangian, {"multiplier_start": "adjoin"}),
-]
-MODES = [*_modes()]
 
 
 def swept(problem, solver, sweeps=1):

@@ -51,7 +51,7 @@ EXAMPLES = {
     "ampnet, few keys": AMPNet(micro_batches=2, max_active_keys=5),
 }
 MODES = [
-    *alone("ampnet", parts={"solver.micro_batches": 4}, tries=OTHER),
+    *alone("ampnet", corrected={"solver.micro_batches": 4}, tries=OTHER),
     Mode("ampnet", "one block", {"split.blocks": 1}, LATE, OTHER),
     Mode("ampnet", "one key", {"solver.max_active_keys": 1}, {**LATE, **ONE_KEY}, OTHER),
 ]
@@ -67,7 +67,7 @@ SEVERAL = {"shapes": ((1,),)}
 
 @pytest.mark.parametrize(("number", "name"), [*enumerate(EXAMPLES)], ids=[*EXAMPLES])
 def test_what_every_method_keeps_to(number, name, monkeypatch):
-    monkeypatch.setattr(every, "EVERY", EXAMPLES)
+    monkeypatch.setattr(every, "EXAMPLES", EXAMPLES)
     every.test_a_run_goes_on_with_what_was_kept_and_virtual_clocks_do_not_change_a_bit(number, name)
     every.test_weights_move_in_steps_that_replicas_know_of_and_only_where_they_can_be_trained(name)
     if name == "ampnet":

@@ -1,7 +1,4 @@
-"""Ways to run a solver, what is tried of each setting, and which must not change the result.
-
-The modes of a solver stand in its own test file, as `MODES`; here is what several share.
-"""
+"""Ways to run each solver, what is tried of each setting, and which must not change the result."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,13 +47,6 @@ For runs whose residuals are compared, of methods that have the setting.
 """
 
 
-def filled(solver: str, fill: str) -> Mode:
-    """A delayed pipeline whose ranks take a method's local steps where they would wait."""
-    waits = {"fill.name": fill, "fill.beta": 0.1, "rounds.waits": [(4, 0), (0, 8)]}
-    tries = {"solver.name": ["features-replay"], "fill.name": ["none", "penalty"]}
-    return Mode(solver, f"{fill} in waits", waits, {}, tries)
-
-
 def windowed(
     solver: str,
     close: Values,
@@ -78,23 +68,123 @@ def windowed(
     yield Mode(solver, "all", {**never, "rounds.window": "all"}, whole or {}, tries)
 
 
-KEPT = {"data.augment": "records that are kept without corrections are of plain images"}
-
-
 def alone(
     solver: str,
-    own: Values | None = None,
-    parts: Values | None = None,
+    settings: Values | None = None,
+    corrected: Values | None = None,
     same: Mapping[str, str] | None = None,
     tries: Mapping[str, list[Any]] | None = None,
 ) -> Iterator[Mode]:
-    """A method that trains alone; `parts`: what it wants where it is corrected."""
-    own, same, tries = own or {}, same or {}, tries or {}
-    yield Mode(solver, "alone", own, same, tries)
+    """A method that trains alone; `corrected`: what it wants beside that where it is corrected."""
+    settings, same, tries = settings or {}, same or {}, tries or {}
+    yield Mode(solver, "alone", settings, same, tries)
     # five mini-batches: a window of one between two serial ones is exact
     rarely: Values = {"data.limit": 40, "rounds.window": 2, "rounds.correct_every": 2}
-    yield Mode(solver, "every second", {**own, **(parts or {}), **rarely}, same, tries)
+    yield Mode(solver, "every second", {**settings, **(corrected or {}), **rarely}, same, tries)
 
+
+def delayed() -> Iterator[Mode]:
+    """Two blocks, corrected so often, give DDG the delay of FDG: another solver is tried."""
+    other = {"ddg": ["features-replay"], "features-replay": ["ddg"], "fdg": ["local-updates"]}
+    for name, solvers in other.items():
+        yield from alone(name, tries={"solver.name": solvers})
+    tries = {"solver.name": other["ddg"]}
+    yield Mode("ddg", "replicas", {"split.replicas": 2}, {}, tries)
+    yield Mode("ddg", "no stash", {"solver.stash": False}, {}, tries)
+    yield Mode("ddg", "first serially", {"rounds.serial_epochs": 1, "data.limit": 48}, {}, tries)
+    for fill in ("augmented-lagrangian", "penalty"):
+        waits = {"fill.name": fill, "fill.beta": 0.1, "rounds.waits": [(4, 0), (0, 8)]}
+        tries = {**tries, "fill.name": ["none", "penalty"]}
+        yield Mode("ddg", f"{fill} in waits", waits, {}, tries)
+
+
+def by_units() -> Iterator[Mode]:
+    """PD-ASGD, by its slots."""
+    tries = {"solver.name": ["local-updates"]}
+    yield from alone("pd-asgd", tries=tries)
+    slots: dict[str, Values] = {
+        "three slots": {},
+        "two slots": {"solver.backward_slots": 1},
+        "one slot": {"solver.backward_slots": 0, "solver.queue": 1},
+    }
+    for name, settings in slots.items():
+        yield Mode("pd-asgd", name, {"split.blocks": 1, **settings}, {}, tries)
+
+
+def serial() -> Iterator[Mode]:
+    """Back-propagation, with what else a run may have: schedules, samplers, replicas."""
+    grid = {"split.replicas": 2}
+    # five mini-batches an epoch, for rounds that end within it
+    outer = {**grid, "data.limit": 40, "sync.steps": 2, "sync.lag": 1}
+    # few losses, known soon, to an assistant that learns fast from them
+    soon = {"sampler.lag": 2, "train.epochs": 3}
+    by_class = {"schedule.name": "ExponentialLR", "schedule.arguments": {"gamma": 0.9}}
+    ways: dict[str, Values] = {
+        "m = 1": {},
+        "m = 4": {"solver.micro_batches": 4},
+        "steps": {"schedule.name": "step"},
+        "a schedule of torch's": by_class,
+        "AdamW": {"optimizer.name": "adamw", "optimizer.lr": 1e-3},
+        "virtual": {"links.kind": "virtual"},
+        "replicas": grid,
+        "local-sgd": {**grid, "sync.name": "local-sgd", "sync.steps": 2},
+        "diloco": {**outer, "sync.name": "diloco"},
+        "hpsgd": {**outer, "sync.name": "hpsgd"},
+        "auto-assist": {**soon, "sampler.name": "auto-assist", "sampler.lr": 5.0},
+        "selective-backprop": {**soon, "sampler.name": "selective-backprop"},
+    }
+    for name, settings in ways.items():
+        yield Mode("backprop", name, settings, dict.fromkeys(EXACT, "gradients are exact"))
+
+
+def local() -> Iterator[Mode]:
+    """Local updates, by their style."""
+    greedy = {"solver.style=chunked": "two chunks of two blocks are trained greedily"}
+    two = dict.fromkeys(("split.cuts", *SERIAL), "two blocks that overlap are back-propagation")
+    one = dict.fromkeys((*EXACT, *SERIAL), "one chunk of all blocks is back-propagation")
+    yield from alone("local-updates", same=greedy)
+    yield Mode("local-updates", "overlapping", {"solver.style": "overlapping"}, two)
+    yield Mode("local-updates", "chunked", {"solver.style": "chunked", "solver.chunks": 1}, one)
+
+
+def splitting() -> Iterator[Mode]:
+    """Methods with auxiliary variables, which stay close to activations as small as those here."""
+    unrecorded = {"rounds.window=1": "one sweep, and nothing recorded"}
+    yield from windowed("auxnet", {}, unrecorded, tries={"solver.name": ["penalty"]})
+    kept = {"data.augment": "records that are kept without corrections are of plain images"}
+    near: Values = {"solver.rho": 0.2, **NEVER_RESTS}
+    yield from windowed("block-admm", {"solver.rho": 0.2}, whole=kept)
+    hops = {"rounds.window": 2, "solver.order": "jacobi", "solver.z_steps": 2}
+    yield Mode("block-admm", "hops", {**near, **hops})
+    layer = {"model.name": "factorized:small", "rounds.window": 2, "rounds.sweeps": 2}
+    yield Mode("block-admm", "factorized", {**near, **layer})
+    for solver in ("penalty", "augmented-lagrangian"):
+        yield from windowed(solver, {"solver.beta": 0.1}, whole=kept)
+    window: Values = {"solver.beta": 0.1, **NEVER_RESTS, "rounds.window": 2}
+    two = {**window, "rounds.sweeps": 2}
+    assist = {"sampler.name": "auto-assist", "sampler.lr": 5.0, "sampler.lag": 2}
+    # mini-batches of 16, or BatchNorm sees single samples
+    large = {"split.replicas": 2, "train.batch_size": 16, "data.limit": 48}
+    # a third epoch, for what the second one's residual leads to
+    first = {"rounds.serial_epochs": 1, "train.epochs": 3}
+    for name, settings in {
+        "auto-assist": {**window, **assist, "train.epochs": 3},
+        "two sweeps in steps": {**two, "solver.lam_move": "step"},
+        "replicas": {**two, **large},
+        "first serially": {**two, **first},
+    }.items():
+        yield Mode("augmented-lagrangian", name, settings)
+
+
+MODES = [
+    *delayed(),
+    *by_units(),
+    *alone("petra", {"model.name": "revnet8"}),
+    *serial(),
+    *local(),
+    *splitting(),
+]
+"""Those of every solver of this package."""
 
 OTHERS: dict[str, list[Any]] = {
     "optimizer.vectors_lr": [0.05],

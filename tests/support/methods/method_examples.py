@@ -1,0 +1,71 @@
+"""Instances of every method, for the tests that all must pass."""
+
+from typing import Any
+
+from hybrid.solvers import (
+    DDG,
+    FDG,
+    PDASGD,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    BlockADMM,
+    FeaturesReplay,
+    LocalUpdates,
+    Penalty,
+    Petra,
+    Solver,
+)
+
+FILTERED: dict[str, Any] = {"rho": 0.5, "balance_ratio": 1.01, "local_lr": 0.05, "filter": 2}
+
+PLAIN: dict[str, Solver] = {
+    "backprop": Backprop(),
+    "ddg": DDG(micro_batches=1),
+    "fdg": FDG(micro_batches=1, gradient_shrinking=0.7),
+    "features-replay": FeaturesReplay(micro_batches=1),
+    "petra": Petra(micro_batches=1),
+    "pd-asgd": PDASGD(backward_slots=0),
+    "greedy": LocalUpdates(),
+    "overlapping": LocalUpdates(style="overlapping", head="mlp:5"),
+    "chunked": LocalUpdates(style="chunked", chunks=1),
+}
+"""Those that are SGD on one block."""
+
+EXAMPLES: dict[str, Solver] = {
+    **PLAIN,
+    "ddg in parts": DDG(micro_batches=3, messages="int8"),
+    "fdg in parts": FDG(micro_batches=2, messages="float16"),
+    "features-replay in parts": FeaturesReplay(micro_batches=4, messages="bfloat16"),
+    "petra in parts": Petra(micro_batches=3, messages="int8"),
+    "pd-asgd in parts": PDASGD(micro_batches=3, messages="int8"),
+    "pd-asgd, clipped": PDASGD(clip_norm=0.1),
+    "penalty": Penalty(beta=0.1, momentum=0.5),
+    "augmented-lagrangian": AugmentedLagrangian(beta=0.1, clip_norm=0.1),
+    "auxnet": AuxNet(aux_lr=0.01),
+    "auxnet with multipliers": AuxNet(aux_lr=0.01, multiplier="adjoint"),
+    "block-admm": BlockADMM(rho=0.5, balance_ratio=1.01, local_lr=0.05),
+    "seidel": BlockADMM(rho=0.5, order="gauss-seidel", theta_steps=2, z_steps=2, optimizer="adam"),
+    "coupled in 16 bits": BlockADMM(**FILTERED, storage="bfloat16"),
+    "fed in 16 bits": BlockADMM(**FILTERED, storage="bfloat16", filter_mode="input"),
+    "fed": BlockADMM(**FILTERED, filter_mode="input"),
+}
+
+IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
+    (Backprop, {"micro_batches": -1, "clip_norm": -1.0, "filter": 0, "messages": "float64"}),
+    (DDG, {"clip_norm": -1.0}),
+    (FDG, {"gradient_shrinking": 1.5}),
+    (Petra, {"micro_batches": -1, "messages": "int4"}),
+    (PDASGD, {"backward_slots": 3, "queue": -1, "clip_norm": -1.0}),
+    (LocalUpdates, {"style": "lazy", "chunks": 0, "head": "mlp:0"}),
+    (AugmentedLagrangian, {"beta": -1.0, "local_lr": 0.0, "lam_step": -0.1, "clip_norm": -1.0}),
+    (AugmentedLagrangian, {"filter": 0, "momentum": 1.0, "return_ratio": 0.0, "kappa_step": -1.0}),
+    (AugmentedLagrangian, {"storage": "int3", "filter_mode": "inputs", "lam_start": "adjoin"}),
+    (AugmentedLagrangian, {"multiplier_start": "adjoin"}),
+    (AuxNet, {"beta": float("nan"), "local_lr": -1.0, "aux_lr": 0.0, "lam_step": -0.1}),
+    (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1, "multiplier": "adjoin"}),
+    (BlockADMM, {"rho": -1.0, "theta_steps": 0, "z_steps": 0, "balance_ratio": 0.5}),
+    (BlockADMM, {"momentum": 0.5, "order": "seidel", "optimizer": "adagrad"}),
+    (BlockADMM, {"constraint": "positive", "factor_rho": float("nan")}),
+]
+"""Values of settings, each rejected by itself."""
