@@ -1,4 +1,4 @@
-"""Notices what a callback changes in a network of which other ranks have copies."""
+"""Notices changes that a callback makes to one rank's copy of a network."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _mark(value: Any) -> Mark:
 def _hash(x: Tensor) -> int:
     """A hash of a tensor's numbers: changes of .data do not count in its version.
 
-    It is 0 for one without memory, or of which one number in memory stands for all.
+    It is 0 for a tensor without memory, or with one number in memory for all.
     """
     repeated = x.numel() > 1 and not any(x.stride())
     if x.layout is not torch.strided or x.is_meta or not x.numel() or repeated:

@@ -1,4 +1,4 @@
-"""A run's own passes over a few samples, whose gradients a proof compares."""
+"""The run's passes over a few samples. A proof compares their gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.networks.units import BlockModule, kept_state
-from hybrid.proof.undivided import Pass, attributes_of, sketch, unlike, without_gradients
+from hybrid.proof.undivided import PassResult, attributes_of, sketch, unlike, without_gradients
 from hybrid.solvers.block import Block
 from hybrid.solvers.checks.constant_draws import ConstantDraws
 from hybrid.solvers.checks.traces import graph_leaves, untraced
@@ -30,13 +30,13 @@ class RankPass:
     """What one rank has of a pass."""
 
     loss: tuple[float, float] | None = None
-    """Of a last block: the loss over a replica's share, and its weight."""
-    passed: Pass = field(default_factory=Pass)
+    """On a last block: the loss over a replica's share, and its weight."""
+    passed: PassResult = field(default_factory=PassResult)
     foreign: str = ""
     """A weight of another block that the loss reads."""
 
 
-class Exact:
+class ExactPasses:
     """The exact pass, as a run makes it."""
 
     def __init__(self, method: Method) -> None:
@@ -51,10 +51,10 @@ class Exact:
 
     def applies(self, method: Method) -> bool:
         """Whether the run makes such passes, or no others that could be compared."""
-        return method.solver.exact or method.setup.corrects or not Late.is_late(method)
+        return method.solver.exact or method.setup.corrects or not LatePasses.is_late(method)
 
     def over(self, method: Method, share: Batch) -> Method:
-        """The method for mini-batches like this one, of which a replica has a share."""
+        """The method for mini-batches of the size of this one; `share` is a replica's part."""
         replicas = method.setup.replicas
         total = share.size if share.total else len(share) * replicas * (replicas > 1)
         return replace(method, setup=replace(method.setup, batch_size=len(share), total=total))
@@ -64,7 +64,7 @@ class Exact:
         return ExactPass(self.settings(method), block, links, method.setup).train(window)
 
 
-class Late(Exact):
+class LatePasses(ExactPasses):
     """The passes of a method with late gradients, over one mini-batch: its weights are equal."""
 
     @staticmethod
@@ -95,8 +95,7 @@ class Late(Exact):
 def plain(method: Method, formats: bool = False) -> Method:
     """The method without what makes another gradient: clipping, rounding, averages, compilation.
 
-    With `formats` it rounds, but for float16, whose first steps are left out until one of its loss
-    scales fits.
+    With `formats` it rounds, except to float16: training leaves out steps until a loss scale fits.
     """
     options = copy(method.options)
     formatted = formats and options.train.precision != "float16"
@@ -153,7 +152,7 @@ def share_weights(method: Method, links: RankLinks) -> None:
 
 
 def run_pass(
-    program: Exact, method: Method, links: RankLinks, share: Batch, R: int, formats: bool
+    program: ExactPasses, method: Method, links: RankLinks, share: Batch, R: int, formats: bool
 ) -> list[RankPass]:
     """What each rank has of the run's own pass, on the first rank; elsewhere nothing."""
     method = program.over(plain(method, formats), share)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from math import isfinite
 from typing import Any
 
@@ -18,8 +17,8 @@ from hybrid.method.objectives import LOSSES, MODEL
 from hybrid.networks.models import Chain
 from hybrid.networks.own_units import remember_generators
 from hybrid.proof.passes import (
-    Exact,
-    Late,
+    ExactPasses,
+    LatePasses,
     RankPass,
     plain,
     rounds,
@@ -29,12 +28,11 @@ from hybrid.proof.passes import (
 from hybrid.proof.samples import Samples, choose_batch
 from hybrid.proof.undivided import (
     PROJECTIONS,
-    Pass,
-    Rows,
+    PassResult,
+    UndividedPass,
     UnprovenError,
     distance,
     rounded_weights,
-    undivided_pass,
     unlike,
 )
 
@@ -43,10 +41,10 @@ OWN = "network, data and loss are this package's own"
 WORSE = 30.0
 """Times the change by rounding the weights that passes may differ by."""
 TOLERANCE = {torch.float64: (1e-8, 1e-10), torch.float32: (2e-4, 5e-6)}
-"""By number format: the largest difference of a gradient over its norm, and over that of the whole
-gradient. Sums over parts differ by about 1e-6; what is lost shows as 1e-3 and more."""
+"""By number format: the largest difference of a parameter's gradient, relative to its norm and to
+the norm of the whole gradient. Sums over parts differ by about 1e-6, faults by 1e-3 and more."""
 ROUNDED = 0.5, 0.05
-"""The same where numbers are rounded to 16 or 8 bits."""
+"""The tolerance where numbers are rounded to 16 or 8 bits."""
 CAUSES = (
     "a loss or a network that is no mean over samples (give denominator=, or train undivided, with "
     "1 micro-batch and 1 replica); code that reads modules or weights of other blocks, by hooks or "
@@ -70,7 +68,7 @@ def prove(
     operations give every row the same numbers. A method with late gradients makes its own passes,
     at equal weights. All ranks call it before they train, and nothing of it leaves a trace.
 
-    Gives what the summary says. AgreedError with the first thing that differs.
+    Returns the entry of the summary. AgreedError with the first difference.
     """
     if reason := _reason_not_to(method, data):
         return SKIPPED + reason
@@ -104,12 +102,12 @@ def _reason_not_to(method: Method, data: Data) -> str:
     if not is_checked(method, data):
         return OWN
     if method.problem.blocks.unread is not None:
-        return "the weights are in files, of which each rank reads its own"
+        return "the weights are in files, and each rank reads those of its block"
     return ""
 
 
 def is_checked(method: Method, data: Data) -> bool:
-    """Whether a run is compared with the undivided network: by default, what is the user's own."""
+    """Whether a run is compared: by default, if network, loss or data are the user's."""
     options = method.options
     loss = options.loss is None and options.train.loss in {*LOSSES} - {MODEL}
     plain = options.batch_transform is None and options.regularizer is None
@@ -123,7 +121,7 @@ def _prove(
 ) -> str:
     options, lossless = method.options, plain(method)
     R = options.replicas if options.sync.exact else 1
-    programs = [p for p in (Exact(lossless), Late(lossless)) if p.applies(method)]
+    programs = [p for p in (ExactPasses(lossless), LatePasses(lossless)) if p.applies(method)]
     batch = choose_batch(lossless, data, max(p.parts for p in programs), R, links)
     samples = Samples.read([batch.of_replica(r, R) for r in range(R)], batch, method, links)
     model = None
@@ -141,36 +139,38 @@ def _prove(
             fault = _compare(reference, ranks, method, formats) if ranks else ""
             if fault and model is not None:
                 # once more beside what rounding alone can do to the gradient
-                step = ROUNDED_STEP if formats else STEP
-                rounded = _pass_of(program, samples, model, step)
+                with rounded_weights(model, ROUNDED_STEP if formats else STEP):
+                    rounded = _undivided_pass(program, samples, model).run(method.device)
                 fault = _compare(reference, ranks, method, formats, rounded)
             if fault := links.broadcast(fault):
                 raise AgreedError(_explained(fault, program, method, R, formats))
     return PASSED
 
 
-def _pass_of(program: Exact, samples: Samples, model: nn.Module, rounded: float = 0.0) -> Pass:
-    """The pass of the undivided network, or of one whose weights were `rounded` by such steps."""
+def _undivided_pass(program: ExactPasses, samples: Samples, model: nn.Module) -> UndividedPass:
     method, options = program.method, program.method.options
     objective = method.problem.objectives.training
-    inputs = samples.joined(method.problem.blocks.units[0].bundle, samples.inputs)
-    targets = samples.joined(objective.targets, samples.targets)
-    together = options.train.sync_batchnorm and len(samples.shares) > 1
-    rows = Rows(inputs, targets, samples.parts(program.parts, together))
     loss: Any = options.loss or getattr(objective.loss, "loss", objective.loss)
-    with rounded_weights(model, rounded) if rounded else nullcontext():
-        return undivided_pass(model, loss, options.regularizer, rows, method.device)
+    together = options.train.sync_batchnorm and len(samples.shares) > 1
+    return UndividedPass(
+        model,
+        loss,
+        options.regularizer,
+        samples.joined(method.problem.blocks.units[0].bundle, samples.inputs),
+        samples.joined(objective.targets, samples.targets),
+        samples.parts(program.parts, together),
+    )
 
 
 def _refer(
-    program: Exact, links: RankLinks, samples: Samples, model: nn.Module | None
-) -> Pass | str:
+    program: ExactPasses, links: RankLinks, samples: Samples, model: nn.Module | None
+) -> PassResult | str:
     """The undivided network's pass, on the first rank; a text: why there is none."""
-    result, reason = Pass(), ""
+    result, reason = PassResult(), ""
     with links.agreement():
         if model is not None:
             try:
-                result = _pass_of(program, samples, model)
+                result = _undivided_pass(program, samples, model).run(program.method.device)
             except UnprovenError as error:
                 reason = str(error)
             if not isfinite(result.loss):
@@ -179,11 +179,11 @@ def _refer(
 
 
 def _compare(
-    reference: Pass,
+    reference: PassResult,
     ranks: Sequence[RankPass],
     method: Method,
     formats: bool,
-    rounded: Pass | None = None,
+    rounded: PassResult | None = None,
 ) -> str:
     """The first thing that differs, in words; empty: nothing.
 
@@ -221,7 +221,7 @@ def _compare(
     return _compare_attributes(reference, blocks)
 
 
-def _compare_attributes(reference: Pass, blocks: Sequence[RankPass]) -> str:
+def _compare_attributes(reference: PassResult, blocks: Sequence[RankPass]) -> str:
     for name, value in reference.attributes.items():
         found = [e.passed.attributes[name] for e in blocks if name in e.passed.attributes]
         other = next((x for x in found if unlike(x, value)), None if found else "as it was")
@@ -231,7 +231,7 @@ def _compare_attributes(reference: Pass, blocks: Sequence[RankPass]) -> str:
     return ""
 
 
-def _explained(fault: str, program: Exact, method: Method, R: int, formats: bool) -> str:
+def _explained(fault: str, program: ExactPasses, method: Method, R: int, formats: bool) -> str:
     """The error's line: what differs, and the usual causes."""
     K, m = len(method.problem.blocks), program.parts
     said = f"the run would train another network than the one that was given: {fault}"

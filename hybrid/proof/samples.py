@@ -20,7 +20,7 @@ from hybrid.solvers.windows import Batch
 
 ROWS_OF_A_PART = 2
 CANDIDATES = 32
-"""Samples of which those are chosen, at least."""
+"""The least number of samples to choose from."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class _Source:
 def choose_batch(method: Method, data: Data, parts: int, R: int, links: RankLinks) -> Batch:
     """Samples unlike each other: of the first, the last and others, with targets of all sizes.
 
-    They are in the order of that size, so that parts differ in what a loss may be divided by. A
-    stream gives its first.
+    They are sorted by the size of targets, so that parts differ in a loss's denominator. A stream
+    gives its first samples.
     """
     train = method.options.train
     share, odd = divmod(train.batch_size, method.options.replicas)

@@ -1,4 +1,4 @@
-"""One pass of the undivided network by plain torch: what a run's gradient is compared with."""
+"""One pass of the undivided network by plain torch, the reference for a run's gradient."""
 
 from __future__ import annotations
 
@@ -44,24 +44,15 @@ class UnprovenError(Exception):
 
 
 @dataclass
-class Pass:
+class PassResult:
     """What a pass over some rows has left."""
 
     loss: float = 0.0
     gradients: Sketches = field(default_factory=dict)
-    """Of the parameters; one without a gradient is not there."""
+    """By name of a parameter that has a gradient."""
     buffers: Sketches = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
     """By their names in the network: plain attributes that count passes, as the pass left them."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A mini-batch of the training's own samples, and the parts in which the run will divide it."""
-
-    inputs: Any
-    targets: Any
-    parts: Parts
 
 
 def sketch(name: str, x: Tensor) -> Tensor:
@@ -93,28 +84,76 @@ def distance(one: Tensor, other: Tensor) -> float:
     return float(apart) if apart.isfinite() else float("inf")
 
 
-def undivided_pass(
-    model: nn.Module, loss: Loss, regularizer: Function | None, rows: Rows, device: torch.device
-) -> Pass:
-    """Loss, gradients, buffers and counting attributes of one pass of the network as it was given.
+@dataclass(frozen=True)
+class UndividedPass:
+    """One pass of the network as it was given, over a mini-batch of the training's samples."""
 
-    The network, its gradients and the loss are afterwards what they were. UnprovenError, with the
-    reason, where that cannot be.
-    """
-    gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    modules = {id(module) for module in model.modules()}
-    try:
-        if device.type == "cpu" and gradients > MOST_MEMORY * os.sysconf("SC_PHYS_PAGES"):
-            raise MemoryError
-        with mode(model, True), without_gradients(model), untraced((loss, regularizer), modules):
-            return _pass(model.to(device), loss, regularizer, rows)
-    except (UnknownDrawError, NoRowsError) as error:
-        raise UnprovenError(str(error)) from error
-    except (MemoryError, *FAULTS) as error:
-        full = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if full or "not enough memory" in str(error):  # torch's allocator for CPUs
-            raise UnprovenError("the undivided network does not fit into the memory") from error
-        raise ValueError(f"a pass of the undivided network fails: {failure(error)}") from error
+    model: nn.Module
+    loss: Loss
+    regularizer: Function | None
+    inputs: Any
+    targets: Any
+    parts: Parts
+    """The rows of the parts in which the run will divide the mini-batch."""
+
+    def run(self, device: torch.device) -> PassResult:
+        """Loss, gradients, buffers and counting attributes after the pass.
+
+        The network, its gradients and the loss are afterwards what they were. UnprovenError, with
+        the reason, where that cannot be.
+        """
+        model, functions = self.model, (self.loss, self.regularizer)
+        gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        modules = {id(module) for module in model.modules()}
+        try:
+            if device.type == "cpu" and gradients > MOST_MEMORY * os.sysconf("SC_PHYS_PAGES"):
+                raise MemoryError
+            with mode(model, True), without_gradients(model), untraced(functions, modules):
+                model.to(device)
+                return self._compute()
+        except (UnknownDrawError, NoRowsError) as error:
+            raise UnprovenError(str(error)) from error
+        except (MemoryError, *FAULTS) as error:
+            full = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            if full or "not enough memory" in str(error):  # torch's allocator for CPUs
+                raise UnprovenError("the undivided network does not fit into the memory") from error
+            raise ValueError(f"a pass of the undivided network fails: {failure(error)}") from error
+
+    def _compute(self) -> PassResult:
+        before = attributes_of(self.model)
+        functions = {"the loss": self.loss, "the regularizer": self.regularizer}
+        states = {what: _state_of(function, self.model) for what, function in functions.items()}
+        count = len(tree_leaves(self.targets)[0])
+
+        def outputs() -> Any:
+            with ConstantDraws(), normalized_by_parts(self.model, self.parts, count):
+                # a network may write to its inputs
+                return call_network(self.model, tree_map_only(Tensor, Tensor.clone, self.inputs))
+
+        with torch.enable_grad():
+            out = outputs()
+            with ConstantDraws():
+                value = self.loss(out, self.targets)
+                value = value.mean() if value.dim() else value
+                total = value
+                if self.regularizer is not None:
+                    total = total + self.regularizer(dict(self.model.named_parameters()))
+                total.backward()  # which may make passes again
+            for what, function in functions.items():
+                _check_state(what, states[what], _state_of(function, self.model))
+            done = PassResult(float(value.detach()))
+            for name, p in self.model.named_parameters(remove_duplicate=False):
+                if p.grad is not None:
+                    done.gradients[name] = sketch(name, p.grad.to_dense())
+            done.buffers = {n: sketch(n, b) for n, b in self.model.named_buffers() if not b.is_meta}
+            after = attributes_of(self.model)
+            moved = {name: x for name, x in after.items() if unlike(x, before.get(name))}
+            if moved:  # what a second pass leaves alone is a copy of something, and counts nothing
+                with torch.no_grad():
+                    outputs()
+                again = attributes_of(self.model)
+                done.attributes = {n: x for n, x in moved.items() if unlike(again.get(n), x)}
+        return done
 
 
 @contextmanager
@@ -130,44 +169,6 @@ def rounded_weights(model: nn.Module, step: float) -> Iterator[None]:
     finally:
         for p, weights in before:
             p.data.copy_(weights)
-
-
-def _pass(model: nn.Module, loss: Loss, regularizer: Function | None, rows: Rows) -> Pass:
-    before = attributes_of(model)
-    functions = {"the loss": loss, "the regularizer": regularizer}
-    states = {what: _state_of(function, model) for what, function in functions.items()}
-
-    count = len(tree_leaves(rows.targets)[0])
-
-    def outputs() -> Any:
-        with ConstantDraws(), normalized_by_parts(model, rows.parts, count):
-            # a network may write to its inputs
-            return call_network(model, tree_map_only(Tensor, Tensor.clone, rows.inputs))
-
-    with torch.enable_grad():
-        out = outputs()
-        with ConstantDraws():
-            value = loss(out, rows.targets)
-            value = value.mean() if value.dim() else value
-            total = value
-            if regularizer is not None:
-                total = total + regularizer(dict(model.named_parameters()))
-            total.backward()  # which may make passes again
-        for what, function in functions.items():
-            _check_state(what, states[what], _state_of(function, model))
-        done = Pass(float(value.detach()))
-        for name, p in model.named_parameters(remove_duplicate=False):
-            if p.grad is not None:
-                done.gradients[name] = sketch(name, p.grad.to_dense())
-        done.buffers = {n: sketch(n, b) for n, b in model.named_buffers() if not b.is_meta}
-        after = attributes_of(model)
-        moved = {name: x for name, x in after.items() if unlike(x, before.get(name))}
-        if moved:  # what a second pass leaves alone is a copy of something, and counts nothing
-            with torch.no_grad():
-                outputs()
-            again = attributes_of(model)
-            done.attributes = {n: x for n, x in moved.items() if unlike(again.get(n), x)}
-    return done
 
 
 @contextmanager
@@ -206,7 +207,7 @@ def unlike(x: Any, y: Any) -> bool:
 
 
 def _state_of(function: Any, model: nn.Module) -> dict[tuple[int, str], Any]:
-    """What a function keeps in buffers, attributes and what it encloses, but for the network's."""
+    """Buffers, attributes and enclosed values of a function, without those of the network."""
     state: dict[tuple[int, str], Any] = {}
     for i, part in enumerate(holders(function, {id(m) for m in model.modules()})):
         values = enclosed(part)
@@ -220,7 +221,7 @@ def _state_of(function: Any, model: nn.Module) -> dict[tuple[int, str], Any]:
 def _check_state(
     what: str, before: dict[tuple[int, str], Any], after: dict[tuple[int, str], Any]
 ) -> None:
-    """ValueError if a call has changed what a function keeps."""
+    """ValueError if a call has changed the state of a function."""
     # what has come to be, such as an item of a list of losses, may be a record for its user
     changed = [key[1] for key, x in after.items() if key in before and unlike(x, before[key])]
     if changed:

@@ -1,1 +1,1 @@
-"""Rounds over the windows of an epoch, of methods with and without a parallel phase."""
+"""Rounds over the windows of an epoch, with and without a parallel phase."""

@@ -86,7 +86,7 @@ class Rounds(ABC):
         self.sample_losses: list[Tensor] = []
         """Losses of this rank's samples in the last call, in order, where a sampler needs them."""
         self.losses: list[list[Tensor]] = []
-        """Those of every replica's last block, on the first replica's; empty elsewhere."""
+        """The sample losses of all replicas, on the first replica's last block; empty elsewhere."""
         self.waits: list[LocalBudget] = []
         """The local work that each block has time for in a tick; empty: none is asked for."""
         self.fill_steps, self.fill_seconds = 0, 0.0
@@ -170,7 +170,7 @@ class Rounds(ABC):
         parallel: PhaseStats,
         bn_recalibration: Window | None,
     ) -> None:
-        """Run the rounds; add to both phases what this rank did."""
+        """Run the rounds; add this rank's work to the statistics of both phases."""
 
     def has_grown(self, reports: list[PhaseReport]) -> bool:
         """Whether a residual says that the next call rests; the first rank has whole reports."""
@@ -196,7 +196,7 @@ class Rounds(ABC):
         return window.batches[0].step < self.serial_steps
 
     def drain(self) -> PhaseStats:
-        """Finish what is under way between blocks; all ranks call it."""
+        """Finish the mini-batches that are under way between blocks; all ranks call it."""
         if self.program is None:
             return PhaseStats()
         with self.trace.span("drain"):
@@ -209,7 +209,7 @@ class Rounds(ABC):
 
     @property
     def filling(self) -> LocalWork | None:
-        """The local work of this rank where it would wait, if there is any."""
+        """This rank's local work in idle time, if there is any."""
         return getattr(self.program, "filling", None)
 
     def state(self) -> State:

@@ -33,9 +33,9 @@ def on_its_way(x: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class EpochSource:
-    """A data set as one epoch sees it: a pure function of (seed, epoch, sample).
+    """A data set as one epoch sees it.
 
-    Where mini-batches are mixed, of (seed, epoch, mini-batch).
+    It is a pure function of (seed, epoch, sample), or of (seed, epoch, mini-batch) with mixing.
     """
 
     data: Data
@@ -47,7 +47,7 @@ class EpochSource:
 
     @property
     def mixes(self) -> bool:
-        """Whether a transform takes whole mini-batches, of which a sample depends on the others."""
+        """Whether a transform mixes the samples of a mini-batch."""
         return self.augment and self.mix is not None
 
     @property
@@ -76,12 +76,11 @@ class EpochSource:
 
 @dataclass(frozen=True)
 class Windows:
-    """Makes the windows of any epoch, the same on every rank without talking.
+    """Makes the windows of any epoch, the same on every rank without communication.
 
     An incomplete last mini-batch is left out, and the last window of an epoch may be shorter. A
-    window of the `whole` training set is stored per sample: sweeps draw new mini-batches from it,
-    and if the images are augmented it is recorded from the plain ones, so what is swept differs
-    from what is trained.
+    window of the `whole` training set is stored per sample: sweeps draw new mini-batches from it.
+    It is recorded from images without augmentation, so the swept window differs from the trained.
     """
 
     data: Data
@@ -97,7 +96,7 @@ class Windows:
     """Whether a whole set's records outlive the epoch: they then keep the first one's order."""
     mix: Mix | None = None
     replica: int = 0
-    """Whose share of every mini-batch this is."""
+    """The replica that trains on this share of every mini-batch."""
     replicas: int = 1
 
     def of_epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Window, Window]]:

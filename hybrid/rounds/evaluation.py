@@ -33,9 +33,9 @@ IMAGES = 500
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The validation and the test set of a run, each with its objective, as far as there are any.
+    """The validation and the test set of a run, each with its objective.
 
-    Where there is a validation set it decides which weights are best, and the test set is measured
+    If there is a validation set, it decides which weights are best, and the test set is measured
     once, at the end.
     """
 
@@ -56,7 +56,7 @@ class Evaluation:
         return len(self.sets) == 2
 
     def measure(self, name: str, block: Block, step: int) -> dict[str, float]:
-        """Loss and metrics on one of the sets, of weights after that step; all ranks call it.
+        """Loss and metrics on one of the sets after a step; all ranks call it.
 
         Raises DivergedError if the loss is not finite, or AgreedError if samples are not.
         """

@@ -148,9 +148,9 @@ def _swept_residual(reports: list[PhaseReport]) -> list[float]:
 class MiniBatchRounds(Rounds):
     """The program trains every mini-batch once; every `correct_every`-th round is serial instead.
 
-    The first `serial_steps` steps are serial, too. Before a serial round, and at the end of an
-    epoch, the program is drained: the time of what it then finishes counts as its own. The phase of
-    an exact method is called serial.
+    The first `serial_steps` steps are serial, too. Before a serial round and at the end of an epoch
+    the program is drained; the time counts as the program's. The phase of an exact method is called
+    serial.
     """
 
     alternates = False
@@ -186,6 +186,6 @@ class MiniBatchRounds(Rounds):
             filling.stats, filling.watch = PhaseStats(), Stopwatch()
 
     def _drain_into(self, stats: PhaseStats) -> None:
-        """Finish what is under way; its time counts as the method's own."""
+        """Finish what is under way; the time counts as the method's."""
         with stats.timed(self.links):
             stats.add(self.drain())

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 RATE = "images", "serial_seconds", "parallel_seconds"
 """The totals that a rate is made of."""
 ENOUGH = 2.0
-"""Seconds of training whose rate can be told; of a first epoch as short as this none counts."""
+"""The least seconds of training for a rate. A shorter first epoch does not count."""
 CLEARLY = 0.9
-"""Of the rate that is estimated for one rank: below it a run says that one would be faster."""
+"""A run below this share of the rate estimated for one rank says that one would be faster."""
 
 
 class OneRank:

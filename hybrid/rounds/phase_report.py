@@ -25,7 +25,7 @@ class DivergedError(AgreedError):
 
     @classmethod
     def at(cls, steps: int, phase: str, first_step: int, epoch: int) -> DivergedError:
-        """Of the loss of a step, counted from the first that was reported together."""
+        """The error for a loss; `steps` counts from the first step of the call."""
         what = "the loss" if phase == "serial" else "a sub-problem's loss"
         return cls(
             f"{what} is not finite at {phase} step {first_step + steps} (epoch {epoch + 1})", phase
@@ -34,7 +34,7 @@ class DivergedError(AgreedError):
 
 @dataclass
 class PhaseReport:
-    """One phase over some rounds; what it has of each rank or cut, the first rank alone knows."""
+    """One phase over some rounds; lists by rank or cut are complete on the first rank alone."""
 
     phase: str
     samples: int
@@ -42,7 +42,7 @@ class PhaseReport:
     accuracy: float | None
     """None without a metric of that name."""
     seconds: float
-    """Of the slowest rank."""
+    """The time of the slowest rank."""
     idle: list[float] = field(default_factory=list)
     """For each rank, the share of time in which it waited; only the first phase's report has it."""
     residual: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ class PhaseReport:
     """For each block, how many gradients were 0, 1, ... updates of the weights late."""
 
     def brief(self) -> PhaseReport:
-        """The same without what grows with the ranks, and what the first alone tells."""
+        """The report without the lists that grow with the ranks, and without notices."""
         return replace(self, idle=[], residual=[], primal=[], dual=[], notices=[], staleness=[])
 
     def as_json(self) -> dict[str, Any]:

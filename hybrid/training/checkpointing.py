@@ -1,4 +1,4 @@
-"""What checkpoints keep of a run beside its weights: its position, and the states of its parts."""
+"""What a checkpoint keeps beside weights: the position of a run, and the states of its parts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from hybrid.solvers.state import State, Stateful, Tensors, entries
 FLIGHTS = "under way on block "
 _COMMON = ("images", "serial_seconds", "parallel_seconds")
 TOTALS = (*_COMMON, "idle_seconds", "fill_steps", "fill_seconds", "bytes_sent")
-"""What a run counts from its first step; the first three are the same on every rank."""
+"""Sums since a run's first step; the first three are the same on every rank."""
 MOST_NUMBERS = 1 << 12
-"""A larger tensor is taken for what a pass has computed, and left out."""
+"""Larger tensors are left out: a pass has probably computed them."""
 FORMATS = {
     str(dtype): dtype
     for dtype in (
@@ -48,7 +48,7 @@ FORMATS = {
 
 @dataclass
 class Position:
-    """How far a run has come, and what one of its ranks has counted on the way."""
+    """How far a run has come, and the sums of one of its ranks."""
 
     epoch: int = 0
     step: int = 0
@@ -63,9 +63,9 @@ class Position:
     residual: list[float] = field(default_factory=list)
     """The primal residual of every cut after the last round."""
     rollbacks: list[dict[str, Any]] = field(default_factory=list)
-    """Of each roll-back: the step before it, the reason, the step after it, the new rates."""
+    """For each roll-back: the step before it, the reason, the step after it, the new rates."""
     totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0.0))
-    """Of this rank, from the first step on."""
+    """This rank's sums since the first step."""
 
     @property
     def results(self) -> dict[str, float]:
@@ -78,7 +78,7 @@ class Position:
         return self.totals["serial_seconds"] + self.totals["parallel_seconds"]
 
     def add_loss(self, mean: float, samples: int) -> None:
-        """Count the mean training loss of so many samples of this epoch."""
+        """Count the mean training loss of some samples of this epoch."""
         total, count = self.epoch_loss
         self.epoch_loss = [total + mean * samples, count + samples]
 
@@ -89,7 +89,7 @@ class Position:
         return total / max(1.0, count)
 
     def restore(self, manifest: Mapping[str, Any], cuts: list[str], rank: int | None) -> None:
-        """Take over what a manifest has of `rank`; None: a rank of another grid."""
+        """Take over the position of `rank` from a manifest; None: a rank of another grid."""
         for name in ("epoch", "step", "tested", "tested_step", "epoch_loss", "rollbacks"):
             setattr(self, name, manifest[name])
         if manifest["tested_on"] != self.tested_on:
@@ -102,14 +102,14 @@ class Position:
 
 
 class StateFiles:
-    """The files of one rank's states: of the cuts, of its block, of what is under way on it."""
+    """One rank's files of states: for its cuts, its block, and the messages under way to it."""
 
     def __init__(self, place: GridPlace, blocks: Blocks) -> None:
         suffix = f" of replica {place.replica}" if place.replica else ""
         self.place, self.blocks = place, blocks
         self.cuts = [f"cut before {cut}{suffix}" for cut in blocks.cuts]
         self.before, self.after = ["", *self.cuts, ""][place.block : place.block + 2]
-        """Those of the cuts beside the block; empty without such a cut."""
+        """The files of the cuts beside the block; empty without such a cut."""
         self.output = f"block up to {blocks.units_of(place.block)[-1].name}"
         self.flights = f"{FLIGHTS}{place.block}{suffix}"
 
@@ -139,7 +139,7 @@ class StateFiles:
         device: torch.device,
         cuts_fit: bool,
     ) -> None:
-        """Let the parts restore what a checkpoint has of them.
+        """Let the parts restore their states from a checkpoint.
 
         `cuts_fit` says whether its auxiliary variables have the shapes of this run's.
         """
@@ -168,14 +168,14 @@ class StateFiles:
                 )
 
     def same_grid(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint is of the same blocks and as many replicas."""
+        """Whether a checkpoint has the same blocks and number of replicas."""
         replicas: int = manifest["replicas"]
         return manifest["cuts"] == self.blocks.cuts and replicas == self.place.replicas
 
     def describe_dropped(
         self, folder: Path, manifest: Mapping[str, Any], parts: Container[str]
     ) -> list[str]:
-        """Notices for the user of what is not restored; empty if nothing is lost."""
+        """Notices for the user about states that are not restored; empty if nothing is lost."""
         notices, alone, same = [], self.place.replicas == 1, self.same_grid(manifest)
         if not same:
             grids = (

@@ -1,4 +1,4 @@
-"""What one rank of a run trains with, and how far it has come: all that a checkpoint restores."""
+"""One rank's training and how far it has come: everything that a checkpoint restores."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ class RankTraining:
         self.files = StateFiles(place, method.problem.blocks)
 
     def groups(self) -> Iterator[list[tuple[Window, Window]]]:
-        """The windows of the rest of the epoch, as many together as are reported together.
+        """The windows of the rest of the epoch, in groups that are reported together.
 
-        Reports are K times as far apart where each empties a pipeline, but not farther than a
-        sampler waits that learns from them.
+        Where a report empties a pipeline, reports are K times as far apart, but no farther than
+        the lag of a sampler that learns from them.
         """
         if self.block.freezing is not None:
             with self.links.agreement():
@@ -98,11 +98,10 @@ class RankTraining:
         return min(every, max(1, lag - self.method.setup.window + 1))
 
     def _num_asked_again(self) -> int:
-        """The last so many mini-batches may be asked for again, or by another block of a process.
+        """How many of the last mini-batches may be asked for again, or by another block.
 
-        They are of a window, which is swept; under way between blocks; of records for waits, and
-        those that give the weights of an epoch's end its running statistics. Ranks on threads may
-        be as far apart as they report.
+        They belong to a window that is swept, are under way between blocks, have records for local
+        work, or recalibrate BatchNorm. Ranks on threads may be as far apart as two reports.
         """
         method = self.method
         stored = STORED_BATCHES if method.setup.fills else 1
@@ -112,7 +111,7 @@ class RankTraining:
         return max(count, BN_BATCHES if method.problem.normed else 0)
 
     def run(self, pairs: Sequence[tuple[Window, Window]]) -> list[PhaseReport]:
-        """Run a round for each pair of windows, and count what it did."""
+        """Run a round for each pair of windows, and add to the sums."""
         at, traffic = self.position, self.links.traffic
         waited, sent = traffic.total_waiting, traffic.total_bytes
         steps = sum(len(trained.batches) for trained, _ in pairs)
@@ -133,13 +132,13 @@ class RankTraining:
         return reports
 
     def learning_rate(self, report: PhaseReport) -> float:
-        """Of the last step of a phase that has just ended."""
+        """The learning rate of the last step of a phase that has just ended."""
         local = not self.rounds.alternates and report.phase == "parallel"
         rate = float(self.windows.schedule(self.position.step - 1))
         return rate * self.block.rates["local" if local else "exact"]
 
     def collect(self) -> tuple[dict[str, Tensors], dict[str, Any]]:
-        """The files of states, and the manifest, of a checkpoint."""
+        """A checkpoint's files of states, and its manifest."""
         files, shared = self.files.collect(self._parts(self._kinds))
         manifest = {
             **self.options.names,
@@ -159,13 +158,13 @@ class RankTraining:
         return files, manifest
 
     def collect_units(self) -> dict[str, Tensors]:
-        """The files of weights, of the first replica alone: others have the same, or are ahead."""
+        """A checkpoint's files of weights; the first replica alone writes them."""
         place, blocks = self.links.place, self.method.problem.blocks
         units = [] if place.replica else blocks.units_of(place.block)
         return {unit.name: checkpoint.tensors_of(unit, self.block.optimizers) for unit in units}
 
     def restore(self, folder: Path) -> list[str]:
-        """Go on from a checkpoint, which may be of another grid; give notices for the user."""
+        """Go on from a checkpoint, also of another grid; give notices for the user."""
         links, blocks, device = self.links, self.method.problem.blocks, self.block.device
         with links.agreement():
             manifest = checkpoint.read_manifest(folder)
@@ -202,7 +201,7 @@ class RankTraining:
 
     @property
     def _kinds(self) -> dict[str, Any]:
-        """What decides whose states a checkpoint holds."""
+        """The settings on which the states of a checkpoint depend."""
         return {
             "solver": self.options.names["solver"],
             "fill": self.method.fill_layout,
@@ -212,7 +211,7 @@ class RankTraining:
         }
 
     def _parts(self, kinds: Mapping[str, Any]) -> dict[str, Stateful]:
-        """What a checkpoint of these kinds keeps beside weights; of another solver less."""
+        """The parts whose states a checkpoint of these kinds has; another solver shares fewer."""
         same = {key for key, value in self._kinds.items() if kinds[key] == value}
         parts: dict[str, Stateful] = {
             "rounds": self.rounds,

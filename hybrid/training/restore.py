@@ -47,7 +47,7 @@ def evaluate(
 ) -> tuple[dict[str, dict[str, float]], Path]:
     """Loss and metrics of a run's newest (or best) checkpoint, by set; and its folder.
 
-    They are measured on the validation set, if there is one, and on the test set, on one device.
+    Measures on the validation set, if there is one, and on the test set, on one device.
     `loss` is package.module:function, or the name of a loss; `options` are as in `restore`.
     """
     settings, folder, network, loaded = restore(run, best=best, **options)
@@ -79,17 +79,17 @@ def load(
 ) -> nn.Module:
     """The network of a run's newest (or best) checkpoint, on the CPU, in evaluation mode.
 
-    `model` is what made it, or one like it, whose weights are replaced; None: a network of this
-    package, which the run's settings make again, from data that may lie in `data_dir` by now.
-    ValueError if the run does not say how, or holds another model.
+    `model` is a network like the run's, or what makes one; its weights are replaced. If it is None,
+    the run's settings make a network of this package, from data that may have moved to `data_dir`.
+    ValueError if they cannot, or if the run holds another model.
     """
+    settings = _settings(Path(run))
     if model is not None:
-        network = _user_network(model, _settings(Path(run)))
+        network = _user_network(model, settings)
         return _load_weights(network, _read(Path(run), best), "model=").eval()
-    if _settings(Path(run)).data.name == TEXT:
-        return _text_model(Path(run), None, best)[1]
-    _, _, network, _ = restore(Path(run), data_dir=data_dir, best=best)
-    return network.eval()
+    if settings.data.name == TEXT:  # a network that needs no text
+        return _restore_network(Path(run), settings, None, None, best)[0].eval()
+    return restore(Path(run), data_dir=data_dir, best=best)[2].eval()
 
 
 def restore(
@@ -102,8 +102,8 @@ def restore(
 ) -> tuple[Config, Path, nn.Module, Sets]:
     """A run's settings, its checkpoint, the network of that on the CPU, and its data.
 
-    `model` and `data` are package.module:function, which make what was the user's own; `data_dir`
-    is where the data of this package's sources lie by now. ValueError if one is missing.
+    `model` and `data` are package.module:function and make the user's own network and data;
+    `data_dir` is where this package's data have moved. ValueError if one is missing.
     """
     settings = _settings(run)
     name = settings.data.name
@@ -117,9 +117,8 @@ def restore(
     if data not in (None, name):  # settings of the run's data need not hold for others
         data_settings = DataSettings.of("data", updates)
     sets = build.load_all_sets(data_settings, settings.train.loss, settings.train.seed)
-    network = _network(run, settings, model, sets.train)
-    stored = _read(run, best)
-    return settings, stored.folder, _load_weights(network, stored, _where(run, model)), sets
+    network, folder = _restore_network(run, settings, model, sets.train, best)
+    return settings, folder, network, sets
 
 
 def generate(
@@ -133,14 +132,19 @@ def generate(
 ) -> Iterator[int]:
     """The bytes that follow a prompt, one by one without an end, from a run's newest checkpoint.
 
-    Each is drawn from softmax(logits / temperature), given the `data.length` bytes before it at
-    most; at temperature 0 it is the likeliest. The same seed gives the same text. `model` and
-    `best` are as in `restore`. ValueError for a run on other data than text, and for a temperature
-    below 0.
+    Each is drawn from softmax(logits / temperature), given at most `data.length` bytes before it;
+    at temperature 0 it is the likeliest one. The same seed gives the same text. `model` and `best`
+    are as in `restore`. ValueError for a run on other data than text, or a temperature below 0.
     """
     if not 0 <= temperature < inf:
         raise ValueError(f"temperature is {temperature:g}: it must be 0 or above, and finite")
-    length, network = _text_model(Path(run), model, best)
+    settings = _settings(Path(run))
+    if settings.data.name != TEXT:
+        raise ValueError(
+            f"{run} was trained on {settings.data.name}, and only runs trained on text can generate"
+        )
+    length = settings.data.length
+    network = _restore_network(Path(run), settings, model, None, best)[0].eval()
     draws = torch.Generator().manual_seed(seed)
 
     def following() -> Iterator[int]:
@@ -166,34 +170,24 @@ def _draw(logits: Tensor, temperature: float, draws: torch.Generator) -> Tensor:
     return torch.multinomial(p, 1, generator=draws)
 
 
-def _text_model(run: Path, model: str | None, best: bool) -> tuple[int, nn.Module]:
-    """The bytes of text that a run's network reads at once, and the network; it needs no text."""
-    settings = _settings(run)
-    if settings.data.name != TEXT:
-        raise ValueError(
-            f"{run} was trained on {settings.data.name}, and only runs trained on text can generate"
-        )
-    length = settings.data.length
-    network = _network(run, settings, model, Texts.empty(length))
-    return length, _load_weights(network, _read(run, best), _where(run, model)).eval()
-
-
-def _network(run: Path, settings: Config, model: str | None, samples: Data) -> nn.Module:
-    """A network as a run's settings make it for such samples, or as `model` does."""
+def _restore_network(
+    run: Path, settings: Config, model: str | None, samples: Data | None, best: bool
+) -> tuple[nn.Module, Path]:
+    """The network of a run's checkpoint, and that; the network is made for `samples`."""
     stored = settings.model.name
     available = is_reference(stored) or bool(models.NAME.fullmatch(stored))
     name = _choose(run, "--model", stored, model, available)
     if is_reference(name):
-        return _user_network(name, settings)
-    if model is not None:
+        network = _user_network(name, settings)
+    elif model is not None:
         raise ValueError(f"--model is {model}: give package.module:function, or leave it out")
-    if settings.data.name == TEXT:  # the length is the run's, whatever is read now
-        samples = Texts.empty(settings.data.length)
-    return build.build_model(settings, samples)
-
-
-def _where(run: Path, model: str | None) -> str:
-    return f"{run / 'config.toml'}" if model is None else f"--model {model}"
+    else:
+        if samples is None or settings.data.name == TEXT:  # the length is the run's
+            samples = Texts.empty(settings.data.length)
+        network = build.build_model(settings, samples)
+    loaded = _read(run, best)
+    where = f"{run / 'config.toml'}" if model is None else f"--model {model}"
+    return _load_weights(network, loaded, where), loaded.folder
 
 
 def export(

@@ -173,7 +173,7 @@ class Run:
         return self.callbacks.stopped if early else ""
 
     def _make_training(self, callbacks: Callbacks | None) -> RankTraining:
-        """Make what this rank trains with, as at the start of a run."""
+        """Make this rank's training, as at the start of a run."""
         training = RankTraining(self.method, self.links, self.train, self.trace, callbacks)
         training.position.tested_on = self.evaluation.deciding
         training.rounds.report_status = lambda: Status(
@@ -229,7 +229,7 @@ class Run:
         self.training.restore(checkpoint)
 
     def _select(self) -> None:
-        """Take the weights of the best checkpoint, if that is kept; all ranks call it."""
+        """Load the weights of the best checkpoint, if it is kept; all ranks call it."""
         if (best := self.folder.best()) is not None:
             self._go_back(best, None)
 

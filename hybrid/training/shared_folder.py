@@ -30,7 +30,7 @@ class SharedFolder:
         kind: type[Part] = Part,
         selection: Selection | None = None,
     ) -> None:
-        """`kind` is what manifests declare beside their files; `selection` decides what is best."""
+        """`kind` declares the manifests' other entries; `selection` decides which one is best."""
         self.path, self.links, self.settings, self.kind = path, links, settings, kind
         self.selection = (selection or Selection()) if settings.best else None
         self._first = links.place.number == 0

@@ -144,7 +144,7 @@ def describe_selection(
 ) -> dict[str, str]:
     """What selected the weights of a run: which metric, on which set; empty where nothing did.
 
-    `measured_on` is the set that decides, and `measured` what the weights have on it.
+    `measured_on` is the set that decides, and `measured` has the weights' metrics on it.
     """
     by = ""
     if options.train.early_stop or (options.checkpoint.best and options.out is not None):

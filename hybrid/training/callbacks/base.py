@@ -43,11 +43,11 @@ class Callbacks:
         self._agrees = links.broadcast(bool(callbacks))
         self._all = [] if links.place.number else [progress, *callbacks]
         self.failure = ""
-        """Of a callback, on the first rank; empty without one."""
+        """The failure of a callback, on the first rank; empty without one."""
         self.stopped = ""
         """Why the run stops early, on every rank."""
         self._asked = ""
-        """The same on the first rank, before the others know it."""
+        """The reason on the first rank, before the others know it."""
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Call a hook of every callback; the other ranks learn of a failure later.

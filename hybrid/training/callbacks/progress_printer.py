@@ -29,10 +29,10 @@ class ProgressPrinter(Callback):
 
     def __init__(self, quiet: bool, unit: str = "samples") -> None:
         self.quiet, self.unit = quiet, unit
-        """`unit` is what a sample is called."""
+        """`unit` is the word for samples, such as images."""
         self.reports: Sequence[PhaseReport] = ()
         self.rate = ""
-        """Of the newest reports."""
+        """Samples per second in the newest reports."""
         self.tested = ""
         """The newest metrics of the validation or test set, with its name."""
         self.bar = Bar(0, quiet=True)
@@ -93,7 +93,7 @@ class ProgressPrinter(Callback):
         self.bar.close()
 
     def say_selected(self, results: Mapping[str, Any]) -> None:
-        """Print what a test at the end found, or that weights were selected on the test set."""
+        """Print the results of a test at the end, or that weights were selected on the test set."""
         if "validation_loss" in results and "test_loss" in results:
             tested = {k: v for k, v in results.items() if k.startswith("test_")}
             epoch = results["selected_epoch"]
@@ -113,7 +113,7 @@ class ProgressPrinter(Callback):
             tell("hybrid: nobody reads the output any more; the run goes on")
 
     def _where(self, step: int | None = None) -> str:
-        """The epoch of a step, of the next one unless it is said."""
+        """The epoch of a step; None: of the next one."""
         epoch = (self.step if step is None else step) // self.steps_per_epoch + 1
         return f"epoch {min(epoch, self.epochs)}/{self.epochs}"
 

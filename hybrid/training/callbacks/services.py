@@ -1,4 +1,4 @@
-"""Loggers to services, whose packages are imported only when a run starts."""
+"""Loggers to services. Their packages are imported only when a run starts."""
 
 from __future__ import annotations
 

@@ -87,14 +87,6 @@ def test_a_copy_that_becomes_another_while_a_run_trains_is_noticed():
     assert not compared(Mapped(Items()), Mapped(Items()), then=lambda items: None)
 
 
-class Counted(Items):
-    read = 0
-
-    def __getitem__(self, i):
-        self.read += 1
-        return super().__getitem__(i)
-
-
 class Rare(Items):
     """Its transform acts on few items, and draws from a generator of its own."""
 
@@ -138,13 +130,6 @@ def test_data_that_trained_before_train_still():
     assert not compared(*map(as_data, grouped), then=lambda items: None)
     streams = [Stream(Lines(), collate=pairs) for _ in "12"]
     assert not compared(*streams, then=lambda items: None)
-
-
-def test_a_block_in_the_middle_reads_items_at_the_start_alone():
-    counts = [Counted() for _ in range(3)]
-    assert not compared(*map(Mapped, counts), then=lambda items: None)
-    first, middle, last = (items.read for items in counts)
-    assert middle < first == last
 
 
 def test_tensors_orders_and_streams_are_compared():

@@ -10,21 +10,18 @@ from torch import nn
 from torch.optim import lr_scheduler
 from trainings import (
     BATCH,
-    OFTEN,
     assert_same,
     digests,
     digits,
     layer_wise,
     network,
     refused,
-    stopped,
     trained_weights,
     trainer_of,
-    weights,
 )
 
 from hybrid.data.sampling import epoch_order
-from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
+from hybrid.solvers import Backprop
 
 EPOCHS, STEPS = 2, 3
 
@@ -169,22 +166,6 @@ def test_parameters_without_a_gradient_do_not_decay(blocks, way, few):
     for name in unused if way == "replicas" else expected:
         assert torch.equal(found[name], expected[name]), name
         assert torch.equal(found[name], WithPooler().state_dict()[name]) == (name in unused)
-
-
-@pytest.mark.parametrize("solver", [DDG(), AugmentedLagrangian()])
-def test_a_run_of_other_methods_goes_on_with_the_rates_of_groups(solver, few, tmp_path):
-    def made(out, **more):
-        return given(
-            *(layer_wise, one_cycle), solver=solver, out=out, checkpoint=OFTEN,
-            train={"report_every": 1}, **more,
-        )  # fmt: skip
-
-    whole = tmp_path / "whole"
-    made(whole).fit(*few)
-    expected = weights(whole)
-    stopped(whole, 4)
-    made(whole, resume=True).fit(*few)
-    assert_same(weights(whole), expected)
 
 
 def trained_already(model):

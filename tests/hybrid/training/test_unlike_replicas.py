@@ -21,7 +21,6 @@ from trainings import (
 )
 
 from hybrid.folder.checkpoint import complete
-from hybrid.links.threads import run_threads
 from hybrid.rounds.base import Rounds
 from hybrid.settings.config import ScheduleSettings
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, Petra
@@ -195,18 +194,6 @@ def test_fewer_ranks_go_on_where_they_are_a_grid(world, hybrid, tmp_path):
     assert "the run goes on with 1 replica" in output(world.hybrid(2, *another))
     assert (summary(out)["blocks"], summary(out)["replicas"]) == (2, 1)
     assert int(complete(out / "checkpoints")[-1].name) == 2 * 4
-
-
-@pytest.mark.parametrize("begun", [(0, 0), (1, 3)])
-def test_exchanges_are_dropped_also_where_replicas_have_begun_other_numbers(begun):
-    def program(links):
-        peers, mine = links.peers, torch.tensor([float(links.place.number)])
-        for _ in range(begun[peers.replica]):
-            peers.exchange([mine, mine])
-        links.drop()
-        return [float(t) for t in peers.exchange([mine, mine])()]
-
-    assert run_threads(2, program, replicas=2) == [[0, 2], [1, 3], [0, 2], [1, 3]]
 
 
 @pytest.mark.parametrize(("replica", "sync"), [*enumerate(SYNCS)])

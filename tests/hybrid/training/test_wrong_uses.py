@@ -9,11 +9,11 @@ import torch
 from answers import refusal
 from misused import Exiting, Items, X, Y, after, failing, fit, layers, leaving
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset
 
 from hybrid import Callback, Trainer, split
 from hybrid.data import Mapped
-from hybrid.errors import CodeError, no_exit
+from hybrid.errors import CodeError
 from hybrid.folder import checkpoint
 from hybrid.folder.runfolder import RunFolder
 from hybrid.solvers import AugmentedLagrangian, Backprop, LocalUpdates, Petra
@@ -288,27 +288,15 @@ def oddly(*given):
 
 EXITS = {
     "an item": ({"train": Exiting()}, "sample 30 of the data set", HERE, ENDS),
-    "a collate": (
-        {"train": Mapped(Items(), collate=after(2, default_collate, leaving))},
-        "do not make a batch: SystemExit: 0",
-    ),
     "a loss": ({"loss": after(2, entropy, leaving)}, f"block 1: {HERE}", ENDS),
-    "a loss of one block": ({"loss": after(2, entropy, leaving), "blocks": 1}, HERE, ENDS),
-    "a metric": ({"metrics": {"accuracy": leaving}}, HERE, ENDS),
     "a forward pass": (
         {"model": nn.Sequential(nn.Linear(6, 6), misused.Careless(leaving), nn.Linear(6, 3))},
         *(f"block 1: {HERE}", ENDS),
     ),
-    "a batch transform": ({"batch_transform": leaving}, HERE, ENDS),
-    "a schedule": ({"schedule": leaving}, HERE, ENDS),
     "a callback": ({"callbacks": [Quitting()]}, "callback Quitting failed in on_epoch: SystemExit"),
     "an exception of its own": (
         {"loss": after(2, entropy, oddly)},
         *("block 1: Odd: of its own kind (test_wrong_uses.py, line ", ENDS),
-    ),
-    "a process that reads ahead": (  # 3 s: it begins with an import of torch
-        {"train": Mapped(Exiting(), workers=1)},
-        *(f"sample 30 of the data set: {HERE}", ENDS),
     ),
 }
 
@@ -324,11 +312,6 @@ def test_an_exit_in_a_training_is_an_error(use, tmp_path):
 def test_an_exit_in_what_is_measured_is_an_error():
     made = Trainer(split(layers(), 2, sample=X[:4]), Backprop(), quiet=True)
     assert ENDS in refusal(made.evaluate, Items(lambda i: leaving()))
-
-
-def test_an_interrupt_goes_on_as_it_is():
-    with pytest.raises(KeyboardInterrupt), no_exit():
-        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("use", WHILE)
@@ -365,17 +348,9 @@ def test_an_error_of_this_package_is_not_taken_for_a_users(monkeypatch):
         fit()
 
 
-def test_what_torch_raises_to_leave_a_forward_pass_early_is_no_failure():
-    assert fit(solver=Backprop(recompute=True))["test_loss"] == fit()["test_loss"]
-
-
 def test_a_network_that_is_not_cut_is_refused():
     with pytest.raises(ValueError, match=r"blocks is a Linear: split\(network, K\) first"):
         Trainer(nn.Linear(2, 2))
-
-
-def test_a_block_without_parameters_trains():
-    assert fit(cuts=["1", "2"])["blocks"] == 3
 
 
 class Many(nn.Module):
