@@ -209,14 +209,11 @@ class Sharing:
         for each in like:
             dtype = torch.promote_types(dtype, each.dtype)
         parts = [[i for i, r in enumerate(owners) if r == s] for s in range(peers.replicas)]
-        device = like[0].device if like else None
-        sizes = [sum(like[i].numel() for i in part) for part in parts]
-        messages = [torch.empty(size, dtype=dtype, device=device) for size in sizes]
+        empty = torch.empty(0, dtype=dtype, device=like[0].device if like else None)
         computed = [compute(i).reshape(-1).to(dtype) for i in parts[peers.replica]]
-        message = messages[peers.replica] = torch.cat([messages[peers.replica][:0], *computed])
+        message = torch.cat([empty, *computed])
         tensors: dict[int, Tensor] = {}
-        arrived = peers.exchange([message] * len(parts), messages)()
-        for part, vector in zip(parts, arrived, strict=True):
+        for part, vector in zip(parts, peers.exchange([message] * len(parts))(), strict=True):
             pieces = vector.split([like[i].numel() for i in part])
             for i, piece in zip(part, pieces, strict=True):
                 tensors[i] = piece.view(like[i].shape).to(like[i].dtype)

@@ -87,7 +87,7 @@ class Muon(ByShape):
         if group["nesterov"]:
             assert p.grad is not None
             moved = p.grad.lerp(moved, group["momentum"])
-        return orthogonalized(moved.flatten(1), group["ns_dtype"]).view(p.shape)
+        return orthogonalize(moved.flatten(1), group["ns_dtype"]).view(p.shape)
 
     def _move(self, p: Tensor, update: Tensor, group: Group) -> None:
         """w <- (1 - lr wd) w - lr s U."""
@@ -103,7 +103,7 @@ def count_operations(p: Tensor) -> int:
     return NS_STEPS * (4 * n * n * m + 2 * n**3)
 
 
-def orthogonalized(matrix: Tensor, ns_dtype: str | None = None) -> Tensor:
+def orthogonalize(matrix: Tensor, ns_dtype: str | None = None) -> Tensor:
     """NS of `Muon`: singular values between about 0.7 and 1.2, singular vectors as they are."""
     a, b, c = COEFFICIENTS
     if ns_dtype is None:

@@ -19,7 +19,7 @@ from hybrid.solvers.sync.reduction import (
     MessageFormat,
     Reduction,
     feedback_copies,
-    packed,
+    pack,
     unpack,
     use_counts,
     used_anywhere,
@@ -109,7 +109,7 @@ class AllReduced(Sync):
         parameters = [p for bucket, _ in self._under_way for p in bucket]
         used = [p.grad is not None for p in parameters]
         counts = use_counts(used, parameters)
-        vector = packed([*(x * self.share for x in running), counts])
+        vector = pack([*(x * self.share for x in running), counts])
         finish = self._statistics.start(vector) if len(vector) else lambda: vector
         sums = [
             view
@@ -130,7 +130,7 @@ class AllReduced(Sync):
 
     def _send(self, kind: str, bucket: list[nn.Parameter]) -> None:
         """Begin the sum of a bucket's gradients."""
-        vector = packed([_gradient(p) for p in bucket])
+        vector = pack([_gradient(p) for p in bucket])
         name = f"{kind} {len(self._under_way)}"
         self._under_way.append((bucket, self._gradients.start(vector, name)))
 

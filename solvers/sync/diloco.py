@@ -11,7 +11,7 @@ from torch import Tensor
 from hybrid.solvers.acting import Count, CountOrZero, Positive, Share
 from hybrid.solvers.sync.base import Strategy
 from hybrid.solvers.sync.periodic import PeriodicSync
-from hybrid.solvers.sync.reduction import MessageFormat, feedback_copies, packed
+from hybrid.solvers.sync.reduction import MessageFormat, feedback_copies, pack
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class DiLoCoSync(PeriodicSync):
     def message(self) -> Tensor:
         """B - w_r, of which the sum is D."""
         change = [b - w for b, w in zip(self.anchors(), self.sent.values(), strict=True)]
-        return packed(change) * self.share
+        return pack(change) * self.share
 
     def _outer_step(self) -> None:
         """V <- mu V + D, B <- B - eta (D + mu V), and w_r is B plus what was done since."""

@@ -12,7 +12,7 @@ from hybrid.solvers.acting import Acts, Count, CountOrZero
 from hybrid.solvers.state import State
 from hybrid.solvers.sync.base import Strategy
 from hybrid.solvers.sync.periodic import ByWeight, PeriodicSync, numbered
-from hybrid.solvers.sync.reduction import packed, use_counts, used_anywhere
+from hybrid.solvers.sync.reduction import pack, use_counts, used_anywhere
 
 DRIFTS = Acts("replicas drift before a round lands (sync.lag is above 0)", lambda run: run.sync.lag)
 
@@ -145,7 +145,7 @@ class HPSGDSync(PeriodicSync):
         """S_r, and which weights are in it."""
         weights, used = self.weights(), self._used()
         sums = [self.sent[i] if u else torch.zeros_like(weights[i]) for i, u in enumerate(used)]
-        return packed([*sums, use_counts(used, weights)])
+        return pack([*sums, use_counts(used, weights)])
 
     def _used(self) -> list[bool]:
         return [i in self.sent for i in range(len(self.weights()))]

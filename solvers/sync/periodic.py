@@ -13,7 +13,7 @@ from torch import Tensor
 from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.peers import Sync, statistics
 from hybrid.solvers.state import State, Tensors, entries
-from hybrid.solvers.sync.reduction import Reduction, packed, unpack
+from hybrid.solvers.sync.reduction import Reduction, pack, unpack
 
 ByWeight = dict[int, Tensor]
 """Tensors by the number of their weight; some weights may have none."""
@@ -102,7 +102,7 @@ class PeriodicSync(Sync):
 
     def message(self) -> Tensor:
         """What this replica gives to a sum, `sent`, as the vector that travels."""
-        return packed([*self.sent.values()])
+        return pack([*self.sent.values()])
 
     def start(self, count: int, sent: ByWeight) -> None:
         """Begin the sum of the round that ends with step `count`."""
@@ -173,7 +173,7 @@ class PeriodicSync(Sync):
         """The means over replicas, in memory of their own."""
         means = [t.clone() for t in tensors]
         if means:
-            unpack(self._exact.start(packed(tensors) * self.share)(), means)
+            unpack(self._exact.start(pack(tensors) * self.share)(), means)
         return means
 
     def weights(self) -> list[torch.nn.Parameter]:

@@ -141,7 +141,7 @@ def used_anywhere(used: Sequence[bool], counts: Tensor) -> Sequence[bool]:
     return used if all(used) else [count > 0 for count in counts.tolist()]
 
 
-def packed(tensors: Sequence[Tensor]) -> Tensor:
+def pack(tensors: Sequence[Tensor]) -> Tensor:
     """One vector of all numbers, each tensor in the order of its memory, at least in float32.
 
     Zeros behind a tensor let the next one begin as memory of its own would.

@@ -21,7 +21,7 @@ from hybrid.data.sampling import epoch_order
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.optimizers import muon
-from hybrid.solvers.optimizers.muon import orthogonalized
+from hybrid.solvers.optimizers.muon import orthogonalize
 from hybrid.training import build, restore
 
 CONSTANT = ScheduleSettings(name="constant", warmup_epochs=0)
@@ -124,9 +124,9 @@ def test_replicas_divide_muons_products_with_the_same_bits(replicas, few, monkey
 
     def counted(matrix, *arguments):
         computed.append(matrix.shape)
-        return orthogonalized(matrix, *arguments)
+        return orthogonalize(matrix, *arguments)
 
-    monkeypatch.setattr(muon, "orthogonalized", counted)
+    monkeypatch.setattr(muon, "orthogonalize", counted)
     found, counts = [], []
     for sharded in (False, True, None):
         given = {"optimizer": MUON.model_copy(update={"sharded": sharded}), "model": "resnet8"}

@@ -5,7 +5,6 @@ import torch
 from answers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.decomposition import NMF
 
 from hybrid.solvers.layers.projection import (
     Box,
@@ -97,39 +96,6 @@ WRONG = [
 @pytest.mark.parametrize("text", WRONG)
 def test_a_constraint_that_cannot_be_is_refused_in_one_line_that_names_it(text):
     assert f"constraint is {text!r}" in refusal(projection, text)
-
-
-def factorization(seed, channels, rank, iterations=30):
-    torch.manual_seed(seed)
-    return Factorization(channels, rank, iterations).double()
-
-
-def low_rank(rank=4):
-    generator = torch.Generator().manual_seed(0)
-    M = torch.rand(60, rank, generator=generator, dtype=torch.float64)
-    S = torch.rand(rank, 12, generator=generator, dtype=torch.float64).square()
-    return M @ S + 0.05 * torch.rand(60, 12, generator=generator, dtype=torch.float64)
-
-
-def alternated(layer, z, codes, iterations):
-    for _ in range(iterations):
-        codes = layer.codes(z, codes, iterations=1)
-        layer.update(*layer.statistics(z, codes))
-    return float((z.clamp_min(0) - layer.compose(codes)).square().sum())
-
-
-@pytest.mark.parametrize("iterations", [1, 10, 200])
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_alternating_updates_are_those_of_scikit_learn(iterations):
-    z, layer = low_rank(), factorization(1, 12, 4)
-    codes = torch.rand(60, 4, dtype=torch.float64) + 0.1
-    theirs = NMF(4, solver="mu", init="custom", max_iter=iterations, tol=0)
-    W = theirs.fit_transform(z.numpy(), W=codes.numpy().copy(), H=layer.dictionary.numpy().copy())
-    expected = float((z - torch.from_numpy(W @ theirs.components_)).square().sum())
-    assert alternated(layer, z, codes, iterations) == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(
-        layer.dictionary, torch.from_numpy(theirs.components_), rtol=1e-4, atol=1e-6
-    )
 
 
 def test_a_rank_below_one_is_refused():

@@ -14,7 +14,7 @@ from hybrid.solvers.sync.reduction import (
     decode,
     encode,
     memory,
-    packed,
+    pack,
     unpack,
 )
 
@@ -87,7 +87,7 @@ def test_packed_tensors_come_back_in_their_own_memory_order():
     plain, last = torch.randn(2, 3), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     half = torch.randn(4, dtype=torch.bfloat16)
     tensors = [plain.clone(), last.clone(), half.clone()]
-    vector = packed(tensors)
+    vector = pack(tensors)
     assert vector.dtype == torch.float32
     assert len(vector) == 16 + 128 + 16  # each begins at a multiple of 64 bytes
     for tensor in tensors:
