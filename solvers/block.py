@@ -33,7 +33,7 @@ from hybrid.solvers.numerics.weights import parameter_places, replaced_parameter
 from hybrid.solvers.objective import LossCheck, Objective
 from hybrid.solvers.peers import Sync, Tied
 from hybrid.solvers.state import State
-from hybrid.solvers.windows import Batch, Classified
+from hybrid.solvers.windows import Batch, LossAndMetric
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Block:
         # weights are used once in each pass
         return torch.autocast(self.device.type, dtype=self.precision, cache_enabled=False)
 
-    def classify(self, out: Any, labels: Tensor, weight: Tensor | None = None) -> Classified:
+    def compute_loss(self, out: Any, labels: Tensor, weight: Tensor | None = None) -> LossAndMetric:
         """Loss and metric of the last block's output (or a head's) and its targets.
 
         `weight` is the `part_weight` of a part of a mini-batch.

@@ -27,7 +27,7 @@ from hybrid.solvers.metrics import (
     training_sum,
     user_code,
 )
-from hybrid.solvers.windows import Classified
+from hybrid.solvers.windows import LossAndMetric
 
 Loss = Callable[[Any, Any], Tensor]
 """(output, targets) -> the mean over the samples, or a loss of each, (N,) or (N, ...)."""
@@ -192,7 +192,7 @@ class Objective:
             return None
         return denominator(self.named, self.weighted, self._unpacked(targets))
 
-    def __call__(self, out: Any, targets: Tensor, weight: Tensor | None = None) -> Classified:
+    def __call__(self, out: Any, targets: Tensor, weight: Tensor | None = None) -> LossAndMetric:
         """Mean loss with its graph, and what the accuracy needs.
 
         Of a part of a mini-batch, `weight` is what so many of its samples weigh on average. The
@@ -211,9 +211,9 @@ class Objective:
         metric = self.metrics.get("accuracy")
         function: Any = metric.function if isinstance(metric, AllSamples) else metric
         if function is None or isinstance(function, Accumulating):
-            return Classified(loss, None, each)
+            return LossAndMetric(loss, None, each)
         scores = call_user_code("the metric 'accuracy'", function, detached(out), unpacked)
-        return Classified(loss, training_sum(scores, count), each)
+        return LossAndMetric(loss, training_sum(scores, count), each)
 
     def mean_of(self, out: Any, targets: Tensor, weight: Tensor | None = None) -> Tensor:
         """The loss alone, as a call gives it."""

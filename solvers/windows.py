@@ -188,7 +188,7 @@ class Window:
             yield index, replace(batch, ids=ids[index], within=None)
 
 
-class Classified(NamedTuple):
+class LossAndMetric(NamedTuple):
     """Loss and metric of an output and its targets."""
 
     loss: Tensor
@@ -221,17 +221,17 @@ class PhaseStats:
     staleness: Counter[int] = field(default_factory=Counter)
     """Number of gradients by the updates of their weights since their forward pass."""
 
-    def classified(self, batch: Classified) -> None:
+    def count_loss(self, result: LossAndMetric) -> None:
         """Count one mini-batch's loss and metric."""
-        self.losses.append(batch.loss.detach())
-        self.scored(batch)
+        self.losses.append(result.loss.detach())
+        self.count_metric(result)
 
-    def scored(self, batch: Classified) -> None:
+    def count_metric(self, result: LossAndMetric) -> None:
         """Count the metric, and the losses of the samples, if there are any."""
-        if batch.correct is not None:
-            self.correct.append(batch.correct)
-        if batch.each is not None:
-            self.each.append(batch.each)
+        if result.correct is not None:
+            self.correct.append(result.correct)
+        if result.each is not None:
+            self.each.append(result.each)
 
     def add(self, part: PhaseStats) -> None:
         """Add the statistics of another part of the phase."""

@@ -222,19 +222,19 @@ def _module(block: Block) -> BlockModule:
 def _foreign_weights_noted(block: Block, method: Method, result: RankPass) -> Iterator[None]:
     """Note a weight of another block that the loss's gradient reaches."""
     own = {p.data_ptr() for p in block.module.parameters()}  # of versions of them, too
-    classify = block.classify
+    compute_loss = block.compute_loss
 
     def watching(out: Any, labels: Tensor, weight: Tensor | None = None) -> Any:
-        classified = classify(out, labels, weight)
-        for leaf in graph_leaves(classified.loss):
+        result = compute_loss(out, labels, weight)
+        for leaf in graph_leaves(result.loss):
             if isinstance(leaf, nn.Parameter) and leaf.data_ptr() not in own and not result.foreign:
                 named = method.problem.blocks.model.named_parameters()
                 name = next((repr(n) for n, p in named if p is leaf), f"{tuple(leaf.shape)}")
                 result.foreign = f"the loss reads the weight {name} of another block or replica"
-        return classified
+        return result
 
-    block.classify = watching  # type: ignore[method-assign]
+    block.compute_loss = watching  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del block.classify
+        del block.compute_loss

@@ -193,7 +193,7 @@ class PDASGDProgram(UnitProgram):
                 flights[op.item] = self.units.new_flight(part, self._leaf(self._fetch(part)))
             self.units.forward(flights[op.item], op.unit)
             if op.unit == last:
-                self._send_or_classify(flights[op.item], stats)
+                self._send_or_compute_loss(flights[op.item], stats)
         self._flights = {**flights}
 
     def _train_in_any_order(self, window: Window, stats: PhaseStats) -> None:
@@ -204,7 +204,7 @@ class PDASGDProgram(UnitProgram):
                 self._ticks += 1
                 flight = self.units.new_flight(part, self._leaf(self._fetch(part)))
                 self.forward_units(flight)
-                self._send_or_classify(flight, stats)
+                self._send_or_compute_loss(flight, stats)
                 yield flight
 
         def backward_pass(flight: UnitFlight, stop: Callable[[], bool]) -> None:
@@ -219,17 +219,17 @@ class PDASGDProgram(UnitProgram):
         for batch in window.batches:
             yield from split_into_micro_batches(batch, self.num_micro_batches(batch), self.block)
 
-    def _send_or_classify(self, flight: UnitFlight, stats: PhaseStats) -> None:
+    def _send_or_compute_loss(self, flight: UnitFlight, stats: PhaseStats) -> None:
         """Send the last unit's output up; in the last block it goes into the loss."""
         part = flight.part
         if part.labels is None:
             self._wire.send(self.links.to_next, flight.value.detach())
             flight.value = None
             return
-        classified = self.units.classify(flight, part.labels)
+        result = self.units.compute_loss(flight, part.labels)
         flight.part = part._replace(images=None, labels=None, weight=None)
-        stats.scored(classified)
-        self._losses.append(classified.loss)
+        stats.count_metric(result)
+        self._losses.append(result.loss)
         if part.is_last:
             stats.losses.append(torch.stack(self._losses).sum())
             self._losses.clear()

@@ -21,7 +21,7 @@ from hybrid.solvers.metrics import failure
 from hybrid.solvers.micro_batches import MicroBatch
 from hybrid.solvers.numerics.weights import NothingRecomputed
 from hybrid.solvers.state import State, Tensors
-from hybrid.solvers.windows import Classified, PhaseStats
+from hybrid.solvers.windows import LossAndMetric, PhaseStats
 
 Gradients = dict[str, Tensor]
 
@@ -147,13 +147,13 @@ class Units:
         flight.value = value if isinstance(value, Tensor) else tree_map(_cut, value)
         flight.input_edges.append(gradient_edges(flight.value))
 
-    def classify(self, flight: UnitFlight, labels: Tensor) -> Classified:
+    def compute_loss(self, flight: UnitFlight, labels: Tensor) -> LossAndMetric:
         """Loss and metric of the last unit's output, whose adjoint the flight then has."""
-        classified = self.block.classify(flight.value, labels, flight.part.weight)
-        loss = classified.loss * flight.part.share
+        result = self.block.compute_loss(flight.value, labels, flight.part.weight)
+        loss = result.loss * flight.part.share
         flight.value = None
         flight.adjoint, _ = vjp([loss], [torch.ones_like(loss)], flight.input_edges[-1], [])
-        return classified._replace(loss=loss.detach())
+        return result._replace(loss=loss.detach())
 
     def backward(self, flight: UnitFlight, unit: int) -> None:
         """The backward pass of a unit, and its step if the flight completes a mini-batch."""

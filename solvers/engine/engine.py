@@ -197,12 +197,12 @@ class Engine(Program):
         part, block = flight.part, self.block
         assert part.labels is not None
         assert flight.lam is not None
-        classified = block.classify(x, part.labels, part.weight)
-        stats.scored(classified)
+        result = block.compute_loss(x, part.labels, part.weight)
+        stats.count_metric(result)
         if block.check is not None:
-            block.check.take(part, flight.lam, x, classified.loss)
-        self._losses.append(classified.loss.detach() * part.replica_share)
-        return classified.loss * part.share
+            block.check.take(part, flight.lam, x, result.loss)
+        self._losses.append(result.loss.detach() * part.replica_share)
+        return result.loss * part.share
 
     def _backward(self, flight: Flight, keep: Keep | None) -> None:
         p_in = self.policy.backward(flight, partial(self._receive_adjoint, flight))

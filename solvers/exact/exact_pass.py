@@ -169,7 +169,7 @@ class ExactPass(Engine):
                 if block.last:
                     labels = batch.labels()
                     weight = block.part_weight(batch, labels)
-                    stats.classified(block.classify(out, labels, weight))
+                    stats.count_loss(block.compute_loss(out, labels, weight))
                 else:
                     wire.send(links.to_next, out)
                 if recorder is not None:

@@ -172,10 +172,10 @@ class LocalUpdatesProgram(Program):
         block = self.block
         out = x if self._head is None else self._head(block, x)
         labels = batch.labels()
-        classified = block.classify(out, labels, block.part_weight(batch, labels))
-        loss = classified.loss if batch.share == 1 else classified.loss * batch.share
+        result = block.compute_loss(out, labels, block.part_weight(batch, labels))
+        loss = result.loss if batch.share == 1 else result.loss * batch.share
         block.backward(loss, retain_graph=self._gets_adjoint)
-        stats.classified(classified)
+        stats.count_loss(result)
 
     def _make_head(self, batch: Batch) -> None:
         """Make the head, whose size follows from a forward pass."""

@@ -122,9 +122,9 @@ class AuxNetProgram(Program):
         x = block.forward(lam, (1, batch.step, self._sweep))
         if block.last:
             labels = batch.labels()
-            classified = block.classify(x, labels, block.part_weight(batch, labels))
-            block.backward(classified.loss if batch.share == 1 else classified.loss * batch.share)
-            stats.classified(classified)
+            result = block.compute_loss(x, labels, block.part_weight(batch, labels))
+            block.backward(result.loss if batch.share == 1 else result.loss * batch.share)
+            stats.count_loss(result)
         else:
             links.to_next(x.detach())
             lam_above = links.from_next()

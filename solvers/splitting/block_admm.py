@@ -333,8 +333,8 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         with block.span("backward"):
             if block.last:
                 labels = batch.labels()
-                classified = block.classify(x, labels, block.part_weight(batch, labels))
-                end = classified.loss * scale
+                result = block.compute_loss(x, labels, block.part_weight(batch, labels))
+                end = result.loss * scale
             else:
                 target, kappa = (self.store.raw(name, rows) for name in ("target", "kappa_out"))
                 beta, filter_ = self.variables.after.weight_beta, self.solver.filter

@@ -165,10 +165,10 @@ class PenaltyProgram(SubProblems):
             x = block.forward(lam, key)
             if block.last:
                 labels = batch.labels()
-                classified = block.classify(x, labels, block.part_weight(batch, labels))
-                loss = classified.loss if batch.share == 1 else classified.loss * batch.share
+                result = block.compute_loss(x, labels, block.part_weight(batch, labels))
+                loss = result.loss if batch.share == 1 else result.loss * batch.share
                 block.backward(loss, key=key)
-                stats.classified(classified)
+                stats.count_loss(result)
             else:
                 target = self.store.raw("target", rows)
                 kappa = self.variables.multiplier("kappa_out", rows)

@@ -25,7 +25,7 @@ from hybrid.solvers.engine.schedule import Action, Span
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches
 from hybrid.solvers.state import State
-from hybrid.solvers.windows import Batch, Classified, PhaseStats, Window
+from hybrid.solvers.windows import Batch, LossAndMetric, PhaseStats, Window
 from hybrid_messages.chain import Chain, Mailbox, draw_path, limit
 from hybrid_messages.units import Instance, Nodes
 
@@ -121,7 +121,7 @@ class AMPNetProgram(UnitProgram):
             self.block, solver.clip_norm, solver.frequency(size, self.block.count), size
         )
         self._survivals: Sequence[Sequence[float]] | None = None
-        self._scores: list[tuple[MicroBatch, Classified]] = []
+        self._scores: list[tuple[MicroBatch, LossAndMetric]] = []
         """Of the instances that have reached the loss."""
         self._reset()
 
@@ -206,7 +206,7 @@ class AMPNetProgram(UnitProgram):
             self._wire.send(self.links.to_next, flight.value.detach())
             flight.value = None
         else:
-            self._scores.append((flight.part, self.units.classify(flight, part.labels)))
+            self._scores.append((flight.part, self.units.compute_loss(flight, part.labels)))
 
     def _backward_pass(self, flight: Instance) -> None:
         """An instance's backward pass over the block."""
@@ -221,11 +221,11 @@ class AMPNetProgram(UnitProgram):
         found, samples = PhaseStats(), 0
         losses: dict[int, list[Tensor]] = {}
         shares: dict[int, float] = {}
-        for part, classified in self._scores:
-            losses.setdefault(part.step, []).append(classified.loss)
+        for part, result in self._scores:
+            losses.setdefault(part.step, []).append(result.loss)
             shares[part.step] = shares.get(part.step, 0.0) + part.share
             samples += part.stop - part.start
-            found.scored(classified)
+            found.count_metric(result)
         self._scores.clear()
         stats.losses = [torch.stack(of).sum() / shares[step] for step, of in losses.items()]
         if found.correct:

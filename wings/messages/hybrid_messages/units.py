@@ -38,8 +38,8 @@ class Instance(UnitFlight):
             "active": torch.tensor(sorted(self.active), dtype=torch.int64),
             "ages": torch.tensor(ages, dtype=torch.int64),
         }
-        classified = {"labels": self.part.labels, "weight": self.part.weight}
-        self.stash |= {name: x for name, x in classified.items() if x is not None}
+        tensors = {"labels": self.part.labels, "weight": self.part.weight}
+        self.stash |= {name: x for name, x in tensors.items() if x is not None}
 
     def load(self, stash: Tensors) -> list[int]:
         """Take back what `save` put there."""
