@@ -5,16 +5,13 @@ import platform
 import shutil
 import subprocess
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -23,8 +20,6 @@ from hybrid.folder.runfolder import DISTRIBUTION, version_of
 from hybrid.links.communicator import Communicator
 from hybrid.ranks import launch
 
-T = TypeVar("T")
-PATIENCE_SECONDS = 10.0
 LEAST_SHARED_BYTES = 256 << 20
 PACKAGES = ("hybrid", "torch", "numpy", "mpi4py", "cupy")
 """What a run needs or may have; some are installed under other names."""
@@ -178,22 +173,6 @@ def _by_host(places: Sequence[RankHardware]) -> Iterator[tuple[str, list[RankHar
         yield host, list(here)
 
 
-def soon(look: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
-    """What `look` gives, or raises; OSError if that takes longer, as on a server that is down."""
-    answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(look())
-        except Exception as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    if not wait([answer], seconds).done:
-        raise OSError(f"no answer in {seconds:g} s")
-    return answer.result()
-
-
 def shared_memory() -> list[Finding]:
     """The shared memory of a host's ranks, where there is as little as in a container."""
     total = os.statvfs("/dev/shm").f_frsize * os.statvfs("/dev/shm").f_blocks
@@ -208,17 +187,14 @@ def run_folder(folder: Path, comm: Communicator | None) -> list[Finding]:
     name = why = ""
     with ExitStack() as files:
         try:
-            make = partial(tempfile.NamedTemporaryFile, prefix=".hybrid-doctor-")
-            there = soon(lambda: _existing(folder))
-            name = files.enter_context(soon(partial(make, dir=there))).name
+            make = tempfile.NamedTemporaryFile
+            file = make(prefix=".hybrid-doctor-", dir=_existing(folder))
+            name = files.enter_context(file).name
         except OSError as error:
             why = one_line(error)
         seen = [True]
         if comm is not None:
-            written = Path(str(comm.bcast(name)))
-            with suppress(OSError):
-                seen = [soon(written.exists)]
-            seen = [sees for (sees,) in comm.allgather(seen)]
+            seen = comm.allgather(Path(comm.bcast(name)).exists())
     if why:
         return [Finding("run folder", why, remedy)]
     if False in seen:

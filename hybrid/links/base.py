@@ -92,10 +92,8 @@ class RankLinks(ABC):
         self._sent: Counter[int] = Counter()
         """Messages so far to each rank, by number as in `_send`; and from them."""
         self._received: Counter[int] = Counter()
-        self.waits_since: float | None = None
-        """When, by `now`, its present wait for another rank began; None while it does not wait."""
-        self.awaited = ""
-        """For whom it waits."""
+        self.wait: tuple[float, str] | None = None
+        """When, by `now`, its present wait for others began, and who they are."""
 
     @classmethod
     @abstractmethod
@@ -248,13 +246,13 @@ class RankLinks(ABC):
     @contextmanager
     def waiting(self, side: str) -> Iterator[None]:
         """Count the time of the body as waiting."""
-        self.awaited = self._named(side)
-        self.waits_since = start = self.now()
+        start = self.now()
+        self.wait = start, self._named(side)
         try:
             self._before_wait()
             yield
         finally:
-            self.waits_since = None
+            self.wait = None
             end = self.now()
             self.traffic.waiting_seconds[side] += end - start
             if self.watch is not None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from socket import gethostname
 from threading import Event, Thread
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from hybrid.errors import AgreedError, PeerError, given_by, one_line, reason
+from hybrid.errors import AgreedError, PeerError, one_line, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,13 +99,15 @@ class Communicator(RankGroup):
     def barrier(self) -> None:
         """Wait for all ranks, and leave the cores to those that still work."""
 
-    @abstractmethod
     def host_ranks(self) -> list[int]:
         """The ranks of this rank's host, in order."""
+        names = self.allgather(gethostname())
+        return [rank for rank, name in enumerate(names) if name == names[self.rank]]
 
-    @abstractmethod
     def abort(self, status: int) -> None:
-        """End this rank, and with it the job; not collective."""
+        """End this rank, after which its launcher ends the others; not collective."""
+        sys.stderr.flush()
+        os._exit(status)
 
     def is_aborted(self) -> bool:
         """Whether another rank is known to have called `abort`; not collective."""
@@ -138,22 +142,26 @@ def limit_of_waits(timeout: float | None) -> float:
 @contextmanager
 def start_limited(comm: Communicator, timeout: float | None) -> Iterator[None]:
     """Within it the ranks begin together what all have to call; as `waits_limited`."""
-    wait = perf_counter(), "the other ranks", "call fit and evaluate on every rank, in one order"
-    with waits_limited(comm, timeout, lambda: wait):
+    wait = perf_counter(), "the other ranks"
+    remedy = "call fit and evaluate on every rank, in one order"
+    with waits_limited(comm, timeout, lambda: wait, remedy):
         yield
 
 
 @contextmanager
 def waits_limited(
-    comm: Communicator, timeout: float | None, wait: Callable[[], tuple[float, str, str] | None]
+    comm: Communicator,
+    timeout: float | None,
+    wait: Callable[[], tuple[float, str] | None],
+    remedy: str,
 ) -> Iterator[None]:
     """Within it the job ends when this rank has waited `timeout` seconds for another; 0: never.
 
-    `wait` gives when the present wait began, for whom it waits, and the remedy.
+    `wait` gives when the present wait began, and for whom.
     """
     ended, seconds = Event(), limit_of_waits(timeout)
     if seconds:
-        Thread(target=_watch, args=(comm, seconds, wait, ended), daemon=True).start()
+        Thread(target=_watch, args=(comm, seconds, wait, remedy, ended), daemon=True).start()
     try:
         yield
     finally:
@@ -163,7 +171,8 @@ def waits_limited(
 def _watch(
     comm: Communicator,
     timeout: float,
-    wait: Callable[[], tuple[float, str, str] | None],
+    wait: Callable[[], tuple[float, str] | None],
+    remedy: str,
     ended: Event,
 ) -> None:
     """End the job when this rank has waited too long: another rank, or its host, is stuck."""
@@ -175,14 +184,8 @@ def _watch(
         if seen - before > limit / 2:
             awake = seen  # this rank was suspended itself
         if (waiting := wait()) and seen - max(waiting[0], awake) > limit:
-            _, awaited, remedy = waiting
-            text = f"it has waited for {awaited} for {timeout:g} s (links.timeout): {remedy}"
+            text = f"it has waited for {waiting[1]} for {timeout:g} s (links.timeout): {remedy}"
             abort(comm, TimeoutError(text))
-
-
-def stuck_remedy() -> str:
-    """What to do about a rank that another has waited for."""
-    return f"find out why that rank is stuck, then go on with {given_by('--resume', 'resume=True')}"
 
 
 def abort(comm: Communicator, error: BaseException) -> None:

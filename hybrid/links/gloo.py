@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -148,15 +147,6 @@ class TorchGroup(Communicator):
     def barrier(self) -> None:
         with lost_ranks():
             dist.barrier(self._group)
-
-    def host_ranks(self) -> list[int]:
-        names = self.allgather(socket.gethostname())
-        return [rank for rank, name in enumerate(names) if name == names[self.rank]]
-
-    def abort(self, status: int) -> None:
-        """End this rank; its launcher then ends the others."""
-        sys.stderr.flush()
-        os._exit(status)
 
     def close(self) -> None:
         self._waiter.shutdown()  # a process that ends while a thread is inside gloo is aborted

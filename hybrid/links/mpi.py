@@ -87,14 +87,6 @@ class MpiCommunicator(Communicator):
         while not request.Test():
             sleep(0.001)
 
-    def host_ranks(self) -> list[int]:
-        from mpi4py import MPI
-
-        host = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
-        ranks: list[int] = host.allgather(self.rank)
-        host.Free()
-        return ranks
-
     def abort(self, status: int) -> None:
         self.mpi.Abort(status)
 

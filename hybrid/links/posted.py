@@ -10,14 +10,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from hybrid.errors import AgreedError, PeerError, StoppedError
+from hybrid.errors import AgreedError, PeerError, StoppedError, given_by
 from hybrid.links.base import Program, RankLinks, Start
 from hybrid.links.communicator import (
     Communicator,
     Transfer,
     abort,
     start_limited,
-    stuck_remedy,
     waits_limited,
 )
 from hybrid.links.staging import (
@@ -208,8 +207,10 @@ class PostedLinks(RankLinks):
         comm, timeout = start.comm, start.settings.timeout
         with start_limited(comm, timeout):
             links = cls(start)
+        again = given_by("--resume", "resume=True")
+        remedy = f"find out why that rank is stuck, then go on with {again}"
         try:
-            with waits_limited(comm, timeout, links._present_wait):
+            with waits_limited(comm, timeout, lambda: links.wait, remedy):
                 result = links.run(program)
                 links.close()
                 return result
@@ -220,10 +221,6 @@ class PostedLinks(RankLinks):
         except BaseException as error:
             abort(comm, error)
             raise
-
-    def _present_wait(self) -> tuple[float, str, str] | None:
-        since = self.waits_since
-        return None if since is None else (since, self.awaited, stuck_remedy())
 
     def close(self) -> None:
         self.drop()

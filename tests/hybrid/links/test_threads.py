@@ -27,7 +27,7 @@ def test_waiting_is_counted_on_its_side(side):
     def program(links):
         links.now, ranks[links.rank] = lambda: clock[0], links
         if links.rank == 0:
-            while 1 not in ranks or ranks[1].waits_since is None:
+            while 1 not in ranks or ranks[1].wait is None:
                 sleep(0.001)
             clock[0] = 2.0
         if side == "everyone":
