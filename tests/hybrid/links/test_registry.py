@@ -1,39 +1,18 @@
-"""Links by name: each trains to the same bits, another package adds its own, others are refused."""
-
-import sys
-from collections import Counter
-from importlib.metadata import EntryPoint, EntryPoints
+"""Links by name: each trains to the same bits, and what cannot join the ranks is refused."""
 
 import pytest
 from answers import refusal
 from problems import assert_same
 from trainings import digits, trained_weights, trainer
 
-from hybrid.links import RankLinks, ThreadLinks
+from hybrid.links import RankLinks
 from hybrid.ranks.starting import check_links
 from hybrid.registries import LINKS
 from hybrid.settings.config import LinkSettings
-from hybrid.solvers import AugmentedLagrangian, Backprop, named
+from hybrid.solvers import AugmentedLagrangian, Backprop
 
-SENT = Counter()
-
-
-class CountingLinks(ThreadLinks):
-    """Links of another package, which count the messages of each rank."""
-
-    name = "counting"
-
-    def _send(self, number, tensor):
-        SENT[self.rank] += 1
-        super()._send(number, tensor)
-
-
-@pytest.fixture
-def another(monkeypatch):
-    """Another package's links, known by an entry point."""
-    points = EntryPoints([EntryPoint("link.counting", "theirs:CountingLinks", "hybrid")])
-    monkeypatch.setitem(sys.modules, "theirs", sys.modules[__name__])
-    monkeypatch.setattr(named, "entry_points", lambda: points)
+PASSES = ("running_mean", "running_var", "num_batches_tracked")
+"""What counts passes and averages over them."""
 
 
 @pytest.fixture(scope="module")
@@ -63,25 +42,6 @@ def test_all_links_of_one_process_train_to_the_same_bits(name, few, expected):
     assert_same(trained_weights(trained(kind=name), few), expected)
 
 
-@pytest.mark.parametrize("name", [n for n, cls in LINKS.items() if cls.in_one_process])
-def test_replicas_on_all_links_of_one_process_have_the_bits_of_one_chain(name, few):
-    links = LinkSettings(kind=name)
-    grid = trainer(Backprop(), None, 2, replicas=3, train={"epochs": 1}, links=links)
-    chain = trainer(Backprop(micro_batches=3), None, 2, train={"epochs": 1})
-    assert_same(learned(trained_weights(grid, few)), learned(trained_weights(chain, few)))
-
-
-def learned(found):
-    """Without what counts passes and averages over them."""
-    return {k: v for k, v in found.items() if "running" not in k and "num_batches" not in k}
-
-
-def test_links_of_another_package_train_by_their_name(another, few, expected):
-    SENT.clear()
-    assert_same(trained_weights(trained(kind="counting"), few), expected)
-    assert min(SENT[0], SENT[1]) > 0
-
-
 @pytest.mark.parametrize(
     ("settings", "ranks", "reason"),
     [
@@ -108,6 +68,18 @@ def test_links_over_mpi_are_refused_where_torchrun_has_started_the_ranks(monkeyp
     said = refusal(check_links, LinkSettings(kind="mpi"), 2)
     assert "these 2 ranks were started without MPI: start them with mpirun -n 2" in said
     check_links(LinkSettings(kind="torch"), 2)
+
+
+@pytest.mark.parametrize("name", [n for n, cls in LINKS.items() if cls.in_one_process])
+def test_replicas_on_all_links_of_one_process_have_the_bits_of_one_chain(name, few):
+    links = LinkSettings(kind=name)
+    grid = trainer(Backprop(), None, 2, replicas=3, train={"epochs": 1}, links=links)
+    chain = trainer(Backprop(micro_batches=3), None, 2, train={"epochs": 1})
+    found, expected = (
+        {k: v for k, v in trained_weights(each, few).items() if not k.endswith(PASSES)}
+        for each in (grid, chain)
+    )
+    assert_same(found, expected)
 
 
 def test_links_of_ranks_that_nobody_has_started_are_refused_before_training(few):

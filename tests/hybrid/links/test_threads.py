@@ -58,15 +58,6 @@ def test_an_agreement_passes_or_raises_the_first_failing_ranks_reason_on_all(fai
     assert run_threads(3, program) == [expected] * 3
 
 
-def test_an_agreement_names_the_file_of_a_system_error(tmp_path):
-    def program(links):
-        with links.agreement():
-            (tmp_path / "nothing").read_text()
-
-    with pytest.raises(AgreedError, match=r"nothing: No such file or directory$"):
-        run_threads(2, program)
-
-
 @pytest.mark.parametrize("run", [run_threads, run_virtual])
 @pytest.mark.parametrize("waits_for", ["from_previous", "from_next", "all_gather"])
 def test_a_failing_rank_releases_the_waiting_ones_and_its_own_error_is_raised(waits_for, run):
@@ -80,11 +71,3 @@ def test_a_failing_rank_releases_the_waiting_ones_and_its_own_error_is_raised(wa
 
     with pytest.raises(KeyError, match="mine"):
         run(3, program)
-
-
-def test_one_block_runs_in_the_calling_thread_and_its_error_is_raised():
-    def program(links):
-        raise KeyError(links.all_gather("alone")[0])
-
-    with pytest.raises(KeyError, match="alone"):
-        run_threads(1, program)

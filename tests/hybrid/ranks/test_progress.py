@@ -148,6 +148,17 @@ def test_a_bar_moves_within_a_report_and_leaves_the_bits(monkeypatch):
 WORDS = ("train", "--blocks", "2", "--epochs", "500", "--set", "train.threads=1")
 
 
+@pytest.mark.parametrize("by_mpirun", [False, True])
+def test_the_terminal_shows_a_bar_and_ctrl_c_is_answered_there(hybrid_cli, tmp_path, by_mpirun):
+    """Under mpirun the terminal is mpirun's."""
+    words = [str(hybrid_cli.parent / "mpirun"), "-n", "2"] if by_mpirun else []
+    written, status = interrupt(words, hybrid_cli, tmp_path)
+    assert (status != 0) if by_mpirun else (status == 130)
+    assert re.search(r"epoch 1/500 \S*━", written), "a bar"
+    again = f"{'mpirun -n 2 ' * by_mpirun}hybrid train --resume --out {tmp_path / 'run'}"
+    assert written.count(f"interrupted; go on with: {again}\r\n") == 1
+
+
 def interrupt(words, hybrid_cli, tmp_path):
     """What a terminal shows of a command that gets Ctrl-C once it has begun; its status."""
     environment = {k: v for k, v in os.environ.items() if k not in PLAIN} | {"TERM": "xterm"}
@@ -166,20 +177,3 @@ def interrupt(words, hybrid_cli, tmp_path):
     job.send_signal(signal.SIGINT)
     written += read(made.main).encode()
     return written.decode(), job.wait(timeout=60)
-
-
-def test_under_mpirun_the_terminal_is_mpiruns_and_ctrl_c_is_answered_there(hybrid_cli, tmp_path):
-    words = [str(hybrid_cli.parent / "mpirun"), "-n", "2"]
-    written, status = interrupt(words, hybrid_cli, tmp_path)
-    assert status != 0
-    assert re.search(r"epoch 1/500 \S*━", written), "a bar"
-    said = f"interrupted; go on with: mpirun -n 2 hybrid train --resume --out {tmp_path / 'run'}"
-    assert written.count(f"hybrid: {said}") == 1
-
-
-def test_ctrl_c_takes_the_bar_away_and_names_the_command_that_goes_on(hybrid_cli, tmp_path):
-    written, status = interrupt([], hybrid_cli, tmp_path)
-    assert status == 130
-    assert f"; run folder {tmp_path / 'run'}\r\n" in written
-    said = f"hybrid: error: interrupted; go on with: hybrid train --resume --out {tmp_path / 'run'}"
-    assert re.search(rf"\x1b\[2K{re.escape(said)}\r\n$", written), written[-500:]
