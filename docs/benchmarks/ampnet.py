@@ -72,10 +72,10 @@ def trained(
         return {"failed": str(error)}
 
 
-def times(asked: Namespace) -> None:
-    images, test = data.load("cifar10", asked.data_dir, 128 * asked.steps)
-    for turn in range(asked.turns):
-        for row in asked.rows[:: 1 if turn % 2 else -1]:
+def times(options: Namespace) -> None:
+    images, test = data.load("cifar10", options.data_dir, 128 * options.steps)
+    for turn in range(options.turns):
+        for row in options.rows[:: 1 if turn % 2 else -1]:
             turns = [*RAW.get("time", row)]
             if len(turns) <= turn:
                 summary = trained(row, "resnet56", 0, 1, images, test.take(100))
@@ -98,13 +98,13 @@ def time_cells(row: str) -> tuple[str, ...]:
     return row, f"{median(rates):.1f}", gain, f"{shares} % (mean {mean(idle):.0%})"
 
 
-def accuracies(asked: Namespace) -> None:
-    images, test = data.load("cifar10", asked.data_dir, asked.limit)
-    for seed in asked.seeds:
-        for row in asked.rows:
-            run = f"{asked.model}, {len(images):,} images, {asked.epochs} epochs: {row}"
+def accuracies(options: Namespace) -> None:
+    images, test = data.load("cifar10", options.data_dir, options.limit)
+    for seed in options.seeds:
+        for row in options.rows:
+            run = f"{options.model}, {len(images):,} images, {options.epochs} epochs: {row}"
             if row in TRAINED and not RAW.get("accuracy", run, str(seed)):
-                summary = trained(row, asked.model, seed, asked.epochs, images, test)
+                summary = trained(row, options.model, seed, options.epochs, images, test)
                 keys = ("failed", "test_accuracy", "train_seconds")
                 kept = {k: summary[k] for k in keys if k in summary}
                 RAW.keep("accuracy", run, str(seed), value=kept)
@@ -123,7 +123,7 @@ def cells(entry: tuple[str, dict[str, dict[str, Any]]]) -> tuple[object, ...]:
 
 
 def main() -> None:
-    asked = measuring.options(
+    options = measuring.options(
         __doc__,
         what=("time", "accuracy"),
         data_dir=measuring.DATA,
@@ -135,7 +135,7 @@ def main() -> None:
         steps=24,
         turns=3,
     )
-    {"time": times, "accuracy": accuracies}[asked.what](asked)
+    {"time": times, "accuracy": accuracies}[options.what](options)
 
 
 if __name__ == "__main__":

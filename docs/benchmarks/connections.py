@@ -31,25 +31,25 @@ def counts() -> tuple[int, int]:
 class Counting(nn.Linear):
     """A layer that looks at its process in every pass."""
 
-    found = (0, 0)
+    counted = (0, 0)
 
     def forward(self, x: Tensor) -> Tensor:
-        Counting.found = counts()
+        Counting.counted = counts()
         return super().forward(x)
 
 
 def main() -> None:
-    found = launch.ranks()
-    assert found is not None, "start it by torchrun or mpirun"
+    job = launch.ranks()
+    assert job is not None, "start it by torchrun or mpirun"
     torch.manual_seed(0)
-    N = found.comm.size
+    N = job.comm.size
     network = nn.Sequential(*(Counting(8, 8) for _ in range(max(N, 2))))
     images, labels = torch.randn(256, 8), torch.randint(8, (256,))
     before = counts()
     trainer = Trainer(split(network, N, balance="even"), solver=Backprop())
     trainer.fit((images, labels), (images, labels), epochs=2)
-    everyone = found.comm.allgather((before, Counting.found, counts()))
-    if found.comm.rank == 0:
+    everyone = job.comm.allgather((before, Counting.counted, counts()))
+    if job.comm.rank == 0:
         for k, when in enumerate(("met", "training", "ended")):
             (sockets, threads), *others = [each[k] for each in everyone]
             most = [max(each) for each in zip(*others, strict=True)]

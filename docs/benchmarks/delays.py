@@ -163,18 +163,18 @@ def quiet_rates() -> dict[str, float]:
 
 
 def main() -> None:
-    asked = measuring.options(
+    options = measuring.options(
         __doc__, table=TABLES, runs=Path("runs/delays"), **measuring.GRID | {"seeds": [0, 1, 2]}
     )
-    raw = measuring.Raw(__file__, f"-{asked.table}")
+    raw = measuring.Raw(__file__, f"-{options.table}")
     torch.set_num_threads(1)
-    for seed in () if asked.only_collect else asked.seeds:
-        for title, row in measuring.chosen(TABLES[asked.table](), asked):
-            out = asked.runs / measuring.slug(title, seed)
+    for seed in () if options.only_collect else options.seeds:
+        for title, row in measuring.chosen(TABLES[options.table](), options):
+            out = options.runs / measuring.slug(title, seed)
             if "seconds" not in raw.get(title, str(seed)) and not (out / "summary.json").exists():
                 out.parent.mkdir(parents=True, exist_ok=True)
-                train(row, seed, asked.data_dir, out)
-    collect(asked.table, raw, asked.runs, asked.seeds)
+                train(row, seed, options.data_dir, out)
+    collect(options.table, raw, options.runs, options.seeds)
 
 
 if __name__ == "__main__":

@@ -20,24 +20,23 @@ steps PARTED, all measured on ResNets. The same WORTH and PARTED stand for the G
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import ceil
 from pathlib import Path
 from time import thread_time
 from typing import Any
 
+import measuring
 import torch
 from torch import Tensor
 
 from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.data import Data, Texts
-from hybrid.files import write_atomically
 from hybrid.links import LinkSpeed
 from hybrid.networks import models
 from hybrid.settings.resolve import resolve
@@ -50,7 +49,7 @@ from hybrid.solvers.sync.local_sgd import LocalSGD
 from hybrid.solvers.wire import Wire, WireFormat
 from hybrid.training import build
 
-RAW = Path(__file__).with_suffix(".json")
+RAW = measuring.Raw(__file__)
 LINKS = {
     "10 Mb/s": (1e7, 1e-4),
     "100 Mb/s": (1e8, 1e-4),
@@ -203,25 +202,23 @@ def rates(names: list[str]) -> None:
             ways = [Timed(planner, K, m) for m in PARTS]
             for link, (bits, latency) in LINKS.items():
                 network = planner.network = LinkSpeed(bits / 8, latency)
-                found = best_of(in_blocks(planner, timed, network, base) for timed in ways)
+                rows = best_of(in_blocks(planner, timed, network, base) for timed in ways)
                 for name, sync in SYNCS.items():
-                    own = replace(BASE, sync=sync)
-                    made = planner.predict(planner.blocks(1), own, 2, replicas=K)
-                    gain = made.images_per_second / base
-                    found[name] = {"speed_up": gain, "progress": 1.0, "local": 0.0}
-                known = json.loads(RAW.read_text()) if RAW.exists() else {}
-                known[f"{model}, K={K}, {link}"] = found
-                write_atomically(RAW, json.dumps(known, indent=1) + "\n")
-                print(model, K, link, {k: round(v["speed_up"] or 0, 2) for k, v in found.items()})
+                    recipe = replace(BASE, sync=sync)
+                    prediction = planner.predict(planner.blocks(1), recipe, 2, replicas=K)
+                    gain = prediction.images_per_second / base
+                    rows[name] = {"speed_up": gain, "progress": 1.0, "local": 0.0}
+                RAW.keep(f"{model}, K={K}, {link}", value=rows)
+                print(model, K, link, {k: round(v["speed_up"] or 0, 2) for k, v in rows.items()})
 
 
 Rows = dict[str, dict[str, float | None]]
 
 
-def best_of(found: Iterable[Rows]) -> Rows:
+def best_of(tables: Iterable[Rows]) -> Rows:
     """Each way in the number of parts in which it makes the most progress."""
     best: Rows = {}
-    for rows in found:
+    for rows in tables:
         for name, row in rows.items():
             if name not in best or weighed(name, row) > weighed(name, best[name]):
                 best[name] = row
@@ -230,11 +227,11 @@ def best_of(found: Iterable[Rows]) -> Rows:
 
 def in_blocks(planner: Planner, timed: Timed, network: LinkSpeed, base: float) -> Rows:
     """By way: the rate over one rank's, the progress of a late step, the share of local steps."""
-    found: Rows = {}
+    rows: Rows = {}
     K, size, m = len(timed.costs), planner.size, timed.m
     for form in FORMATS:
         gain = size / timed.flushed(form, network) / base
-        found[f"flushed, {form}"] = {"speed_up": gain, "progress": 1.0, "local": 0.0, "m": m}
+        rows[f"flushed, {form}"] = {"speed_up": gain, "progress": 1.0, "local": 0.0, "m": m}
         for kind in (DDG, FDG):
             solver = kind(micro_batches=m)
             pipeline = timed.pipeline(solver, form, network)
@@ -242,38 +239,33 @@ def in_blocks(planner: Planner, timed: Timed, network: LinkSpeed, base: float) -
             local = sum(map(sum, pipeline.fit())) / (K * timed.n)
             gain = size / (m * pipeline.tick()) / base
             row = {"speed_up": gain, "progress": late, "local": 0.0, "m": m}
-            found[f"{solver.name}, {form}"] = row
-            found[f"{solver.name} filled, {form}"] = {**row, "local": local}
-    return found
+            rows[f"{solver.name}, {form}"] = row
+            rows[f"{solver.name} filled, {form}"] = {**row, "local": local}
+    return rows
 
 
 def check(names: list[str]) -> None:
     """Beside the calculated rates those of the real programs on virtual links."""
     torch.set_num_threads(1)
-    print("| network, K, link | way | calculated | virtual | local steps |\n|---|---|---|---|---|")
+    K, m, lines = 4, 8, []
     for model in names:
-        planner, m = planner_of(model), 8
+        planner = planner_of(model)
         base = planner.predict(planner.blocks(1), BASE).images_per_second
-        for K in (4,):
-            timed = Timed(planner, K, m)
-            for link in ("100 Mb/s", "1 Gb/s"):
-                bits, latency = LINKS[link]
-                network = planner.network = LinkSpeed(bits / 8, latency)
-                found = in_blocks(planner, timed, network, base)
-                for form in FORMATS:
-                    for kind in (DDG, FDG):
-                        solver = kind(micro_batches=m, messages=form)
-                        for fill in (None, AugmentedLagrangian()):
-                            more = {} if fill is None else {"fill": fill}
-                            made = planner.predict(
-                                timed.blocks, Recipe("row", solver, **more), steps=2
-                            )
-                            way = f"{kind.name}{' filled' * (fill is not None)}, {form}"
-                            print(
-                                f"| {model}, K={K}, {link} | {way} | {found[way]['speed_up']:.2f} "
-                                f"| {made.images_per_second / base:.2f} | {made.local_share:.2f} |",
-                                flush=True,
-                            )
+        timed = Timed(planner, K, m)
+        for link, form, kind, fill in product(
+            ("100 Mb/s", "1 Gb/s"), FORMATS, (DDG, FDG), (None, AugmentedLagrangian())
+        ):
+            bits, latency = LINKS[link]
+            planner.network = LinkSpeed(bits / 8, latency)
+            way = f"{kind.name}{' filled' * (fill is not None)}, {form}"
+            calculated = in_blocks(planner, timed, planner.network, base)[way]["speed_up"]
+            solver = kind(micro_batches=m, messages=form)
+            recipe = Recipe("row", solver, **({} if fill is None else {"fill": fill}))
+            real = planner.predict(timed.blocks, recipe, steps=2)
+            gain = f"{real.images_per_second / base:.2f}"
+            cell = f"{model}, K={K}, {link}"
+            lines.append((cell, way, f"{calculated:.2f}", gain, f"{real.local_share:.2f}"))
+    measuring.show("network, K, link | way | calculated | virtual | local steps", lines)
 
 
 def weighed(name: str, row: dict[str, float | None]) -> float:
@@ -295,12 +287,12 @@ GROUPS = {
 }
 
 
-def of_cell(found: dict[str, dict[str, float | None]]) -> dict[str, tuple[float, str]]:
+def of_cell(rows: dict[str, dict[str, float | None]]) -> dict[str, tuple[float, str]]:
     """By group: the best in it, and its name."""
     best = {"one rank": (1.0, "one rank")}
     for group, names in GROUPS.items():
         if names:
-            best[group] = max((weighed(name, found[name]), name) for name in names)
+            best[group] = max((weighed(name, rows[name]), name) for name in names)
     return best
 
 
@@ -310,13 +302,13 @@ def impossible(cell: str, row: dict[str, float | None]) -> bool:
 
 
 def table() -> None:
-    known = json.loads(RAW.read_text())
+    figures = RAW.read()
     names = list(GROUPS)
     print(f"| network, K, link | {' | '.join(names[1:])} | first | filled over the next |")
     print("|---|" + "---|" * (len(names) + 1))
     first = near = blocks = ahead = 0
-    for cell, found in known.items():
-        best = of_cell(found)
+    for cell, rows in figures.items():
+        best = of_cell(rows)
         others = {group: value for group, value in best.items() if group != "filled"}
         ratio = best["filled"][0] / max(others.values())[0]
         winner = max(best.items(), key=lambda item: item[1][0])
@@ -327,12 +319,12 @@ def table() -> None:
         near += right and ratio >= 0.97
         first += right and ratio >= 1
         ahead += right and ratio >= 1.1
-        high = {way for way, row in found.items() if impossible(cell, row)}
+        high = {way for way, row in rows.items() if impossible(cell, row)}
         cells = " | ".join(f"{best[g][0]:.2f}{' !' * (best[g][1] in high)}" for g in names[1:])
         print(f"| {cell} | {cells} | {winner[1][1]} | {ratio:.2f} |")
     print("\n!: the rate, before it is weighed, is above the number of ranks, which cannot be")
     print(
-        f"{len(known)} cells; blocks are right in {blocks}; there filled is first or within 3 % "
+        f"{len(figures)} cells; blocks are right in {blocks}; there filled is first or within 3 % "
         f"in {near}, first in {first}, first by 10 % in {ahead}"
     )
 
@@ -340,8 +332,8 @@ def table() -> None:
 def picture() -> None:
     from matplotlib.figure import Figure
 
-    known = json.loads(RAW.read_text())
-    networks = list(dict.fromkeys(cell.split(",")[0] for cell in known))
+    figures = RAW.read()
+    networks = list(dict.fromkeys(cell.split(",")[0] for cell in figures))
     colors = dict(
         zip(GROUPS, ("#bbbbbb", "#2b6ca3", "#7fb2d9", "#e8c87a", "#d9822b", "#3a9d6e"), strict=True)
     )
@@ -351,16 +343,16 @@ def picture() -> None:
     ):
         for row, link in enumerate(LINKS):
             for column, K in enumerate((2, 4, 8)):
-                found = known.get(f"{network}, K={K}, {link}")
-                if found is None:
+                rows = figures.get(f"{network}, K={K}, {link}")
+                if rows is None:
                     continue
-                best = of_cell(found)
+                best = of_cell(rows)
                 if best["filled"][0] <= 1.005 * best["ddg, fdg"][0]:
                     del best["filled"]  # nobody waits, and it is the same
                 order = sorted(best.items(), key=lambda item: -item[1][0])
                 winner, (value, way) = order[0]
                 margin = value / order[1][1][0]
-                high = impossible(f"K={K},", found.get(way, {"speed_up": 1.0}))
+                high = impossible(f"K={K},", rows.get(way, {"speed_up": 1.0}))
                 axes.add_patch(_tile(column, row, colors[winner]))
                 text = axes.text(column, row, f"{value:.2f}{'!' * high}\n+{margin - 1:.0%}")
                 text.set(ha="center", va="center")
@@ -387,12 +379,8 @@ def _tile(column: float, row: float, color: str) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["rates", "check", "table", "picture"])
-    parser.add_argument(
-        "--models", nargs="+", default=["resnet20", "wrn-16-4", "gpt-8-256", "resnet18"]
-    )
-    options = parser.parse_args()
+    models = ["resnet20", "wrn-16-4", "gpt-8-256", "resnet18"]
+    options = measuring.options(__doc__, what=("rates", "check", "table", "picture"), models=models)
     if options.what in ("rates", "check"):
         {"rates": rates, "check": check}[options.what](options.models)
     else:

@@ -143,13 +143,13 @@ def train(row: Row, seed: int, data_dir: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = measuring.options(__doc__, tables=TABLES, **measuring.GRID)
+    options = measuring.options(__doc__, tables=TABLES, **measuring.GRID)
     torch.set_num_threads(1)
-    for table in () if asked.only_collect else asked.tables:
-        for seed in asked.seeds:
-            for name, row in measuring.chosen(TABLES[table](), asked):
+    for table in () if options.only_collect else options.tables:
+        for seed in options.seeds:
+            for name, row in measuring.chosen(TABLES[table](), options):
                 if not RAW.get(name, str(seed)):
-                    RAW.keep(name, str(seed), value=train(row, seed, asked.data_dir))
+                    RAW.keep(name, str(seed), value=train(row, seed, options.data_dir))
                     print(f"{name}, seed {seed}: {RAW.get(name, str(seed))}", flush=True)
     percent = {
         name: [100 * seeds[seed]["accuracy"] for seed in sorted(seeds)]

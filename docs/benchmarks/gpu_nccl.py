@@ -41,18 +41,18 @@ def main() -> None:
     device = parser.parse_args().device
     carriers = ("nccl", "host") if device == "cuda" else ("host",)
     different = []
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as root:
         for row, words in ROWS.items():
             common = (*words, "--set", f"train.device={device}", "--set", "train.threads=1")
             alone = common if "--replicas" in words else (*common, "--blocks", "2")
-            folder = Path(made, row)
+            folder = Path(root, row)
             folder.mkdir()
-            found = {"threads": weights(folder, "threads", alone, ())}
+            digests = {"threads": weights(folder, "threads", alone, ())}
             for carrier in carriers:
                 carried = (*common, "--set", f"links.device={carrier}")
-                found[carrier] = weights(folder, carrier, carried, TORCHRUN)
-            print(row, {name: digest[:12] for name, digest in found.items()}, flush=True)
-            different += [row] * (len(set(found.values())) > 1)
+                digests[carrier] = weights(folder, carrier, carried, TORCHRUN)
+            print(row, {name: digest[:12] for name, digest in digests.items()}, flush=True)
+            different += [row] * (len(set(digests.values())) > 1)
     if different:
         sys.exit(f"gpu_nccl: the bits differ: {', '.join(different)}")
 

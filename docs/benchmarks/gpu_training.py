@@ -97,12 +97,12 @@ def on_one_stream(run: Callable[[], float]) -> Callable[[], float]:
     """The same with the blocks' work in one queue."""
 
     def patched() -> float:
-        own = threads._own_stream
+        stream = threads._own_stream
         threads._own_stream = lambda size: nullcontext()  # type: ignore[assignment, return-value]
         try:
             return run()
         finally:
-            threads._own_stream = own
+            threads._own_stream = stream
 
     return patched
 
@@ -156,9 +156,9 @@ def rows(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| model | row | images/s, quartiles | peak memory, MB | |", "|---|---|---|---|---|"]
-    for row in found:
+    for row in rows:
         rates = ", ".join(f"{rate:,.0f}" for rate in row["images_per_second"])
         cells = (row["model"], row["row"], rates, row["peak_memory_mb"], row["failed"])
         lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -179,11 +179,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit(f"gpu_training: torch {torch.__version__} sees no GPU: take --device cpu")
-    found = [row for name in options.models.split(",") for row in rows(name, options)]
+    lines = [row for name in options.models.split(",") for row in rows(name, options)]
     card = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(f"{card}, torch {torch.__version__}, {options.precision}\n\n{table(found)}")
+    print(f"{card}, torch {torch.__version__}, {options.precision}\n\n{table(lines)}")
     if options.out is not None:
-        options.out.write_text(json.dumps({"card": card, "rows": found}, indent=1) + "\n")
+        options.out.write_text(json.dumps({"card": card, "rows": lines}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

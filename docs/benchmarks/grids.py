@@ -37,12 +37,12 @@ def case(model: str, batch: int, ranks: int, gigabits: float) -> dict[str, Any]:
     data, _ = build.load_own(settings.data)
     planner = Planner(settings, build.build_model(settings, data), data, network)
     exact = methods.correction(settings)
-    found: dict[str, Any] = {}
+    rates_by_row: dict[str, Any] = {}
     for grid in planner.grids(ranks):
         parts = [4] if batch // grid.replicas >= 8 else [2]
-        made = [r for r in recipes(parts, exact, [BASE.solver, DDG()]) if _wanted(r, grid)]
+        rows = [r for r in recipes(parts, exact, [BASE.solver, DDG()]) if _wanted(r, grid)]
         blocks = planner.blocks(grid.blocks, max(1, batch // grid.replicas // parts[0]))
-        for recipe in made:
+        for recipe in rows:
             rates = [
                 planner.predict(blocks, recipe, real=real, replicas=grid.replicas)
                 for real in (False, True)
@@ -50,8 +50,8 @@ def case(model: str, batch: int, ranks: int, gigabits: float) -> dict[str, Any]:
             key = f"({grid.blocks}, {grid.replicas}) {recipe.name}"
             planned, run = (round(p.images_per_second) for p in rates)
             worth = [round(p.progress or 0.0) for p in rates]
-            found[key] = {"planned": planned, "run": run, "progress": worth}
-    return found
+            rates_by_row[key] = {"planned": planned, "run": run, "progress": worth}
+    return rates_by_row
 
 
 def _wanted(recipe: Recipe, grid: Grid) -> bool:
@@ -62,11 +62,11 @@ def _wanted(recipe: Recipe, grid: Grid) -> bool:
 
 
 def main() -> None:
-    asked = measuring.options(__doc__, model="resnet20")
+    options = measuring.options(__doc__, model="resnet20")
     for batch, ranks, gigabits in product((128, 32), (4, 8), RATES):
-        key = f"{asked.model}, batch {batch}, {ranks} ranks, {gigabits:g} Gb/s"
+        key = f"{options.model}, batch {batch}, {ranks} ranks, {gigabits:g} Gb/s"
         if not RAW.get(key):
-            RAW.keep(key, value=case(asked.model, batch, ranks, gigabits))
+            RAW.keep(key, value=case(options.model, batch, ranks, gigabits))
     right, lines = 0, []
     for key, rows in RAW.read().items():
         planned, run = ({name: row["progress"][i] for name, row in rows.items()} for i in (0, 1))

@@ -61,19 +61,19 @@ class Ended(NamedTuple):
 
     def problems(self, status: int | tuple[int, ...], lines: int, most_seconds: float) -> list[str]:
         """What it did other than end so, with so many lines of ours, within so many seconds."""
-        found = []
+        problems = []
         allowed = status if isinstance(status, tuple) else (status,)
         if self.status not in allowed:
-            found.append(f"status {self.status}, not {status}")
+            problems.append(f"status {self.status}, not {status}")
         said = re.findall(r"^hybrid: error: .*$", self.text, re.MULTILINE)
         if len(said) != lines:
-            found.append(f"{len(said)} lines of error, not {lines}: {said}")
+            problems.append(f"{len(said)} lines of error, not {lines}: {said}")
         if self.seconds > most_seconds:
-            found.append(f"{self.seconds:.1f} s, more than {most_seconds:g}")
+            problems.append(f"{self.seconds:.1f} s, more than {most_seconds:g}")
         for sign in ("Traceback", "terminate called", "SIGABRT", "Exception raised from", "(-6)"):
             if sign in self.text:
-                found.append(f"{sign!r} in what it printed")
-        return found
+                problems.append(f"{sign!r} in what it printed")
+        return problems
 
 
 class Job:
@@ -190,9 +190,9 @@ def stopped(attack: Attack) -> list[str]:
     for rank in ranks:
         os.kill(rank, signal.SIGUSR1)
     ended = job.end()
-    found = ended.problems(1, 0, 30)  # torchrun's own status
+    problems = ended.problems(1, 0, 30)  # torchrun's own status
     statuses = re.findall(r"exitcode *: (-?\d+)", ended.text)
-    return found + [f"exit codes {statuses}"] * (set(statuses) != {"75"})
+    return problems + [f"exit codes {statuses}"] * (set(statuses) != {"75"})
 
 
 def diverged(attack: Attack) -> list[str]:
@@ -221,8 +221,8 @@ def restarted(attack: Attack) -> list[str]:
     attack.trains(job)
     os.kill(job.rank(1), signal.SIGKILL)
     ended = job.end()
-    found = ended.problems(0, 1, 60)
-    return found + ["not resumed"] * ("resumed after step" not in ended.text)
+    problems = ended.problems(0, 1, 60)
+    return problems + ["not resumed"] * ("resumed after step" not in ended.text)
 
 
 def lost_first(attack: Attack) -> list[str]:

@@ -190,14 +190,14 @@ def run(side, name):
 
 
 def main():
-    found = {name: {side: [] for side in SIDES} for name in ("bert", "gpt2")}
+    results_by_name = {name: {side: [] for side in SIDES} for name in ("bert", "gpt2")}
     for _ in range(REPEATS):
-        for name, sides in found.items():
+        for name, sides in results_by_name.items():
             for side, results in sides.items():
                 results.append(run(side, name))
                 print(name, side, results[-1], flush=True)
-                (HERE / "pipelining.json").write_text(json.dumps(found, indent=1))
-    for name, sides in found.items():
+                (HERE / "pipelining.json").write_text(json.dumps(results_by_name, indent=1))
+    for name, sides in results_by_name.items():
         for side, results in sides.items():
             rates = [rate for each in results for rate in each.get("tokens_per_second", ())]
             all_peaks = [each["peak_mb"] for each in results if "peak_mb" in each]

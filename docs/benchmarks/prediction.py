@@ -45,16 +45,16 @@ def main() -> None:
     planner = Planner(settings, build.build_model(settings, images), images, MEMORY_SPEED)
     K = options.blocks or comm.size
     blocks = split(planner.model, K, balance="operations")
-    made = [recipe for recipe in recipes([4, 8]) if recipe.name in ROWS]
+    chosen = [recipe for recipe in recipes([4, 8]) if recipe.name in ROWS]
     rows: dict[str, Any] = {}
     if comm is not None:
-        for recipe in made:
+        for recipe in chosen:
             links = MpiLinks(Start.of(comm))
             rows[recipe.name] = MethodContender(planner.method(blocks, recipe), links)
-    found: dict[str, dict[str, list[float]]] = {recipe.name: {} for recipe in made}
+    rates_by_row: dict[str, dict[str, list[float]]] = {recipe.name: {} for recipe in chosen}
     batches = still_batches(planner.data, options.batch_size, STEPS, CPU)
     for turn in range(options.turns + 1):
-        for recipe in made:
+        for recipe in chosen:
             planner.timed.times.clear()
             rates = dict(_predicted(planner, blocks, recipe)) if not comm or not comm.rank else {}
             if comm is not None:
@@ -62,9 +62,9 @@ def main() -> None:
                 seconds = timed(comm, lambda row=rows[recipe.name]: row.train(batches))  # type: ignore[misc]
                 rates["ranks"] = STEPS * options.batch_size / seconds
             for kind, rate in rates.items() if turn else ():
-                found[recipe.name].setdefault(kind, []).append(rate)
+                rates_by_row[recipe.name].setdefault(kind, []).append(rate)
     if comm is None or comm.rank == 0:
-        _report(found, f"{options.model}, batch {options.batch_size}, K = {K}")
+        _report(rates_by_row, f"{options.model}, batch {options.batch_size}, K = {K}")
 
 
 def _predicted(planner: Planner, blocks: Blocks, recipe: Recipe) -> Iterator[tuple[str, float]]:

@@ -69,19 +69,19 @@ KEYS = "test_accuracy train_seconds images_per_second idle_share bytes_sent"
 
 
 def main() -> None:
-    asked = measuring.options(
+    options = measuring.options(
         __doc__, table=TABLES, runs=Path("runs/recipes"), **measuring.GRID | {"seeds": [0, 1, 2]}
     )
     rows: dict[str, dict[str, dict[str, object]]] = {}
-    for seed in asked.seeds:
-        for name, flags in measuring.chosen(TABLES[asked.table].items(), asked):
-            out = asked.runs / f"{name}-s{seed}"
-            if not (out / "summary.json").exists() and not asked.only_collect:
+    for seed in options.seeds:
+        for name, flags in measuring.chosen(TABLES[options.table].items(), options):
+            out = options.runs / f"{name}-s{seed}"
+            if not (out / "summary.json").exists() and not options.only_collect:
                 out.parent.mkdir(parents=True, exist_ok=True)
-                train(f"{flags} {FIXED} --seed {seed} --data-dir {asked.data_dir} --out {out}")
+                train(f"{flags} {FIXED} --seed {seed} --data-dir {options.data_dir} --out {out}")
             if (kept := measuring.of_summary(out, KEYS)) is not None:
                 rows.setdefault(name, {})[str(seed)] = kept
-    measuring.Raw(__file__, f"-{asked.table}").write(rows)
+    measuring.Raw(__file__, f"-{options.table}").write(rows)
     measuring.show(
         "run | test accuracy | seeds | virtual seconds | idle share",
         (

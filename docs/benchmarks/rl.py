@@ -51,14 +51,14 @@ ROUNDS, TURNS, GOAL = 150, 3, -200.0
 
 
 def main() -> None:
-    asked = measuring.options(__doc__, only="", dry=False)
-    names = [] if asked.dry else [name for name in ROWS if asked.only in ("", name)]
+    options = measuring.options(__doc__, only="", dry=False)
+    names = [] if options.dry else [name for name in ROWS if options.only in ("", name)]
     for seed in range(3):
         for name in names:
             key = f"{name}, seed {seed}"
             if seed < ROWS[name][1] and not RAW.get(key):
                 RAW.keep(key, value=learnt({**ROWS[name][0], "rl.seed": seed}))
-    for turn in range(TURNS if asked.only in ("", "rates") and not asked.dry else 0):
+    for turn in range(TURNS if options.only in ("", "rates") and not options.dry else 0):
         for name, settings in RATES.items():
             key = f"rates: {name}, turn {turn}"
             if not RAW.get(key):

@@ -89,7 +89,7 @@ def cells(key: str, figures: dict[str, dict[str, list[float]]]) -> tuple[object,
 
 
 def main() -> None:
-    asked = measuring.options(
+    options = measuring.options(
         __doc__,
         data_dir=measuring.DATA,
         model="resnet20",
@@ -97,13 +97,13 @@ def main() -> None:
         rows=[*ROWS],
         noise=[0.0, 0.2],
     )
-    images, test = data.load("cifar10", asked.data_dir, 20_000)
-    for seed in asked.seeds:
-        for noise in asked.noise:
-            for name in asked.rows:
-                key = asked.model, f"{100 * (1 - noise):.0f} % right, {name}", str(seed)
+    images, test = data.load("cifar10", options.data_dir, 20_000)
+    for seed in options.seeds:
+        for noise in options.noise:
+            for name in options.rows:
+                key = options.model, f"{100 * (1 - noise):.0f} % right, {name}", str(seed)
                 if not RAW.get(*key):
-                    points = curve(ROWS[name], noisy(images, noise), test, seed, asked.model)
+                    points = curve(ROWS[name], noisy(images, noise), test, seed, options.model)
                     RAW.keep(*key, value=points)
     for model, rows in RAW.read().items():
         print(f"\n{model}\n")

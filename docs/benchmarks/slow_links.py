@@ -37,28 +37,28 @@ FORMATS: tuple[WireFormat, ...] = ("float32", "bfloat16", "int8")
 
 def rows(m: int) -> list[Recipe]:
     """Every method in m micro-batches, in every format of its messages."""
-    made = []
+    recipes = []
     for form in FORMATS:
         serial = PassSettings(micro_batches=m, messages=form)
         flushed = Backprop(micro_batches=m, messages=form)
-        made.append(Recipe(f"flushed pipeline, {form}", flushed))
+        recipes.append(Recipe(f"flushed pipeline, {form}", flushed))
         for kind in (DDG, FDG):
             solver = kind(micro_batches=m, messages=form)
-            made.append(Recipe(f"{kind.name}, m={m}, {form}", solver))
+            recipes.append(Recipe(f"{kind.name}, m={m}, {form}", solver))
         for sweeps in (1, 4):
             name = f"hybrid, {sweeps} sweep{'s' * (sweeps > 1)}, {form}"
             rounds = RoundSettings(window=16, sweeps=sweeps)
-            made.append(Recipe(name, AugmentedLagrangian(), serial, rounds))
-    return made
+            recipes.append(Recipe(name, AugmentedLagrangian(), serial, rounds))
+    return recipes
 
 
 def main() -> None:
-    asked = measuring.options(__doc__, models=[*MODELS], micro_batches=8)
-    parts = f", m={asked.micro_batches}" * (asked.micro_batches != 8)
+    options = measuring.options(__doc__, models=[*MODELS], micro_batches=8)
+    parts = f", m={options.micro_batches}" * (options.micro_batches != 8)
     torch.set_num_threads(1)
     raw = measuring.Raw(__file__)
     lines = []
-    for model in asked.models:
+    for model in options.models:
         cases = {f"{model}, K={K}, {title}{parts}": (K, title) for K in (2, 4) for title in RATES}
         if not cases.keys() <= raw.read().keys():
             given = {"model.name": model, "data.name": "synthetic", "train.threads": 1}
@@ -71,7 +71,7 @@ def main() -> None:
                 planner.network = LinkSpeed(RATES[title] / 8, 1e-4)
                 replicas = planner.predict(planner.blocks(1), BASE, replicas=K)
                 rates = {"data parallel": replicas.images_per_second}
-                for recipe in rows(asked.micro_batches):
+                for recipe in rows(options.micro_batches):
                     blocks = planner.blocks(K)
                     rates[recipe.name] = planner.predict(blocks, recipe).images_per_second
                 raw.keep(case, value={name: rate / alone for name, rate in rates.items()})

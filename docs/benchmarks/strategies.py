@@ -113,10 +113,10 @@ def time(folder: Path, names: list[str]) -> None:
 
 
 def _run(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> Run:
-    made = trainer(row, 0, 100, "auto")
+    training = trainer(row, 0, 100, "auto")
     replicas = 1 if row.strategy is None else 2
     links = MpiLinks(Start.of(alone if replicas == 1 else comm, replicas))
-    method = made.make_method(images, replicas, test)
+    method = training.make_method(images, replicas, test)
     return Run(method, links, images, test, lambda: "")  # type: ignore[arg-type]
 
 
@@ -131,7 +131,7 @@ def cells(name: str) -> tuple[object, ...]:
 
 
 def main() -> None:
-    asked = measuring.options(
+    options = measuring.options(
         __doc__,
         what=("accuracy", "time", "table"),
         data_dir=measuring.DATA,
@@ -139,10 +139,10 @@ def main() -> None:
         epochs=6,
         rows=[*ROWS],
     )
-    if asked.what == "accuracy":
-        accuracy(asked.data_dir, asked.rows, asked.seeds, asked.epochs)
-    elif asked.what == "time":
-        time(asked.data_dir, asked.rows)
+    if options.what == "accuracy":
+        accuracy(options.data_dir, options.rows, options.seeds, options.epochs)
+    elif options.what == "time":
+        time(options.data_dir, options.rows)
     if launch.communicator() is None:
         header = "strategy | 6 epochs | seeds | seconds a step | 6 epochs last"
         measuring.show(header, map(cells, ROWS))

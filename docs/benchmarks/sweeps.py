@@ -33,28 +33,28 @@ from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 
 def main() -> None:
     flags = {"model": "resnet20", "balance": "operations", "cuts": "", "turns": 9}
-    asked = measuring.options(__doc__, **flags, window=8, batch_size=128)
+    options = measuring.options(__doc__, **flags, window=8, batch_size=128)
     comm = MpiCommunicator(MPI.COMM_WORLD)
     links = MpiLinks(Start.of(comm))
     launch.keep_memory()
     torch.set_num_threads(1)
     train, _ = data.load("synthetic")
-    batches = still_batches(train, asked.batch_size, asked.window, CPU)
-    network = measuring.resnet(asked.model)
-    if asked.cuts:
-        blocks = split(network, cuts=asked.cuts.split(","))
+    batches = still_batches(train, options.batch_size, options.window, CPU)
+    network = measuring.resnet(options.model)
+    if options.cuts:
+        blocks = split(network, cuts=options.cuts.split(","))
     else:
-        blocks = split(network, comm.size, balance=asked.balance)
+        blocks = split(network, comm.size, balance=options.balance)
     blocks.starts = comm.bcast(blocks.starts)
     module = placed(blocks.module(comm.rank), CPU)
     sgd = make_optimizer(module, OptimizerSettings())
     block = Block(module, comm.rank, len(blocks), {"exact": sgd, "local": sgd}, CPU)
     shapes = blocks.cut_shapes(torch.zeros(1, 3, 32, 32))
-    setup = Setup(tuple(shapes), asked.batch_size, asked.window)
+    setup = Setup(tuple(shapes), options.batch_size, options.window)
     program, window = AugmentedLagrangian().start(block, links, setup), Window(batches)
     ExactPass(PassSettings(), block, links, setup).train(window, program)
     sent = links.traffic.total_bytes
-    plain = PlainLoop(measuring.resnet(asked.model), OptimizerSettings())
+    plain = PlainLoop(measuring.resnet(options.model), OptimizerSettings())
     works = {
         "sweep": (partial(program.train, window), 1),
         "copies": (partial(plain.train, batches), comm.size),
@@ -62,7 +62,7 @@ def main() -> None:
     }
     rates: dict[str, list[float]] = {name: [] for name in works}
     sweep_seconds: list[float] = []
-    for turn in range(asked.turns + 1):
+    for turn in range(options.turns + 1):
         for name, (work, copies) in works.items():
             comm.barrier()
             start = perf_counter()
@@ -70,14 +70,14 @@ def main() -> None:
             seconds = perf_counter() - start
             slowest = max(comm.allgather(seconds))
             if turn:
-                rates[name].append(copies * asked.window * asked.batch_size / slowest)
+                rates[name].append(copies * options.window * options.batch_size / slowest)
                 sweep_seconds += [seconds] * (name == "sweep")
     times = comm.gather(median(sweep_seconds))
     assert links.traffic.total_bytes == sent, "a windowed sweep must send nothing"
     if comm.rank == 0:
         middle, *quartiles = measuring.ratios(rates["sweep"], rates["copies"])
         figures = {
-            "model": asked.model,
+            "model": options.model,
             "cuts": blocks.cuts,
             "images_per_second": {k: round(median(v), 1) for k, v in rates.items()},
             "sweep_over_copies": {"median": middle, "quartiles": quartiles},

@@ -127,8 +127,8 @@ def gpt() -> Iterator[tuple[str, Row]]:
         blocks, solver = (1, Backprop(micro_batches=M)) if K == 1 else (min(K, 8), LATE[K])
         if K > 1:
             name = f"ddg, {title}{', extrapolated' if mend != 'none' else ''}, K={K}"
-        made = of_text(RATES[title][0], BEST[title])
-        return name, Row(blocks, solver, made, mend, epochs=1, windows=WINDOWS)
+        optimizer = of_text(RATES[title][0], BEST[title])
+        return name, Row(blocks, solver, optimizer, mend, epochs=1, windows=WINDOWS)
 
     yield from (row("Muon", 1), row("Muon", 8, "extrapolate"), row("AdamW", 1), row("AdamW", 8))
     yield from (row("AdamW", 8, "extrapolate"), row("Muon", 16, "extrapolate"), row("Muon", 8))
@@ -199,18 +199,18 @@ def collect(runs: Path, seeds: list[int]) -> None:
 
 def main() -> None:
     flags = {**measuring.GRID, "seeds": [0], "tables": TABLES}
-    asked = measuring.options(__doc__, runs=Path("runs/to-the-end"), **flags)
+    options = measuring.options(__doc__, runs=Path("runs/to-the-end"), **flags)
     torch.set_num_threads(1)
-    for seed in () if asked.only_collect else asked.seeds:
-        for name in asked.tables:
-            for title, row in measuring.chosen(TABLES[name](), asked):
-                out = asked.runs / name / measuring.slug(title, seed)
+    for seed in () if options.only_collect else options.seeds:
+        for name in options.tables:
+            for title, row in measuring.chosen(TABLES[name](), options):
+                out = options.runs / name / measuring.slug(title, seed)
                 done = RAW.get(name, title, str(seed)) or (out / "summary.json").exists()
                 if not done:
                     out.parent.mkdir(parents=True, exist_ok=True)
-                    train(row, seed, asked.data_dir, out)
-    if asked.only_collect:
-        collect(asked.runs, asked.seeds)
+                    train(row, seed, options.data_dir, out)
+    if options.only_collect:
+        collect(options.runs, options.seeds)
 
 
 if __name__ == "__main__":

@@ -171,24 +171,24 @@ def collect(runs: Path, seeds: list[int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = measuring.options(__doc__, runs=Path("runs/tolerance"), **measuring.GRID)
+    options = measuring.options(__doc__, runs=Path("runs/tolerance"), **measuring.GRID)
     torch.set_num_threads(1)
-    for seed in () if asked.only_collect else asked.seeds:
+    for seed in () if options.only_collect else options.seeds:
         done: set[str] = set()
         while True:
-            results = collect(asked.runs, asked.seeds)
-            table = measuring.chosen(rows(seed, results), asked)
+            results = collect(options.runs, options.seeds)
+            table = measuring.chosen(rows(seed, results), options)
             todo = (x for x in table if str(seed) not in results.get(x[0], {}) and x[0] not in done)
             if (first := next(todo, None)) is None:
                 break
             title, row = first
             done.add(title)
-            out = asked.runs / measuring.slug(title, seed)
+            out = options.runs / measuring.slug(title, seed)
             shutil.rmtree(out, ignore_errors=True)  # what was broken off
             out.parent.mkdir(parents=True, exist_ok=True)
-            train(row, seed, asked.data_dir, out)
-    results = collect(asked.runs, asked.seeds)
-    if asked.only_collect:
+            train(row, seed, options.data_dir, out)
+    results = collect(options.runs, options.seeds)
+    if options.only_collect:
         RAW.write(results)
     lines = {t: [100 * x["test_accuracy"] for x in seeds.values()] for t, seeds in results.items()}
     measuring.show(

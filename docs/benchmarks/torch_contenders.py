@@ -162,13 +162,13 @@ class Pipeline(TorchContender):
                 self._sent += self._bytes_a_sample * len(batch)
 
     def state_dict(self) -> dict[str, Tensor] | None:
-        mine = {
+        local = {
             module.global_name(name): tensor
             for module in self._modules
             for name, tensor in on_cpu(module.state_dict()).items()
         }
         parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, mine)
+        dist.all_gather_object(parts, local)
         whole = dict(ChainMap(*parts))
         return {name: whole[name] for name in self._names} if dist.get_rank() == 0 else None
 
@@ -255,8 +255,8 @@ def process_group(comm: Any, device: torch.device = CPU) -> None:
     address, port = comm.bcast(place)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))
-        mine = probe.getsockname()[0]
-    towards = next((name for name, there in interfaces().items() if there == mine), "lo")
+        local = probe.getsockname()[0]
+    towards = next((name for name, there in interfaces().items() if there == local), "lo")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", towards)
     if store is None:
         store = TCPStore(address, port, comm.size, is_master=False)
@@ -303,10 +303,10 @@ def _in_memory_order(operations: list[dist.P2POp], sends: bool) -> list[dist.P2P
 
 def interfaces() -> dict[str, str]:
     """The IPv4 address of every network interface that has one, by the interface's name."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    addresses = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
-                answer = fcntl.ioctl(asked, 0x8915, struct.pack("256s", name.encode()))
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))
+                addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses

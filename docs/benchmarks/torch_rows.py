@@ -45,19 +45,19 @@ class TorchBench(Bench):
 def main() -> None:
     flags = {"model": "resnet8", "data": "synthetic", "batch_size": 128, "micro_batches": "4,8"}
     flags |= {"turns": 7, "steps": 4, "rows": "", "set": [], "out": Path("bench")}
-    asked = measuring.options(__doc__, **flags)
-    parts = [int(part) for part in asked.micro_batches.split(",")]
+    options = measuring.options(__doc__, **flags)
+    parts = [int(part) for part in options.micro_batches.split(",")]
     comm = launch.communicator()
-    given: dict[str, Any] = {"model.name": asked.model, "data.name": asked.data}
-    given |= {"train.batch_size": asked.batch_size, **dict(map(parse_override, asked.set))}
+    given: dict[str, Any] = {"model.name": options.model, "data.name": options.data}
+    given |= {"train.batch_size": options.batch_size, **dict(map(parse_override, options.set))}
     settings = build.read_settings(None, given, None, False)
-    words = [word.strip() for word in asked.rows.split(",") if word.strip()]
-    made = TorchBench(comm, settings, parts, words, asked.out)
+    words = [word.strip() for word in options.rows.split(",") if word.strip()]
+    made = TorchBench(comm, settings, parts, words, options.out)
     made.connect()
     by_mpi = isinstance(comm, MpiCommunicator)
     if by_mpi:  # torchrun's ranks have a process group
         process_group(comm.mpi, made.device)
-    table = made.run(asked.turns, asked.steps)
+    table = made.run(options.turns, options.steps)
     if by_mpi:
         dist.destroy_process_group()
     if table is not None:

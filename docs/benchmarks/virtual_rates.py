@@ -138,13 +138,13 @@ def train(row: Row, steps: int, data_dir: Path) -> float:
 
 
 def main() -> None:
-    asked = measuring.options(__doc__, table=TABLES, data_dir=measuring.DATA, turns=3)
-    rows = TABLES[asked.table]()
-    steps = SGD_STEPS if asked.table == "sgd" else STEPS
+    options = measuring.options(__doc__, table=TABLES, data_dir=measuring.DATA, turns=3)
+    rows = TABLES[options.table]()
+    steps = SGD_STEPS if options.table == "sgd" else STEPS
     rates: dict[str, list[float]] = {name: [] for name in rows}
-    for _ in range(asked.turns):
+    for _ in range(options.turns):
         for name, row in rows.items():
-            rates[name].append(train(row, steps, asked.data_dir))
+            rates[name].append(train(row, steps, options.data_dir))
     shares = {
         name: [a / b for a, b in zip(x, rates[f"{name.partition(',')[0]}, serial"], strict=True)]
         for name, x in rates.items()
@@ -153,7 +153,7 @@ def main() -> None:
         " | samples/s | over serial, median (least, most)",
         ((n, f"{median(x):.0f}", measuring.extremes(shares[n])) for n, x in rates.items()),
     )
-    suffix = "" if asked.table == "sgd" else f"_{asked.table}"
+    suffix = "" if options.table == "sgd" else f"_{options.table}"
     measuring.Raw(__file__, suffix).write(rates)
 
 

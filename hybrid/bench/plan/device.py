@@ -72,13 +72,13 @@ class Device(Section):
         self, model: nn.Module, chain: Sequence[Unit], samples: Sequence[Tensor]
     ) -> list[list[Cost]]:
         """The time of passes over each of `samples`, as `measure_passes` gives it."""
-        few, more = (
+        of_two, of_four = (
             count_moved(model, chain, samples[0][:1].repeat_interleave(n, 0)) for n in _COUNTED
         )
-        units = [*zip(map(survival_rate, chain), few, more, strict=True)]
+        units = [*zip(map(survival_rate, chain), of_two, of_four, strict=True)]
 
-        def cost(often: float, few: _Ways, more: _Ways, n: int) -> Cost:
-            ways = (_extended(*way, n) for way in zip(few, more, strict=True))
+        def cost(often: float, of_two: _Ways, of_four: _Ways, n: int) -> Cost:
+            ways = (_extended(*way, n) for way in zip(of_two, of_four, strict=True))
             return Cost(*(often * self.roofline.seconds(way) / n for way in ways))
 
         return [[cost(*unit, len(x)) for unit in units] for x in samples]
@@ -91,11 +91,11 @@ class Device(Section):
         return self.roofline.seconds([Moved(0.0, STEP_BYTES * p.nbytes) for p in weights])
 
 
-def _extended(few: list[Moved], more: list[Moved], n: int) -> list[Moved]:
+def _extended(of_two: list[Moved], of_four: list[Moved], n: int) -> list[Moved]:
     """The operations of a pass over n samples, each of a + b n."""
     first, second = _COUNTED
-    if len(few) != len(more):  # another number of operations for another number of samples
-        return [Moved(n / second * flops, n / second * moved) for flops, moved in more]
-    a, b = np.array(few, dtype=float), np.array(more, dtype=float)
+    if len(of_two) != len(of_four):  # another number of operations for another number of samples
+        return [Moved(n / second * flops, n / second * moved) for flops, moved in of_four]
+    a, b = np.array(of_two, dtype=float), np.array(of_four, dtype=float)
     line = a + (b - a) * ((n - first) / (second - first))
     return [Moved(*row) for row in np.maximum(line, 0.0).reshape(-1, 2)]

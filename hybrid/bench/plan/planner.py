@@ -97,9 +97,9 @@ class Planner:
         some = False
         for grid in wanted:
             try:
-                for made in self._on(grid, micro_batches, cuts):
+                for row in self._on(grid, micro_batches, cuts):
                     some, base = True, self.on_one_rank(micro_batches)[0]
-                    yield replace(made, speed_up=made.images_per_second / base.images_per_second)
+                    yield replace(row, speed_up=row.images_per_second / base.images_per_second)
             except ValueError as error:  # it cannot be cut in this way, or timed
                 if len(wanted) == 1:
                     raise
@@ -143,13 +143,13 @@ class Planner:
         for recipe in self._recipes(grid, parts):
             self._tell(f"{grid}: {recipe.name}")
             try:
-                made = self.predict(blocks, recipe, replicas=R)
-                if limit is not None and (most := max(made.memory_bytes) / 1e9) > limit:
+                prediction = self.predict(blocks, recipe, replicas=R)
+                if limit is not None and (most := max(prediction.memory_bytes) / 1e9) > limit:
                     raise ValueError(
                         f"{recipe.name} on {grid} needs {most:.3g} GB a rank, and the device has "
                         f"{limit:g}: take more blocks, a smaller --batch-size, or recompute"
                     )
-                yield made
+                yield prediction
             except ValueError as error:
                 self._leave_out(f"{grid}: {recipe.name}", error)
 
