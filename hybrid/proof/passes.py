@@ -225,13 +225,13 @@ def _foreign_weights_noted(block: Block, method: Method, result: RankPass) -> It
     compute_loss = block.compute_loss
 
     def watching(out: Any, labels: Tensor, weight: Tensor | None = None) -> Any:
-        result = compute_loss(out, labels, weight)
-        for leaf in graph_leaves(result.loss):
+        computed = compute_loss(out, labels, weight)
+        for leaf in graph_leaves(computed.loss):
             if isinstance(leaf, nn.Parameter) and leaf.data_ptr() not in own and not result.foreign:
                 named = method.problem.blocks.model.named_parameters()
                 name = next((repr(n) for n, p in named if p is leaf), f"{tuple(leaf.shape)}")
                 result.foreign = f"the loss reads the weight {name} of another block or replica"
-        return result
+        return computed
 
     block.compute_loss = watching  # type: ignore[method-assign]
     try:
