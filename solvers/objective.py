@@ -195,9 +195,9 @@ class Objective:
     def __call__(self, out: Any, targets: Tensor, weight: Tensor | None = None) -> LossAndMetric:
         """Mean loss with its graph, and what the accuracy needs.
 
-        Of a part of a mini-batch, `weight` is what so many of its samples weigh on average. The
-        loss is then such that the losses of all parts, each times its share of the samples, add up
-        to that of the undivided mini-batch.
+        Of a part of a mini-batch, `weight` is what as many samples weigh on average. Then the losses
+        of all parts, each times its share of the samples, add up to that of the undivided
+        mini-batch.
         """
         count = len(targets)
         unpacked = self._unpacked(targets)

@@ -19,16 +19,16 @@ from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.peers import Peers
 
 EVERY = 32
-"""Mini-batches of which one is checked, beside the first of every epoch."""
+"""Steps between checks, beside that of the first mini-batch of every epoch."""
 NEAR = {torch.float64: 1e-8, torch.float32: 3e-5}
 NEAR_IN_16_BITS = 1e-2
 """The largest difference over the mean size of the parts' losses, by their number format."""
 
 
 LEAST = 4
-"""Samples of a share that is checked in halves, of which BatchNorm needs two."""
+"""The smallest share that is checked in halves: BatchNorm needs two samples."""
 MOST_NUMBERS = 1 << 24
-"""Of all replicas' outputs, where these are compared at once."""
+"""The most numbers in all replicas' outputs for which these are compared at once."""
 
 
 class MeanCheck:
@@ -110,7 +110,7 @@ class MeanCheck:
         weight: Tensor | None,
         mean: float,
     ) -> None:
-        """The same for a step's samples on all replicas, of which this one has a share."""
+        """Compare likewise for a step's samples on all replicas."""
         objective, count = self.block.objective, len(labels)
         leaves, structure = tree_flatten(whole)
         rows = [*leaves, labels] if _has_rows(whole, count) else []
@@ -135,7 +135,7 @@ class MeanCheck:
     def _judge(
         self, count: int, step: int, at_once: float, terms: Sequence[float], dtype: torch.dtype
     ) -> None:
-        """ValueError unless the loss of so many samples is the sum of these terms."""
+        """ValueError unless the loss of `count` samples is the sum of these terms."""
         plain = self.block.precision is torch.float32
         near = NEAR.get(dtype, NEAR_IN_16_BITS) if plain else NEAR_IN_16_BITS
         if abs(at_once - sum(terms)) > near * sum(map(abs, terms)):

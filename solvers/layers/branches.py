@@ -1,4 +1,4 @@
-"""Residual units that may be left out, or whose input can be computed from their output."""
+"""Residual units that may be left out, or that can be inverted."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Bundle:
     shapes: Shapes
     """The shape of one sample, for each tensor; of the first samples (t = 0) if a length varies."""
     dtypes: tuple[torch.dtype, ...]
-    """Of each tensor."""
+    """The number format of each tensor."""
     growth: Shapes | None = None
     """For each tensor the growth of its dimensions; None: no length varies."""
     where: str = "a tensor"
@@ -49,7 +49,7 @@ class Bundle:
 
     @classmethod
     def of(cls, value: Any, samples: int, where: str) -> Bundle | None:
-        """The bundle of a value with so many samples; None for one floating-point tensor.
+        """The bundle of a value of `samples` rows; None for one floating-point tensor.
 
         ValueError if the value holds anything but tensors with one row for each sample; `where`
         names its place in the error.
@@ -166,7 +166,7 @@ class Bundle:
 
 @lru_cache(maxsize=1 << 12)
 def _of_width(shapes: Shapes, growth: Shapes | None, width: int) -> Shapes | None:
-    """The shapes of that many numbers together; None if no length has so many."""
+    """The shapes that hold `width` numbers together; None if no length gives it."""
 
     def at(t: int) -> Shapes:
         return tuple(

@@ -20,7 +20,7 @@ _REGISTRIES = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, deque, set, dict, OrderedDict, Counter, defaultdict)
 _LIBRARIES = {"builtins", "torch", "numpy", "transformers", "hybrid", "threading", "_thread"}
 MOST_ITEMS = 10_000
-"""Of a container that is looked into."""
+"""The longest container that is looked into."""
 _HOOKS = "_forward_hooks", "_forward_pre_hooks"
 _ALL_HOOKS = *_HOOKS, "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks"
 ELSEWHERE = "_elsewhere"

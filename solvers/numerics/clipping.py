@@ -21,7 +21,7 @@ class NeighborLinks(Protocol):
 
 
 def clip_gradients(gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
-    """Scale gradients whose norm, a tensor (), is above `max_norm` to that norm.
+    """Scale gradients to `max_norm` where their norm, a tensor (), is above it.
 
     This is the arithmetic of `torch.nn.utils.clip_grad_norm_`, bit for bit.
     """
@@ -31,7 +31,7 @@ def clip_gradients(gradients: list[Tensor], max_norm: float, norm: Tensor) -> No
 
 
 def clip_each(sets: list[list[Tensor]], max_norm: float, device: torch.device) -> None:
-    """Scale the gradients of each set whose norm together is above `max_norm` to that norm."""
+    """Clip the gradients of each set by their norm together."""
     for gradients in sets:
         clip_gradients(gradients, max_norm, total_norm(gradient_norms(gradients, device), None))
 

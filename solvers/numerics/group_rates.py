@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class GroupRates(float):
-    """Of each parameter group the learning rate and, if the schedule moves it, the momentum.
+    """The learning rate of each parameter group and, if the schedule moves it, the momentum.
 
     As a number it is the first group's rate, and a factor multiplies all rates. An optimizer's
     group has in "lr_index" which of them is its own.

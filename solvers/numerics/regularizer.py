@@ -1,4 +1,4 @@
-"""What a loss has beside it for the weights, of which each block adds its own part."""
+"""A regularizer: what each block adds to the loss for its weights."""
 
 from __future__ import annotations
 

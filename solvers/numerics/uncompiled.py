@@ -33,7 +33,7 @@ class _Paired(torch.autograd.Function):
 
 
 def paired(x: Tensor, p: Tensor) -> Tensor:
-    """A number whose gradient with respect to x is p; its value says nothing.
+    """Zero, with the gradient p with respect to x.
 
     Its backward pass is that of x from p.
     """

@@ -22,7 +22,7 @@ class ByShape(torch.optim.Optimizer):
     """
 
     name: ClassVar[str]
-    """Of the rule, as a group has it."""
+    """The name of the rule, as a group has it."""
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Group], settings: Group) -> None:
         super().__init__(params, {"rule": self.name, **settings})

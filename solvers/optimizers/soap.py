@@ -79,7 +79,7 @@ class Soap(ByShape):
 
 
 def _basis(state: Group, side: str, g: Tensor, group: Group) -> Tensor | None:
-    """P of a side, of which g is the rows; None: 1."""
+    """P of the side that the rows of g are; None: 1."""
     if len(g) > group["max_dim"]:
         return None
     basis, moment = f"{side}_basis", g @ g.T
@@ -94,7 +94,7 @@ def _basis(state: Group, side: str, g: Tensor, group: Group) -> Tensor | None:
 
 
 def _eigenvectors(moment: Tensor) -> Tensor:
-    """Of a symmetric matrix (n, n), or any where a training diverges, which is told elsewhere."""
+    """Eigenvectors of a symmetric matrix (n, n); any basis where a training diverges."""
     largest = moment.abs().max()
     try:
         scaled = (moment.double() / largest).nan_to_num(0.0, 0.0, 0.0)

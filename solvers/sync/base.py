@@ -42,7 +42,7 @@ class Strategy(Settings, ABC):
             REPLICAS.remedy,
         ),
         Needs(
-            "the solver trains no other weights beside the network's, of which it keeps a copy",
+            "the solver trains the network's weights alone, because it keeps a copy of each",
             lambda run: not run.sync.anchored or not run.solver.has_auxiliary_weights,
             ANOTHER,
         ),
@@ -67,11 +67,11 @@ class Strategy(Settings, ABC):
     """Conditions of inherited settings, see `hybrid.solvers.acting`."""
 
     def copies(self, replicas: int) -> float:
-        """Numbers that a rank keeps for each of its weights, from one step to the next."""
+        """Numbers that a rank keeps for each weight between steps."""
         return 0.0
 
     def lossless(self) -> Strategy:
-        """The same, whose sums of gradients are not rounded."""
+        """The same strategy with gradients in float32."""
         return self
 
     def start(self, block: Replica, peers: Peers, share: float) -> Sync:

@@ -73,7 +73,7 @@ class DiLoCoSync(PeriodicSync):
                 self._outer_step()
 
     def message(self) -> Tensor:
-        """B - w_r, of which the sum is D."""
+        """(n_r / N) (B - w_r): the sum over replicas is D."""
         change = [b - w for b, w in zip(self.anchors(), self.sent.values(), strict=True)]
         return pack(change) * self.share
 

@@ -45,7 +45,7 @@ class HPSGD(Strategy):
     plain: ClassVar[bool] = True
 
     steps: Count = 4
-    """h, steps whose gradients are sent together."""
+    """h, steps between sums of gradients."""
     lag: CountOrZero = 4
     """L, steps until their sum is applied."""
     drift: Annotated[Literal["discard", "keep"], DRIFTS] = "keep"

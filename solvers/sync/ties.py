@@ -15,7 +15,7 @@ from hybrid.solvers.state import State, entries
 
 
 def lags(steps_late: Sequence[float]) -> list[int]:
-    """L_i of blocks whose gradients are so many steps late, see `Ties`."""
+    """L_i of blocks from the delays of their gradients in steps, see `Ties`."""
     return [ceil(late - min(steps_late)) for late in steps_late]
 
 
@@ -53,7 +53,7 @@ class Ties:
         self._used = dict.fromkeys(self.blocks, 0)
         """How many of each block's gradients have been added up."""
         self.steps = 0
-        """Of this block so far."""
+        """Steps of this block so far."""
         self._resumed = False
         self._begun = False
         links.meet(self.blocks)
@@ -174,7 +174,7 @@ class Ties:
 
 
 class AllTies:
-    """The ties of a block, of which there is one for each set of blocks that have something."""
+    """The ties of a block, one for each set of blocks that share weights."""
 
     def __init__(self, ties: Sequence[Ties] = ()) -> None:
         self.ties = list(ties)
