@@ -285,13 +285,11 @@ class Method:
             if setup.fills:
                 self.fill(rounds, self.waits or self._fitting(block, links))
             return rounds
-        return AlternatingRounds(
-            *common,
-            # windows are recorded in a pass of their own
-            observe=self.whole and (self.problem.augmented or setup.carried),
-            carried=setup.carried,
-            statistics=self.problem.normed,
-        )
+        alternating = AlternatingRounds(*common)
+        # windows are recorded in a pass of their own
+        alternating.observe = self.whole and (self.problem.augmented or setup.carried)
+        alternating.carried, alternating.statistics = setup.carried, self.problem.normed
+        return alternating
 
     def windows(
         self,

@@ -30,6 +30,13 @@ WindowPairs = Sequence[tuple[Window, Window]]
 """For each round: the window that is trained, and the one that is swept."""
 
 
+class Phases(NamedTuple):
+    """One rank's statistics of the two phases of a call."""
+
+    serial: PhaseStats
+    parallel: PhaseStats
+
+
 class Status(NamedTuple):
     """What a rank tells the first one at the end of a call, and then what all ranks know."""
 
@@ -109,12 +116,12 @@ class Rounds(ABC):
         of a report by rank, block or cut, and its notices, are complete on the first rank alone.
         Raises DivergedError on all ranks, naming the step, if a loss is not finite.
         """
-        serial, parallel = PhaseStats(), PhaseStats()
+        phases = Phases(PhaseStats(), PhaseStats())
         self.sample_losses, self.fill_steps, self.fill_seconds = [], 0, 0.0
         before = self.links.traffic.total_waiting
-        self.train(windows, serial, parallel, bn_recalibration)
+        self.train(windows, phases, bn_recalibration)
         waited = self.links.traffic.total_waiting - before
-        shares = [share_of_phase(stats) for stats in (serial, parallel)]
+        shares = [share_of_phase(stats) for stats in phases]
         everyone = self.links.gather((shares, waited, self.report_status()))
         merged = None if everyone is None else self._merge(*zip(*everyone, strict=True))
         brief = merged and replace(merged, reports=[report.brief() for report in merged.reports])
@@ -163,13 +170,7 @@ class Rounds(ABC):
         return [] if everyone is None else everyone[links.size - 1 :: links.size]
 
     @abstractmethod
-    def train(
-        self,
-        windows: WindowPairs,
-        serial: PhaseStats,
-        parallel: PhaseStats,
-        bn_recalibration: Window | None,
-    ) -> None:
+    def train(self, windows: WindowPairs, phases: Phases, bn_recalibration: Window | None) -> None:
         """Run the rounds; add this rank's work to the statistics of both phases."""
 
     def has_grown(self, reports: list[PhaseReport]) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from hybrid.links import RankLinks
-from hybrid.rounds.base import Rounds, WindowPairs
+from collections.abc import Sequence
+
+from hybrid.rounds.base import Phases, Rounds, WindowPairs
 from hybrid.rounds.phase_report import PhaseReport
-from hybrid.rounds.trace import Trace
-from hybrid.solvers.base import Program, Recorder, Recording
-from hybrid.solvers.exact.exact_pass import ExactPass
+from hybrid.solvers.base import Recorder, Recording
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Stopwatch, Window
 
@@ -33,43 +32,33 @@ class AlternatingRounds(Rounds):
 
     alternates = True
 
-    def __init__(
-        self,
-        links: RankLinks,
-        exact: ExactPass,
-        program: Program | None = None,
-        correct_every: int = 1,
-        trace: Trace | None = None,
-        serial_steps: int = 0,
-        *,
-        observe: bool = False,
-        carried: bool = False,
-        statistics: bool = False,
-    ) -> None:
-        super().__init__(links, exact, program, correct_every, trace, serial_steps)
-        self.observe = observe
-        """Record in a pass of its own: the swept images differ from the trained ones."""
-        self.carried = carried
-        self.statistics = statistics
-        """Whether the network has running statistics to move."""
-        self.return_ratio: float = getattr(program and program.solver, "return_ratio", 0.0)
-        self.recorder = program if isinstance(program, Recording) else None
-        self.probe: list[float] = []
-        """Residuals of the last call with whole windows, on the first rank; empty after a call that
-        stayed serial."""
-        self.length = 0
-        """Mini-batches of the longest window so far."""
-        self.resting = False
-        self.recorded = False
-        """Whether carried records have been made."""
+    observe = False
+    """Record in a pass of its own: the swept images differ from the trained ones."""
+    carried = False
+    """Whether records are kept from one correction to the next."""
+    statistics = False
+    """Whether the network has running statistics to move."""
+    probe: Sequence[float] = ()
+    """Residuals of the last call with whole windows, on the first rank; empty after a call that
+    stayed serial."""
+    length = 0
+    """Mini-batches of the longest window so far."""
+    resting = False
+    recorded = False
+    """Whether carried records have been made."""
 
-    def train(
-        self,
-        windows: WindowPairs,
-        serial: PhaseStats,
-        parallel: PhaseStats,
-        bn_recalibration: Window | None,
-    ) -> None:
+    @property
+    def return_ratio(self) -> float:
+        """The growth of a residual after which a call rests; 0: none does."""
+        return getattr(self.program and self.program.solver, "return_ratio", 0.0)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The program, if it takes records."""
+        return self.program if isinstance(self.program, Recording) else None
+
+    def train(self, windows: WindowPairs, phases: Phases, bn_recalibration: Window | None) -> None:
+        serial, parallel = phases
         program = None if self.resting else self.program
         recorder = None if self.observe else self.recorder
         longest = max(len(swept.batches) for _, swept in windows)
@@ -127,7 +116,8 @@ class AlternatingRounds(Rounds):
 
     def state(self) -> State:
         state = super().state()
-        state.shared |= {k: getattr(self, k) for k in ("probe", "resting", "length", "recorded")}
+        state.shared |= {k: getattr(self, k) for k in ("resting", "length", "recorded")}
+        state.shared["probe"] = list(self.probe)
         return state
 
     def load_state(self, state: State) -> None:
@@ -157,29 +147,23 @@ class MiniBatchRounds(Rounds):
     serial_end = False
     """Whether the last round of an epoch is serial, too."""
 
-    def train(
-        self,
-        windows: WindowPairs,
-        serial: PhaseStats,
-        parallel: PhaseStats,
-        bn_recalibration: Window | None,
-    ) -> None:
+    def train(self, windows: WindowPairs, phases: Phases, bn_recalibration: Window | None) -> None:
         assert self.program is not None
         exact, ends_epoch = self.program.solver.exact, bn_recalibration is not None
-        phase, stats = ("serial", serial) if exact else ("parallel", parallel)
+        phase, stats = ("serial", phases.serial) if exact else ("parallel", phases.parallel)
         last = windows[-1][0] if self.serial_end and ends_epoch else None
         for trained, _ in windows:
             if self.is_serial_start(trained) or self.begin_round() or trained is last:
                 self._drain_into(stats)
                 with self.trace.span("serial"):
-                    self.add(serial, self.exact.train(trained))
+                    self.add(phases.serial, self.exact.train(trained))
             else:
                 with self.trace.span(phase):
                     self.add(stats, self.program.train(trained))
         if ends_epoch:
             self._drain_into(stats)
         if not stats.samples:
-            serial.watch += stats.watch  # there was nothing but a drain
+            phases.serial.watch += stats.watch  # there was nothing but a drain
         if (filling := self.filling) is not None:
             stats.squares += filling.stats.squares
             self.fill_steps, self.fill_seconds = filling.stats.steps, filling.watch.seconds()

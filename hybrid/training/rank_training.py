@@ -177,27 +177,33 @@ class RankTraining:
             early = parts.keys() & {"sampler", "schedule"}
             first = {name: parts.pop(name) for name in sorted(early)}
             self.files.restore(first, folder, manifest, device, False)
-        waits = [LocalBudget(*pair) for pair in manifest["waits"] if len(pair) == 2]
-        alike = self._kinds["part"] == manifest["part"] and "program" in parts
-        timed = [] if self.method.waits or number is None else self.rounds.waits
-        if timed and alike and len(waits) == len(timed):
-            # what was timed then holds, or this run would be another
-            self.method.fill(self.rounds, waits)
+        part = manifest["part"] == self._kinds["part"]
+        comparable = number is not None and part and "program" in parts
+        replaced = self._restore_timetable(manifest["waits"], comparable)
         if self.method.setup.fills:
             # the sampler knows which mini-batches came before; it may ask all ranks
             earlier = self.windows.before(self.position.epoch, self.position.step)
             if self.rounds.filling is not None:
-                compatible = manifest["fill"] == self._kinds["fill"]
-                self.rounds.filling.expect(earlier, compatible)
+                self.rounds.filling.expect(earlier, manifest["fill"] == self._kinds["fill"])
         with links.agreement():
             # variables of another layout are of no use: a forward pass makes new ones
             fits = manifest["carried_as"] == self.method.carried_layout
             self.files.restore(parts, folder, manifest, device, fits)
         self.take_smaller_steps()
         notices = self.files.describe_dropped(folder, manifest, parts)
-        if self.method.setup.fills and not self.method.waits and waits != self.rounds.waits:
-            notices += [f"{folder}: its timetable of local steps is replaced"] * bool(waits)
-        return notices
+        return [*notices, *[f"{folder}: its timetable of local steps is replaced"] * replaced]
+
+    def _restore_timetable(self, pairs: Sequence[Sequence[int]], comparable: bool) -> bool:
+        """Keep a checkpoint's timetable of local steps where one is timed; whether it is replaced.
+
+        Another one would make it another run. `comparable`: the steps are the same.
+        """
+        if not self.method.setup.fills or self.method.waits:
+            return False
+        waits = [LocalBudget(*pair) for pair in pairs if len(pair) == 2]
+        if comparable and len(waits) == len(self.rounds.waits):
+            self.method.fill(self.rounds, waits)
+        return bool(waits) and waits != self.rounds.waits
 
     @property
     def _kinds(self) -> dict[str, Any]:

@@ -37,10 +37,10 @@ from hybrid.training.callbacks.progress_printer import ProgressPrinter
 from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import SharedFolder
 from hybrid.training.summary import (
+    advise_resume,
     describe_end,
     describe_run,
     describe_selection,
-    go_on,
     make_config_text,
     make_summary,
     run_info,
@@ -130,7 +130,7 @@ class Run:
         waits = self.training.rounds.waits
         config = partial(make_config_text, self.method, waits)
         self.folder.open(config, at.step, len(at.rollbacks))
-        self.stop.advice = go_on(options)
+        self.stop.advice = advise_resume(options)
         first = describe_run(self.method, waits, at.step)
         for line in (first, *said_of(self.proof), *notices):
             self.progress.say(line)

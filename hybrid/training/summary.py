@@ -31,9 +31,9 @@ OWN_DATA = "custom"
 
 
 def make_config_text(method: Method, waits: Sequence[LocalBudget]) -> str:
-    """Text of config.toml; objects of the caller's, which no file can hold, are only mentioned.
+    """The text of config.toml; objects of the caller's are mentioned in comments.
 
-    `waits`: the timetable in use, so that the file repeats the run.
+    `waits` is the timetable in use, so that the file repeats the run.
     """
     options = method.options
     rounds = options.rounds.model_copy(update={"waits": waits} if waits else {})
@@ -76,7 +76,7 @@ def make_config_text(method: Method, waits: Sequence[LocalBudget]) -> str:
 
 
 def run_info(method: Method, at: Position) -> RunInfo:
-    """What callbacks learn of the run."""
+    """The run as callbacks see it."""
     options = method.options
     sections = {name: getattr(options, name) for name in ("train", "optimizer", "schedule")}
     return RunInfo(
@@ -98,28 +98,28 @@ def run_info(method: Method, at: Position) -> RunInfo:
 
 def describe_run(method: Method, waits: Sequence[LocalBudget], resumed_after: int) -> str:
     """Model, data, method and blocks on one line."""
-    options, blocks = method.options, method.problem.blocks
-    names = options.names
-    cuts = f", cut before {' and '.join(blocks.cuts)}" if blocks.cuts else ""
-    replicas = f"; {options.replicas} replicas, {options.sync.name}" * (options.replicas > 1)
-    once = "" if method.solver.repeatable else "; not reproducible: threads without an order"
-    filled = ""
+    options, cuts = method.options, method.problem.blocks.cuts
+    names, fill = options.names, ""
     if method.setup.fills:
         samples = [sum(local) for local in waits]
         fits = f"{', '.join(map(str, samples))} local samples per block and tick"
         none = "nothing fits: no block waits long enough for half a micro-batch"
-        filled = f" ({options.fill.name} in idle time, {fits if any(samples) else none})"
-    resumed = f"; resumed after step {resumed_after}" if options.resume else ""
-    return (
-        f"{names['model']} on {names['data']}: {names['solver']}{filled}, "
-        f"{len(blocks)} block{'s' * (len(blocks) > 1)}{cuts}{replicas}; "
-        f"{torch.get_num_threads()} thread(s) a block on {method.device}{once}{resumed}"
-        f"{'' if options.out is None else f'; run folder {options.out}'}"
-    )
+        fill = f" ({options.fill.name} in idle time, {fits if any(samples) else none})"
+    blocks = counted(len(cuts) + 1, "block")
+    parts = [
+        f"{names['model']} on {names['data']}: {names['solver']}{fill}, {blocks}"
+        + (f", cut before {' and '.join(cuts)}" if cuts else ""),
+        f"{options.replicas} replicas, {options.sync.name}" * (options.replicas > 1),
+        f"{torch.get_num_threads()} thread(s) a block on {method.device}",
+        "" if method.solver.repeatable else "not reproducible: threads without an order",
+        f"resumed after step {resumed_after}" * options.resume,
+        f"run folder {options.out}" if options.out else "",
+    ]
+    return "; ".join(filter(None, parts))
 
 
-def go_on(options: Options) -> str:
-    """How to go on with a run that has been interrupted, after a semicolon; empty if it cannot."""
+def advise_resume(options: Options) -> str:
+    """How to resume an interrupted run, after a semicolon; empty if it has no folder."""
     if options.out is None:
         return ""
     if options.config is None:
@@ -130,7 +130,7 @@ def go_on(options: Options) -> str:
 
 
 def describe_end(options: Options, epoch: int, stopped: str) -> str:
-    """What is said of a run that has ended before; `stopped` is why it stopped early, if it did."""
+    """The answer to a resume of a run that has ended; `stopped`: why it stopped early, or empty."""
     why = f" ({stopped})" * bool(stopped)
     more = "let it wait for more epochs" if stopped else "give it more epochs"
     return (
@@ -142,7 +142,7 @@ def describe_end(options: Options, epoch: int, stopped: str) -> str:
 def describe_selection(
     options: Options, measured_on: str, plateau: Plateau | None, measured: Mapping[str, float]
 ) -> dict[str, str]:
-    """What selected the weights of a run: which metric, on which set; empty where nothing did.
+    """By which metric, on which set, a run's weights were selected; empty if they were not.
 
     `measured_on` is the set that decides, and `measured` has the weights' metrics on it.
     """
@@ -155,7 +155,7 @@ def describe_selection(
 
 
 def share_of_rank(totals: dict[str, float], device: torch.device, blocked: float) -> dict[str, Any]:
-    """What one rank adds to the summary; `blocked`: seconds that it waited for checkpoints."""
+    """One rank's part of the summary; `blocked`: seconds that it waited for checkpoints."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     reserved = 0
     if device.type == "cuda":

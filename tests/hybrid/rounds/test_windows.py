@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hybrid import data
 from hybrid.data.samplers.uniform import Uniform
 from hybrid.method.schedule import Schedule
+from hybrid.rounds.base import Phases
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.epoch_windows import BN_BATCHES, Windows
 from hybrid.rounds.kinds import AlternatingRounds
@@ -90,7 +91,7 @@ def test_a_rest_corrects_every_round_whatever_the_rounds_between_corrections():
     exact.train.side_effect = lambda *_: PhaseStats(samples=1)
     rounds = AlternatingRounds(Mock(rank=0, now=float), exact, Mock(), correct_every=3)
     rounds.resting = True
-    serial, parallel = PhaseStats(), PhaseStats()
+    phases = Phases(PhaseStats(), PhaseStats())
     window = Window([Mock(step=0)])
-    rounds.train([(window, window)] * 4, serial, parallel, None)
-    assert (serial.samples, parallel.samples, rounds.count) == (4, 0, 4)
+    rounds.train([(window, window)] * 4, phases, None)
+    assert (phases.serial.samples, phases.parallel.samples, rounds.count) == (4, 0, 4)

@@ -147,6 +147,14 @@ def test_a_run_goes_on_in_mid_epoch_with_other_local_steps(other, few, tmp_path)
     assert checkpoint.read_manifest(newest(tmp_path))["step"] == 10
 
 
+def test_a_timetable_that_a_resume_replaces_is_told(few, tmp_path, capsys):
+    filled(2, tmp_path, waits=[(4, 0), (0, 4)], **ONCE).fit(*few)
+    for parts, told in ((DDG().num_micro_batches(32, 2), False), (1, True)):
+        again = {"fill": "augmented-lagrangian", "resume": True, "quiet": False}
+        trainer(DDG(micro_batches=parts), tmp_path, **again).fit(*few, epochs=3 if told else 2)
+        assert ("its timetable of local steps is replaced" in capsys.readouterr().out) == told
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
