@@ -195,7 +195,7 @@ class Objective:
     def __call__(self, out: Any, targets: Tensor, weight: Tensor | None = None) -> LossAndMetric:
         """Mean loss with its graph, and what the accuracy needs.
 
-        Of a part of a mini-batch, `weight` is what as many samples weigh on average. Then the losses
+        Of a part of a mini-batch, `weight` is what as many samples weigh on average. The losses
         of all parts, each times its share of the samples, add up to that of the undivided
         mini-batch.
         """
