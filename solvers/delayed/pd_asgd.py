@@ -21,8 +21,8 @@ from hybrid.solvers.delayed.base import (
 )
 from hybrid.solvers.delayed.timetable import MOST_SLOTS, Timetable, UnitPass
 from hybrid.solvers.delayed.unit_passes import UnitFlight, UnitProgram, Units, unit_slices
+from hybrid.solvers.engine.policies import CopyingStash, Stash
 from hybrid.solvers.engine.schedule import Action, Kind, Span
-from hybrid.solvers.engine.stash import CopyingStash, Stash
 from hybrid.solvers.layers.branches import nothing_left_out
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import DelayedProgram
 from hybrid.solvers.engine.flights import Flight
-from hybrid.solvers.engine.stash import CopyingStash, Stash
+from hybrid.solvers.engine.policies import CopyingStash, Stash
 from hybrid.solvers.metrics import failure
 from hybrid.solvers.micro_batches import MicroBatch
 from hybrid.solvers.numerics.weights import NothingRecomputed

@@ -11,8 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hybrid.solvers.block import Block
 from hybrid.solvers.engine.flights import Flight
-from hybrid.solvers.engine.policies import BackwardPolicy, Receive
-from hybrid.solvers.engine.stash import Stash
+from hybrid.solvers.engine.policies import BackwardPolicy, Receive, Stash
 from hybrid.solvers.numerics.buffers import replaced_buffers
 from hybrid.solvers.numerics.weights import NothingRecomputed
 from hybrid.solvers.state import Tensors
