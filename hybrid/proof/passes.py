@@ -92,7 +92,7 @@ class LatePasses(ExactPasses):
         return stats
 
 
-def plain(method: Method, formats: bool = False) -> Method:
+def lossless_method(method: Method, formats: bool = False) -> Method:
     """The method without what makes another gradient: clipping, rounding, averages, compilation.
 
     With `formats` it rounds, except to float16: training leaves out steps until a loss scale fits.
@@ -111,9 +111,9 @@ def plain(method: Method, formats: bool = False) -> Method:
     return replace(method, options=options, setup=replace(method.setup, compiled=False))
 
 
-def rounds(method: Method) -> bool:
+def has_rounding(method: Method) -> bool:
     """Whether the run's passes round to 16 or 8 bits."""
-    one, other = (plain(method, formats).options for formats in (False, True))
+    one, other = (lossless_method(method, formats).options for formats in (False, True))
     names = ("correction", "solver", "sync")
     precise = one.train.precision == other.train.precision
     return not precise or any(getattr(one, n) != getattr(other, n) for n in names)
@@ -155,7 +155,7 @@ def run_pass(
     program: ExactPasses, method: Method, links: RankLinks, share: Batch, R: int, formats: bool
 ) -> list[RankPass]:
     """What each rank has of the run's own pass, on the first rank; elsewhere nothing."""
-    method = program.over(plain(method, formats), share)
+    method = program.over(lossless_method(method, formats), share)
     block = method.block(links, _GradientRecorder)
     if block.freezing is not None:
         block.freezing.remove()

@@ -20,8 +20,8 @@ from hybrid.proof.passes import (
     ExactPasses,
     LatePasses,
     RankPass,
-    plain,
-    rounds,
+    has_rounding,
+    lossless_method,
     run_pass,
     share_weights,
 )
@@ -37,8 +37,8 @@ from hybrid.proof.undivided import (
 )
 
 PASSED, SKIPPED = "passed", "skipped: "
-OWN = "network, data and loss are this package's own"
-WORSE = 30.0
+UNCHECKED = "network, data and loss are this package's own"
+ROUNDING_FACTOR = 30.0
 """Times the change by rounding the weights that passes may differ by."""
 TOLERANCE = {torch.float64: (1e-8, 1e-10), torch.float32: (2e-4, 5e-6)}
 """By number format: the largest difference of a parameter's gradient, relative to its norm and to
@@ -78,21 +78,21 @@ def prove(
     try:
         # no rounding that depends on shapes; attention's dropout draws as any other does
         _numerics(*[False] * len(numerics))
-        said = _prove(method, links, data, whole)
+        result = _prove(method, links, data, whole)
     finally:
         restore()
         _numerics(*numerics)
         links.watch = watch
     links.everyone(None)  # nobody draws before all have set them back
-    return said
+    return result
 
 
-def said_of(proof: str) -> list[str]:
+def describe_proof(proof: str) -> list[str]:
     """The line about a proof among the first lines of a run; nothing about what needs none."""
     if proof == PASSED:
         return ["its gradient is the undivided network's: a pass over a few samples was compared"]
     reason = proof.removeprefix(SKIPPED)
-    return [] if reason == OWN else [f"its gradient was not proven: {reason}"]
+    return [] if reason == UNCHECKED else [f"its gradient was not proven: {reason}"]
 
 
 def _reason_not_to(method: Method, data: Data) -> str:
@@ -100,7 +100,7 @@ def _reason_not_to(method: Method, data: Data) -> str:
     if method.options.train.verify == "never":
         return "train.verify is never"
     if not is_checked(method, data):
-        return OWN
+        return UNCHECKED
     if method.problem.blocks.unread is not None:
         return "the weights are in files, and each rank reads those of its block"
     return ""
@@ -119,7 +119,7 @@ def is_checked(method: Method, data: Data) -> bool:
 def _prove(
     method: Method, links: RankLinks, data: Data, whole: Callable[[], nn.Module] | None
 ) -> str:
-    options, lossless = method.options, plain(method)
+    options, lossless = method.options, lossless_method(method)
     R = options.replicas if options.sync.exact else 1
     programs = [p for p in (ExactPasses(lossless), LatePasses(lossless)) if p.applies(method)]
     batch = choose_batch(lossless, data, max(p.parts for p in programs), R, links)
@@ -133,7 +133,7 @@ def _prove(
         reference = _refer(program, links, samples, model)
         if isinstance(reference, str):
             return SKIPPED + reference
-        for formats in (False, True) if rounds(method) else (False,):
+        for formats in (False, True) if has_rounding(method) else (False,):
             share = samples.of_replica(links.place.replica if R > 1 else 0)
             ranks = run_pass(program, method, links, share, R, formats)
             fault = _compare(reference, ranks, method, formats) if ranks else ""
@@ -143,7 +143,7 @@ def _prove(
                     rounded = _undivided_pass(program, samples, model).run(method.device)
                 fault = _compare(reference, ranks, method, formats, rounded)
             if fault := links.broadcast(fault):
-                raise AgreedError(_explained(fault, program, method, R, formats))
+                raise AgreedError(_explain(fault, program, method, R, formats))
     return PASSED
 
 
@@ -196,7 +196,11 @@ def _compare(
     near, floor = ROUNDED if formats else TOLERANCE.get(dtype, ROUNDED)
     weighed = [each.loss for each in ranks if each.loss is not None]
     loss = sum(value * weight for value, weight in weighed) / sum(weight for _, weight in weighed)
-    bound = 0.2 * near * abs(reference.loss) + floor + WORSE * abs(rounded.loss - reference.loss)
+    bound = (
+        0.2 * near * abs(reference.loss)
+        + floor
+        + ROUNDING_FACTOR * abs(rounded.loss - reference.loss)
+    )
     if not abs(loss - reference.loss) <= bound:
         return f"its loss is {loss:.6g}, and the undivided network's {reference.loss:.6g}"
     blocks = ranks[: len(method.problem.blocks)]
@@ -207,7 +211,7 @@ def _compare(
         right = reference.gradients.get(name, zero)
         apart = distance(here.get(name, zero), right)
         bound = near * float(right[0]) + floor * size
-        bound += WORSE * distance(rounded.gradients.get(name, zero), right)
+        bound += ROUNDING_FACTOR * distance(rounded.gradients.get(name, zero), right)
         if name not in method.frozen and not apart <= bound:
             percent = min(1e6, 100 * apart / max(float(right[0]), 1e-30))
             return f"its gradient of {name!r} differs by {percent:.3g} %"
@@ -231,7 +235,7 @@ def _compare_attributes(reference: PassResult, blocks: Sequence[RankPass]) -> st
     return ""
 
 
-def _explained(fault: str, program: ExactPasses, method: Method, R: int, formats: bool) -> str:
+def _explain(fault: str, program: ExactPasses, method: Method, R: int, formats: bool) -> str:
     """The error's line: what differs, and the usual causes."""
     K, m = len(method.problem.blocks), program.parts
     said = f"the run would train another network than the one that was given: {fault}"

@@ -16,7 +16,7 @@ from hybrid.data.items import TARGETS
 from hybrid.links import RankLinks
 from hybrid.proof.undivided import distance, sketch
 
-NEAR = 1e-2
+TOLERANCE = 1e-2
 """The largest difference of two float tensors over their norm: processors round differently."""
 READINGS = 4
 """How often a sample that differs is read again: what changes by itself is not compared."""
@@ -116,4 +116,4 @@ def _same_tensor(x: Any, y: Any) -> bool:
     a, b = torch.tensor(x[1]), torch.tensor(y[1])
     if not (a.isfinite().all() and b.isfinite().all()):
         return bool((a.isfinite() == b.isfinite()).all())
-    return distance(a, b) <= NEAR * float(max(a[0], b[0]))
+    return distance(a, b) <= TOLERANCE * float(max(a[0], b[0]))

@@ -23,7 +23,7 @@ from hybrid.solvers.metrics import evaluated, reset
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.windows import Batch
 
-TOGETHER = 4
+MOST_UNDER_WAY = 4
 """Mini-batches of an evaluation after which the first block waits for the last one."""
 SETS = ("validation", "test")
 """The sets on which a network is measured; the first there is decides."""
@@ -139,7 +139,7 @@ def measure_network(
     `watch` is called with how many mini-batches of how many the host has gone through.
     """
     place, batches = links.place, data.test_order().split(batch_size)
-    data.keep(2 * TOGETHER * batch_size * place.replicas)
+    data.keep(2 * MOST_UNDER_WAY * batch_size * place.replicas)
     share = batches[place.replica :: place.replicas]
     accumulated, measured = _Accumulated(links, objective), []
     for ids, out in _outputs(block, links, data, share, watch):
@@ -191,7 +191,7 @@ def _outputs(
             else:
                 links.to_next(out)
             watch(number + 1, len(batches))
-            if number % TOGETHER == TOGETHER - 1:
+            if number % MOST_UNDER_WAY == MOST_UNDER_WAY - 1:
                 # the first block waits for the last one, or its outputs would pile up
                 links.all_gather(None)
         links.flush()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-RATE = "images", "serial_seconds", "parallel_seconds"
+RATE_TOTALS = "images", "serial_seconds", "parallel_seconds"
 """The totals that a rate is made of."""
-ENOUGH = 2.0
+LEAST_SECONDS = 2.0
 """The least seconds of training for a rate. A shorter first epoch does not count."""
-CLEARLY = 0.9
+LEAST_SHARE = 0.9
 """A run below this share of the rate estimated for one rank says that one would be faster."""
 
 
@@ -25,12 +25,12 @@ class OneRank:
 
         A short first epoch warms up; the epochs after it count together.
         """
-        samples, *seconds = (after[key] - (self.start or before)[key] for key in RATE)
-        self.start = self.start or dict(before if sum(seconds) >= ENOUGH else after)
-        if not self.rate or sum(seconds) < ENOUGH:
+        samples, *seconds = (after[key] - (self.start or before)[key] for key in RATE_TOTALS)
+        self.start = self.start or dict(before if sum(seconds) >= LEAST_SECONDS else after)
+        if not self.rate or sum(seconds) < LEAST_SECONDS:
             return ""
         alone, self.rate, rate = self.rate, 0.0, samples / sum(seconds)
-        if rate >= CLEARLY * alone:
+        if rate >= LEAST_SHARE * alone:
             return ""
         return (
             f"one rank would be faster: this run trains {rate:,.0f} samples/s, and one rank would "

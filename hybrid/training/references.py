@@ -30,7 +30,7 @@ def check_code_is_given(config: Config, overrides: Mapping[str, Any]) -> None:
             )
 
 
-def words(config: Config) -> list[str]:
+def reference_flags(config: Config) -> list[str]:
     """The flags that name functions, without which a run is not resumed."""
     flags = ((flag, _setting(config, dotted)) for dotted, flag in FLAGS.items())
     return [word for pair in flags if is_reference(pair[1]) for word in pair]

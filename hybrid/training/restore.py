@@ -280,7 +280,7 @@ def _choose(run: Path, flag: str, stored: str, name: str | None, available: bool
     return name or stored
 
 
-class Stored(NamedTuple):
+class CheckpointWeights(NamedTuple):
     """The weights of a checkpoint."""
 
     folder: Path
@@ -289,7 +289,7 @@ class Stored(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def _load_weights(network: nn.Module, stored: Stored, where: str) -> nn.Module:
+def _load_weights(network: nn.Module, stored: CheckpointWeights, where: str) -> nn.Module:
     """The network, with the weights of a checkpoint."""
     if any(x.is_meta for x in network.state_dict().values()):
         own_units.lay_zeros(network)
@@ -314,7 +314,7 @@ def _settings(run: Path) -> Config:
     return resolve.load(None, {}, base=run / "config.toml")
 
 
-def _read(run: Path, best: bool) -> Stored:
+def _read(run: Path, best: bool) -> CheckpointWeights:
     """The weights of a run's newest or best checkpoint.
 
     A run that goes on removes checkpoints while they are read: then the next one is.
@@ -325,7 +325,9 @@ def _read(run: Path, best: bool) -> Stored:
         try:
             if folder is not None:
                 manifest = checkpoint.read_manifest(folder)
-                return Stored(folder, manifest["model"], checkpoint.load_model(folder, manifest))
+                return CheckpointWeights(
+                    folder, manifest["model"], checkpoint.load_model(folder, manifest)
+                )
         except (ValueError, FileNotFoundError):
             if folder is not None and (folder / checkpoint.MANIFEST).is_file():
                 raise

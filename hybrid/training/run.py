@@ -16,7 +16,7 @@ from hybrid.folder.manifest import RunPosition
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.proof.network_guard import NetworkGuard
-from hybrid.proof.proof import prove, said_of
+from hybrid.proof.proof import describe_proof, prove
 from hybrid.proof.sample_comparison import SampleComparison
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import StopRequest, leave
@@ -132,7 +132,7 @@ class Run:
         self.folder.open(config, at.step, len(at.rollbacks))
         self.stop.advice = advise_resume(options)
         first = describe_run(self.method, waits, at.step)
-        for line in (first, *said_of(self.proof), *notices):
+        for line in (first, *describe_proof(self.proof), *notices):
             self.progress.say(line)
         try:
             if at.step == 0:

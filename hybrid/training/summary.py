@@ -125,7 +125,7 @@ def advise_resume(options: Options) -> str:
     if options.config is None:
         return f"; go on with resume=True, out={str(options.out)!r}"
     words = ["--resume", "--out", str(options.out)]
-    words += references.words(options.config)
+    words += references.reference_flags(options.config)
     return f"; go on with: {launch.starting_words()}hybrid train {shlex.join(words)}"
 
 
