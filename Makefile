@@ -7,8 +7,6 @@ TORCH_BUILD ?=
 RANKS ?= 2
 # twice the cores: half of the tests wait for a process to start or for time to pass
 WORKERS ?= 4
-# which few of the kinds of faults `make test` strikes with; all of them are in test-slow
-FAULTS ?= 0
 BIN := .venv/bin
 # packages beside the core, which import it: each has its own pyproject.toml and tests
 WINGS := wings/rl wings/messages
@@ -49,7 +47,7 @@ checks: .venv/ready docs
 	$(BIN)/python .ci/audit.py
 
 tests: .venv/ready
-	$(BIN)/pytest $(TESTS) -n $(WORKERS) --faults-seed $(FAULTS)
+	$(BIN)/pytest $(TESTS) -n $(WORKERS)
 
 # the site, into build/site; a broken link or any other warning is a failure, which --quiet would hide
 docs: .venv/ready

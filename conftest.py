@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,45 +33,45 @@ settings.register_profile("long", max_examples=300, deadline=None, suppress_heal
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--faults-seed", type=int, default=0, help="which kinds of faults strike")
-
-
 GROUPS = {
-    "ranks": r"tests/hybrid/(bench/test_(bench|baselines)|links/test_processes|\w+/test_on_ranks)"
-    r"|wings/\w+/tests/test_on_ranks",
-    "slurm": r"tests/slurm/",
-    "faults": r"tests/(faults/|hybrid/training/test_auto_resume)",
-    "": r"tests/(hybrid/(training/test_(alone|trainer)|ranks/test_stopping)|test_settings_act)",
+    "ranks": (
+        "tests/hybrid/bench/plan/test_on_ranks",
+        "tests/hybrid/bench/test_baselines",
+        "tests/hybrid/bench/test_bench",
+        "tests/hybrid/cli/test_on_ranks",
+        "tests/hybrid/data/samplers/test_every_sampler",
+        "tests/hybrid/data/test_mapped",
+        "tests/hybrid/data/test_stream",
+        "tests/hybrid/links/test_processes",
+        "tests/hybrid/training/test_any_network",
+        "tests/hybrid/training/test_given_optimizers",
+        "tests/hybrid/training/test_lengths",
+        "tests/hybrid/training/test_on_ranks",
+        "tests/hybrid/training/test_pretrained",
+        "tests/hybrid/training/test_replicas",
+        "tests/hybrid/training/test_unlike_replicas",
+        "tests/hybrid/training/test_validation",
+        "tests/solvers/test_random_layers",
+        "tests/test_coming_from",
+        "tests/test_tutorial",
+        "wings/messages/tests/test_ampnet",
+        "wings/rl/tests/test_on_ranks",
+    ),
+    "slurm": ("tests/slurm/",),
+    "faults": ("tests/faults/", "tests/hybrid/training/test_auto_resume"),
 }
-"""What one worker does, and first of all: each group shares what is slow to start, as a cluster.
-
-Further files are done by one worker, too, for the sake of their fixtures. The last are large, and
-their tests are done one by one in the end, by who is free.
-"""
+"""Files whose tests share what is slow to start, as the ranks of `world`: begun first, and each
+group done by one worker of pytest-xdist. A file that is missing here is only slower."""
 
 
-def _group(nodeid: str) -> tuple[bool, str]:
-    """Whether it comes in the end, and the name of what is done by one worker."""
-    file = nodeid.partition("::")[0]
-    for name, files in GROUPS.items():
-        if re.match(files, nodeid):
-            return not name, name or nodeid
-    return False, "ranks" if _has_ranks(file) else file
+def _group(nodeid: str) -> str:
+    groups = (name for name, files in GROUPS.items() if nodeid.startswith(files))
+    return next(groups, nodeid.partition("::")[0])
 
 
-@cache
-def _has_ranks(file: str) -> bool:
-    """Whether its tests share the ranks of `world`, which take 15 seconds of CPU to start."""
-    text = (Path(__file__).parent / file).read_text()
-    return re.search(r"^def \w+\([^)]*\bworld\b", text, re.MULTILINE) is not None
-
-
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {name: place for place, name in enumerate(GROUPS)}
-    of = {item.nodeid: _group(item.nodeid) for item in items}
-    items.sort(key=lambda item: (of[item.nodeid][0], order.get(of[item.nodeid][1], len(order))))
+    order = [*GROUPS, "tests/test_settings_act.py"]
+    items.sort(key=lambda item: (*order, group := _group(item.nodeid)).index(group))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -82,7 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Groups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _group(nodeid)[1]
+            return _group(nodeid)
 
     config.option.loadscopereorder = False
     return Groups(config, log)

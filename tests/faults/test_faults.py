@@ -1,6 +1,6 @@
 """Seeded faults, and a harness that notices what it is there to notice.
 
-`make test` strikes with a few kinds, `--faults-seed N` with the N-th few, `-m slow` with the rest.
+`make test` strikes with a few kinds, `make test-slow` with all others.
 """
 
 from __future__ import annotations
@@ -26,23 +26,14 @@ ON_RANKS = ("USR1, USR2", "TERM", "the disk is full", "a damaged checkpoint")
 """Kinds that both threads and ranks may meet, and that ranks meet here."""
 
 
-ALWAYS = ("kill -9 of a rank", "a damaged checkpoint")
-OTHERS = [kind.name for kind in KINDS if kind.name not in ALWAYS]
-AT_ONCE = 1
-"""Of the others, in one run of the tests."""
+DAILY = ("kill -9 of a rank", "kill -9 of the launcher", "a damaged checkpoint")
+EACH = [
+    pytest.param(kind, id=kind.name, marks=() if kind.name in DAILY else pytest.mark.slow)
+    for kind in KINDS
+]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "kind" in metafunc.fixturenames:
-        first = metafunc.config.getoption("--faults-seed") * AT_ONCE
-        chosen = {OTHERS[(first + n) % len(OTHERS)] for n in range(AT_ONCE)} | set(ALWAYS)
-        params = [
-            pytest.param(kind, id=kind.name, marks=() if kind.name in chosen else pytest.mark.slow)
-            for kind in KINDS
-        ]
-        metafunc.parametrize("kind", params)
-
-
+@pytest.mark.parametrize("kind", EACH)
 def test_a_job_ends_with_a_reason_and_resumes_to_the_same_bits(
     kind: Fault, references, tmp_path
 ) -> None:
