@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter, time
 from typing import Any, ClassVar, TypeVar
@@ -260,9 +260,8 @@ class RankLinks(ABC):
 
     def _named(self, side: str) -> str:
         """The ranks of a side, in words."""
-        of = f" of replica {self.place.replica}" if self.place.replicas > 1 else ""
         if side in ("next", "previous"):
-            return f"block {self.rank + (1 if side == 'next' else -1)}{of}"
+            return str(replace(self.place, block=self.rank + (1 if side == "next" else -1)))
         return "all ranks" if side == "everyone" else "another block or replica"
 
 

@@ -19,6 +19,10 @@ class GridPlace:
     replica: int = 0
     replicas: int = 1
 
+    def __str__(self) -> str:
+        of = f" of replica {self.replica}" if self.replicas > 1 else ""
+        return f"block {self.block}{of}"
+
     @cached_property
     def number(self) -> int:
         """r K + k, whatever number the launcher gives this rank."""

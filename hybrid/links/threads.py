@@ -223,7 +223,7 @@ def run_threads(
         rank_main(0)
     else:
         threads = [
-            threading.Thread(target=rank_main, args=(n,), name=_name(place), daemon=True)
+            threading.Thread(target=rank_main, args=(n,), name=str(place), daemon=True)
             for n, place in enumerate(team.places)
         ]
         try:
@@ -239,10 +239,6 @@ def run_threads(
     if failures:
         raise failures[0]
     return results
-
-
-def _name(place: GridPlace) -> str:
-    return f"block-{place.block}" + (f"-of-{place.replica}" if place.replicas > 1 else "")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from hybrid.errors import AgreedError, CodeError, StoppedError, code_line, format_error, one_line
 from hybrid.links import RankLinks
 from hybrid.links.base import Program, Start
-from hybrid.links.grid import Arrangement, Grid, GridPlace
+from hybrid.links.grid import Arrangement, Grid
 from hybrid.ranks import launch
 from hybrid.registries import AUTO, LINKS
 from hybrid.settings.config import LinkSettings
@@ -45,7 +45,7 @@ def link_class(settings: LinkSettings) -> type[RankLinks]:
 
 
 def check_links(settings: LinkSettings, ranks: int) -> None:
-    """ValueError for links that cannot join so many ranks, and for settings without an effect.
+    """ValueError for links that cannot join these ranks, and for settings without an effect.
 
     `ranks` is the number that a launcher has started, 0 without one.
     """
@@ -91,11 +91,6 @@ def _explained(program: Program[T]) -> Program[T]:
                 raise
             # under mpirun the rank is named by whoever ends the job
             named = links.place.count > 1 and launch.communicator() is None
-            raise CodeError(f"{_named(links.place)}: {text}" if named else text) from cause
+            raise CodeError(f"{links.place}: {text}" if named else text) from cause
 
     return explained
-
-
-def _named(place: GridPlace) -> str:
-    of = f" of replica {place.replica}" if place.replicas > 1 else ""
-    return f"block {place.block}{of}"

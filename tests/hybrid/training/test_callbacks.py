@@ -36,7 +36,7 @@ def test_the_hooks_are_called_in_order_in_the_first_blocks_thread(tmp_path):
         *((4, 0), (STEPS, 0), (STEPS + 4, 1), (2 * STEPS, 1))
     ]
     assert told.of("on_end") == [[found]]
-    assert told.threads == {"block-0"}
+    assert told.threads == {"block 0"}
     ((run,),) = told.of("on_start")
     assert (len(run.cuts), run.epochs, run.steps_per_epoch, run.step) == (1, 2, STEPS, 0)
     assert (run.names["solver"], run.settings["optimizer.lr"]) == ("backprop", 0.1)
