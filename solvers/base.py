@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -267,6 +267,10 @@ class Solver(Settings, ABC):
     def num_micro_batches(self, size: int, count: int) -> int:
         """Micro-batches per mini-batch of `size` samples, in its own steps on `count` blocks."""
         return 1
+
+    def micro_batch(self, size: int, count: int) -> int:
+        """Samples of the first, and largest, micro-batch of a mini-batch of `size`."""
+        return ceil(size / self.num_micro_batches(size, count))
 
     def delay(self, index: int, count: int) -> int:
         """Micro-batches by which the gradients of block `index` of `count` are late."""

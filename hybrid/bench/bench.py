@@ -20,7 +20,7 @@ from hybrid.links import AgreedError
 from hybrid.links.base import Start
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Grid, share_size
-from hybrid.method.make_method import check_waits
+from hybrid.method.make_method import check_fill_solver
 from hybrid.method.problem import Problem, check_size
 from hybrid.networks.partition import split
 from hybrid.networks.units import Chain, units
@@ -63,7 +63,7 @@ class Bench:
         self.bases = {(accumulating(m) if m > 1 else BASE).name: m for m in accumulated}
         """The ways to train on one rank, of which the fastest is the base case."""
         correction, fills = methods.correction(settings), {asked.name: methods.fill(settings)}
-        check_waits(asked, fills[asked.name])
+        check_fill_solver(asked, fills[asked.name])
         rows = recipes(micro_batches, correction, solvers, memory_gb, fills)
         self.left_out: dict[str, str] = {}
         """Rows that cannot be, and why."""

@@ -1,13 +1,12 @@
-"""Settings, blocks and data settled into a method: the same for a run, a bench and a plan."""
+"""A method from options, blocks and data: the same for a run, a bench and a plan."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hybrid.data.samplers.base import Learning
 from hybrid.links.grid import GridPlace
@@ -30,7 +29,6 @@ from hybrid.solvers import acting, registry
 from hybrid.solvers.acting import Facts, Settings
 from hybrid.solvers.base import Setup, Solver
 from hybrid.solvers.local_work.budget import Cost, LocalBudget
-from hybrid.solvers.numerics.optimizer_state import SPARSE
 from hybrid.solvers.optimizers.muon import Muon
 
 WORTH_SHARING = 0.03
@@ -43,15 +41,15 @@ def make_method(problem: Problem, options: Options) -> Method:
     ValueError, with the remedy, for settings that cannot work or would change nothing.
     """
     options.check()
-    given = _given_optimizer(problem, options)
+    user_optimizer = _user_optimizer(problem, options)
     method = Method(
         options=options,
         problem=problem,
-        given=given,
-        rates=_given_schedule(problem, options, given),
+        user_optimizer=user_optimizer,
+        rates=_common_rates(problem, options, user_optimizer),
         frozen=frozen_epochs(options.train.frozen, problem.blocks, options.train.epochs),
         setup=_setup(problem, options),
-        waits=_waits(problem, options),
+        waits=tuple(LocalBudget(*pair) for pair in options.rounds.waits),
         costs=_costs(problem, options),
         shares_products=_shares_products(problem, options),
     )
@@ -59,7 +57,7 @@ def make_method(problem: Problem, options: Options) -> Method:
     acting.check(sections(method), facts_of(method))
     _check_selection(method)
     _check_fill(method)
-    _check_sparse(method)
+    _check_waits(method)
     _check_messages(method)
     _check_ties(method)
     _check_lengths(method)
@@ -67,29 +65,29 @@ def make_method(problem: Problem, options: Options) -> Method:
     return method
 
 
-def _given_optimizer(problem: Problem, options: Options) -> UserOptimizer | None:
-    """The optimizer over the whole network, if it was given as one."""
+def _user_optimizer(problem: Problem, options: Options) -> UserOptimizer | None:
+    """The user's optimizer over the whole network, if there is one."""
     if not isinstance(options.optimizer, torch.optim.Optimizer):
         return None
     scheduled = isinstance(options.schedule, UserScheduler)
     return UserOptimizer.of(options.optimizer, problem.blocks, scheduled)
 
 
-def _given_schedule(problem: Problem, options: Options, given: UserOptimizer | None) -> Rate | None:
-    """The schedule of all blocks of a given optimizer; None: each block's begins at its own peak.
+def _common_rates(problem: Problem, options: Options, user: UserOptimizer | None) -> Rate | None:
+    """The schedule of a user's optimizer; None: each block's begins at its own peak.
 
-    That of a metric is new in each rank's training, and only checked here.
+    One that follows a metric is new in each rank's training, and only checked here.
     """
     if isinstance(options.schedule, UserScheduler):
-        options.schedule.check(given)
+        options.schedule.check(user)
     if isinstance(options.schedule, ScheduleSettings) and options.schedule.on_plateau:
         measured = problem.objectives.deciding.metrics
         check_metric("schedule.metric", options.schedule.metric, measured)
-    if given is None:
+    if user is None:
         return None
     steps, epochs = problem.steps, options.train.epochs
-    made = make_schedule(options.schedule, given.rates[0], steps, epochs, given)
-    return None if isinstance(made, Plateau) else made
+    rates = make_schedule(options.schedule, user.rates[0], steps, epochs, user)
+    return None if isinstance(rates, Plateau) else rates
 
 
 def _setup(problem: Problem, options: Options) -> Setup:
@@ -132,24 +130,6 @@ def _window(options: Options, steps: int) -> int:
     return length
 
 
-def _waits(problem: Problem, options: Options) -> tuple[LocalBudget, ...]:
-    """The local work that was asked for; ValueError unless each block has its own."""
-    waits, count = tuple(LocalBudget(*pair) for pair in options.rounds.waits), len(problem.blocks)
-    if waits and len(waits) != count:
-        raise ValueError(
-            f"rounds.waits has {len(waits)} pairs for {count} blocks: give one [before, after] for "
-            "each block, or leave it empty"
-        )
-    part = _micro_batch(options, count)
-    for k, (adjoint, activation) in enumerate(waits):
-        if adjoint + activation > part:
-            raise ValueError(
-                f"rounds.waits gives block {k} {adjoint} and {activation} samples, and a "
-                f"micro-batch has {part}: take at most {part} for each block"
-            )
-    return waits
-
-
 def _costs(problem: Problem, options: Options) -> tuple[Cost, ...]:
     """What each block's passes cost, if local work is to be fitted to them."""
     if not isinstance(options.fill, Solver) or options.rounds.waits:
@@ -158,13 +138,7 @@ def _costs(problem: Problem, options: Options) -> tuple[Cost, ...]:
     return tuple(problem.blocks.count_costs(problem.inputs))
 
 
-def _micro_batch(options: Options, count: int) -> int:
-    """Samples of the first, and largest, micro-batch of a replica's share, on `count` blocks."""
-    share = max(1, options.train.batch_size // options.replicas)
-    return ceil(share / options.solver.num_micro_batches(share, count))
-
-
-def check_waits(solver: Solver, fill: Settings) -> None:
+def check_fill_solver(solver: Solver, fill: Settings) -> None:
     """ValueError for local steps beside a method whose ranks have no waits to fill."""
     if isinstance(fill, Solver) and not solver.waits:
         others = [name for name in registry.OWN if registry.solver_class(name).waits]
@@ -185,37 +159,27 @@ def _check_selection(method: Method) -> None:
 def _check_fill(method: Method) -> None:
     """ValueError for local steps where no rank waits, and for settings of them without effect."""
     fill = method.options.fill
-    check_waits(method.solver, fill)
+    check_fill_solver(method.solver, fill)
     if not isinstance(fill, Solver):
         return
     fill.check(method.setup)
     corrected = replace(method.setup, correct_every=1)
     acting.check({"fill": fill}, facts_of(method).copy_with(solver=fill, setup=corrected))
-    _check_single_samples(method)
 
 
-def _check_single_samples(method: Method) -> None:
-    """ValueError for local steps of one sample where BatchNorm has one value of it to normalize."""
-    problem, single = method.problem, [k for k, own in enumerate(method.waits) if 1 in own]
-    if not single or not problem.normed:
-        return
-    norms, of_one_value = nn.modules.batchnorm._BatchNorm, set[nn.Module]()
-
-    def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if inputs[0].shape[:2].numel() == inputs[0].numel():
-            of_one_value.add(norm)
-
-    found = [m for m in problem.blocks.model.modules() if isinstance(m, norms)]
-    hooks = [norm.register_forward_pre_hook(look) for norm in found]
-    problem.blocks.compute_outputs(problem.inputs)
-    for hook in hooks:
-        hook.remove()
-    for k in single:
-        if not of_one_value.isdisjoint(problem.blocks.module(k).modules()):
+def _check_waits(method: Method) -> None:
+    """ValueError unless each block has its own local work, of a micro-batch at most."""
+    waits, count, most = method.waits, len(method.problem.blocks), method.micro_batch
+    if waits and len(waits) != count:
+        raise ValueError(
+            f"rounds.waits has {len(waits)} pairs for {count} blocks: give one [before, after] for "
+            "each block, or leave it empty"
+        )
+    for k, (adjoint, activation) in enumerate(waits):
+        if adjoint + activation > most:
             raise ValueError(
-                f"rounds.waits gives block {k} {method.waits[k].adjoint} and "
-                f"{method.waits[k].activation} samples, and its BatchNorm cannot normalize one "
-                "sample by itself: take 0 or at least 2"
+                f"rounds.waits gives block {k} {adjoint} and {activation} samples, and a "
+                f"micro-batch has {most}: take at most {most} for each block"
             )
 
 
@@ -267,7 +231,7 @@ def facts_of(method: Method) -> Facts:
 
 
 def check_replicas(options: Options) -> None:
-    """ValueError for settings of replicas that have no effect on so many of them as there are."""
+    """Reject replica settings that do nothing at this replica count."""
     tables = {
         "sync": options.sync,
         "split": SplitSettings(side_by_side=options.side_by_side),
@@ -285,8 +249,8 @@ def sections(method: Method) -> dict[str, Any]:
     names = ("solver", "sync", "sampler", "rounds", "correction", "train", "delay", "optimizer")
     tables = {name: getattr(options, name) for name in (*names, "schedule", "checkpoint")}
     tables["split"] = SplitSettings(replicas=options.replicas, side_by_side=options.side_by_side)
-    own = [n for n in ("optimizer", "schedule") if not isinstance(tables[n], Section)]
-    return {name: table for name, table in tables.items() if name not in own}
+    of_user = [n for n in ("optimizer", "schedule") if not isinstance(tables[n], Section)]
+    return {name: table for name, table in tables.items() if name not in of_user}
 
 
 def _check_messages(method: Method) -> None:
@@ -294,15 +258,15 @@ def _check_messages(method: Method) -> None:
     solver, correction, blocks = method.solver, method.correction, method.problem.blocks
     passes = solver if solver.exact else correction
     fill = method.options.fill
-    for made, where in ((solver, "solver"), (correction, "correction"), (fill, "fill")):
+    for each, where in ((solver, "solver"), (correction, "correction"), (fill, "fill")):
         for name in ("messages", "storage"):
-            kind = getattr(made, name, "float32")
+            kind = getattr(each, name, "float32")
             for cut in blocks.cuts_changed_by(kind):
                 raise ValueError(
                     f"{where}.{name} is {kind!r}, which would change the integers that "
                     f"cross the cut before {cut}: choose float32, or another cut"
                 )
-        kind, weights = getattr(made, "storage", "float32"), blocks.model.parameters()
+        kind, weights = getattr(each, "storage", "float32"), blocks.model.parameters()
         if kind != "float32" and any(p.dtype is torch.float64 for p in weights):
             raise ValueError(
                 f"{where}.storage is {kind!r}, and the network has weights of float64, for which "
@@ -315,13 +279,6 @@ def _check_messages(method: Method) -> None:
                 f"the filter is {factor}, but activations at the cut before {cut} have "
                 f"shape {shape}: choose a filter that divides their height and width"
             )
-
-
-def _check_sparse(method: Method) -> None:
-    """ValueError for a module whose gradients would be sparse."""
-    for path, module in method.problem.blocks.model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ValueError(f"{path or 'the network'} has sparse=True: {SPARSE}")
 
 
 def _check_ties(method: Method) -> None:
@@ -346,7 +303,7 @@ def _check_ties(method: Method) -> None:
             f"(also called {weights[0][-1]!r}), and {fault}: untie it (in Hugging Face's "
             "configurations tie_word_embeddings=False), or change that"
         )
-    if isinstance(options.optimizer, OptimizerSettings) or method.given is not None:
+    if isinstance(options.optimizer, OptimizerSettings) or method.user_optimizer is not None:
         return  # of which copies have the same rule
     optimizers = {k: method.make_optimizer(k) for k in {k for blocks in ties for k in blocks}}
     for blocks, names in ((blocks, names) for blocks, some in ties.items() for names in some):

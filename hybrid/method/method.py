@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import ceil, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -59,8 +59,8 @@ class Method:
     options: Options
     problem: Problem
     setup: Setup
-    given: UserOptimizer | None = None
-    """The user's optimizer over the whole network; None: each block's is made by itself."""
+    user_optimizer: UserOptimizer | None = None
+    """The user's, over the whole network; None: each block's is made by itself."""
     rates: Rate | None = None
     """The schedule of its groups, if it is a function of the step alone."""
     frozen: Mapping[str, int] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class Method:
     @property
     def micro_batch(self) -> int:
         """Samples of the first, and largest, micro-batch of the method's own steps."""
-        return ceil(self._share / self.solver.num_micro_batches(self._share, self.setup.blocks))
+        return self.solver.micro_batch(self._share, self.setup.blocks)
 
     @property
     def _share(self) -> int:
@@ -226,8 +226,8 @@ class Method:
         """That of exact steps of a block."""
         total, wanted = self.steps * self.options.train.epochs, self.options.optimizer
         blocks, named = self.problem.blocks, self._named(index)
-        if self.given is not None:
-            return make_optimizer(blocks.module(index), self.given, named=named)
+        if self.user_optimizer is not None:
+            return make_optimizer(blocks.module(index), self.user_optimizer, named=named)
         assert not isinstance(wanted, torch.optim.Optimizer)
         # by name: another block may have a copy of the weight, which goes by the model's first
         model = blocks.model

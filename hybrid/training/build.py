@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ def _drop_timetable(resolved: Config, before: Config) -> None:
     def micro_batch(config: Config) -> int:
         share = max(1, config.train.batch_size // resolved.split.replicas)
         count = len(config.split.cuts) + 1
-        return ceil(share / methods.solver(config).num_micro_batches(share, count))
+        return methods.solver(config).micro_batch(share, count)
 
     part = micro_batch(resolved)
     same = (resolved.split.cuts, part) == (before.split.cuts, micro_batch(before))

@@ -69,7 +69,7 @@ class RankTraining:
         self.peak = peak_rate(exact)
         """The learning rate that the schedule starts from."""
         common = options.schedule, self.peak, method.steps, train.epochs
-        schedule = method.rates or make_schedule(*common, method.given or exact)
+        schedule = method.rates or make_schedule(*common, method.user_optimizer or exact)
         self.plateau = schedule if isinstance(schedule, Plateau) else None
         """The schedule, if it follows what tests measure."""
         if self.plateau is not None:

@@ -24,7 +24,7 @@ from hybrid.data import Data
 from hybrid.links import LinkSpeed, run_virtual
 from hybrid.links.grid import Grid, GridPlace, grids, share_size
 from hybrid.links.virtual import VirtualLinks
-from hybrid.method.make_method import check_waits
+from hybrid.method.make_method import check_fill_solver
 from hybrid.method.method import Method
 from hybrid.method.optimizers import count_copies
 from hybrid.method.problem import Problem, check_size
@@ -61,7 +61,7 @@ class Planner:
         self.threads = settings.train.threads or 1
         launch.keep_memory()
         torch.set_num_threads(self.threads)
-        check_waits(methods.solver(settings), methods.fill(settings))
+        check_fill_solver(methods.solver(settings), methods.fill(settings))
         self.size = settings.train.batch_size
         check_size(self.size, data)
         options = build.build_options(settings)

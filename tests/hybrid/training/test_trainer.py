@@ -173,23 +173,11 @@ def test_local_steps_that_cannot_be_are_refused(settings, said, few):
     assert refusal(lambda: trainer(solver, **more).fit(*few, epochs=1)).startswith(said)
 
 
-def normed(waits, batch_size=16, **settings):
-    """A run with local steps beside BatchNorm over one value of each sample."""
+def test_a_local_step_of_one_value_that_batchnorm_cannot_normalize_ends_the_run(few):
     layers = nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)
-    train = {"epochs": 1, "batch_size": batch_size}
-    settings = {"fill": "penalty", "waits": waits, "train": train, **settings}
-    return trainer_of(nn.Sequential(*layers), DDG(micro_batches=4), cuts=["4"], **settings)
-
-
-@pytest.mark.parametrize("waits", [[(1, 0), (0, 2)], [(3, 1), (0, 2)]])
-def test_local_steps_of_one_sample_are_refused_where_batchnorm_cannot_take_it(waits, few):
-    made = normed(waits)
-    said = refused(made, few)
-    assert said.startswith(f"rounds.waits gives block 0 {waits[0][0]} and {waits[0][1]} samples")
-    assert not any(m._forward_pre_hooks for m in made.blocks.model.modules())
-    # block 1 has none, and a convolution's has several values of a sample
-    normed([(2, 0), (1, 1)]).fit(*few)
-    filled(2, waits=[(1, 0), (0, 1)], **ONCE).fit(*few)
+    waits = {"fill": "penalty", "waits": [(1, 0), (0, 2)], "train": {"epochs": 1, "batch_size": 16}}
+    run = trainer_of(nn.Sequential(*layers), DDG(micro_batches=4), cuts=["4"], **waits)
+    assert "Expected more than 1 value per channel when training" in refused(run, few)
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "float16"])
