@@ -78,8 +78,8 @@ class PlainFields(Extension):
         named = re.findall(rf"^::: {pkg.path}\..*?(\w+)$", page, re.MULTILINE)
         for class_ in _classes(pkg):
             if class_.name in named:
-                made = getattr(import_module(class_.module.path), class_.name)
-                if fields := _fields(made):
+                cls = getattr(import_module(class_.module.path), class_.name)
+                if fields := _fields(cls):
                     _show(class_, fields)
 
 
@@ -91,20 +91,20 @@ def _classes(module: Module) -> Iterator[Class]:
             yield from _classes(member)
 
 
-def _fields(made: type) -> dict[str, tuple[str, str | None]]:
+def _fields(cls: type) -> dict[str, tuple[str, str | None]]:
     """Of settings: the type and the default of each, None where there is none."""
     from pydantic import BaseModel
 
     from hybrid.method.options import Options
     from hybrid.solvers.acting import Settings
 
-    hints = get_type_hints(made)
-    if issubclass(made, BaseModel):
-        found = made.model_fields.items()
-        defaults = {k: repr(field.get_default(call_default_factory=True)) for k, field in found}
-    elif dataclasses.is_dataclass(made) and issubclass(made, (Options, Settings)):
-        given = (field for field in dataclasses.fields(made) if field.init)
-        defaults = {field.name: _default(field, hints[field.name]) for field in given}
+    hints = get_type_hints(cls)
+    if issubclass(cls, BaseModel):
+        declared = cls.model_fields.items()
+        defaults = {k: repr(field.get_default(call_default_factory=True)) for k, field in declared}
+    elif dataclasses.is_dataclass(cls) and issubclass(cls, (Options, Settings)):
+        arguments = (field for field in dataclasses.fields(cls) if field.init)
+        defaults = {field.name: _default(field, hints[field.name]) for field in arguments}
     else:
         return {}
     return {name: (_type(hints[name]), default) for name, default in defaults.items()}
@@ -117,8 +117,8 @@ def _default(field: dataclasses.Field[Any], hint: Any) -> str | None:
         return f"{_type(hint).partition(' ')[0]}()"
     if field.default is not dataclasses.MISSING:
         return repr(field.default)
-    made = field.default_factory
-    return None if made is dataclasses.MISSING else f"{made.__name__}()"
+    factory = field.default_factory
+    return None if factory is dataclasses.MISSING else f"{factory.__name__}()"
 
 
 def _type(hint: Any) -> str:
@@ -143,27 +143,29 @@ def _type(hint: Any) -> str:
 def _show(class_: Class, fields: dict[str, tuple[str, str | None]]) -> None:
     """Each field as an argument and as an attribute of the class itself, in the same order."""
     by_name = (Parameter(name, kind=ParameterKind.keyword_only) for name in fields)
-    made = class_.members.get("__init__") or Function("__init__", parameters=Parameters(*by_name))
-    arguments = [_argument(p, *fields[p.name]) for p in made.parameters if p.name in fields]
-    made.parameters = Parameters(*arguments)
+    init = class_.members.get("__init__") or Function("__init__", parameters=Parameters(*by_name))
+    arguments = [_argument(p, *fields[p.name]) for p in init.parameters if p.name in fields]
+    init.parameters = Parameters(*arguments)
     shown = {p.name: _attribute(class_, p.name, *fields[p.name]) for p in arguments}
     class_.members = shown | {k: v for k, v in class_.members.items() if k not in shown}
-    class_.set_member("__init__", made)
+    class_.set_member("__init__", init)
 
 
 def _argument(parameter: Parameter, type_: str, default: str | None) -> Parameter:
-    made = copy(parameter)  # classes share those that they inherit
-    made.annotation, made.default = type_, default or parameter.default
-    return made
+    argument = copy(parameter)  # classes share those that they inherit
+    argument.annotation, argument.default = type_, default or parameter.default
+    return argument
 
 
 def _attribute(class_: Class, name: str, type_: str, default: str | None) -> Attribute:
     """One of the class or of its bases."""
     declared = next(c.members[name] for c in (class_, *class_.mro()) if name in c.members)
-    made = Attribute(name, value=default, annotation=type_, lineno=class_.lineno, parent=class_)
-    made.labels = declared.labels
+    attribute = Attribute(
+        name, value=default, annotation=type_, lineno=class_.lineno, parent=class_
+    )
+    attribute.labels = declared.labels
     if declared.docstring is None:
         LOG.warning("%s of %s has no text below its declaration", name, class_.path)
     else:
-        made.docstring = Docstring(declared.docstring.value, parent=made)
-    return made
+        attribute.docstring = Docstring(declared.docstring.value, parent=attribute)
+    return attribute

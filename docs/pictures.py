@@ -108,11 +108,11 @@ def save(figure: Any, name: str) -> None:
 
 def axes(width: float = 6.4, height: float = 3.6) -> tuple[Figure, Any]:
     figure = Figure(figsize=(width, height), layout="constrained")
-    made = figure.subplots()
-    made.spines[["top", "right"]].set_visible(False)
-    made.grid(color="#e4e4e4", linewidth=0.6)
-    made.set_axisbelow(True)
-    return figure, made
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e4e4e4", linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure, axes
 
 
 def blocks() -> None:
@@ -215,8 +215,8 @@ def accuracy() -> None:
     A flushed pipeline and replicas have the gradients of one rank in as many micro-batches, so they
     share a training and differ in their rates.
     """
-    found = json.loads((RAW / "to_the_end.json").read_text())["resnet20"]
-    found["serial, SGD"] = json.loads((RAW / "delays-long.json").read_text())["serial"]
+    trainings = json.loads((RAW / "to_the_end.json").read_text())["resnet20"]
+    trainings["serial, SGD"] = json.loads((RAW / "delays-long.json").read_text())["serial"]
     timed = json.loads((RAW / "virtual_rates_muon.json").read_text())
     rates = {name.partition(", ")[2]: median(v) for name, v in timed.items() if "-20" in name}
     figure, drawn = axes()
@@ -228,7 +228,7 @@ def accuracy() -> None:
         ("flushed, Muon", "8 replicas, 10 Gb/s", GREEN, "8 replicas, Muon, 10 Gb/s"),
     ):
         minutes = 50_000 / rates[rate] / 60
-        points = [(minutes * epoch, 100 * a) for epoch, a in found[row]["0"]["curve"]]
+        points = [(minutes * epoch, 100 * a) for epoch, a in trainings[row]["0"]["curve"]]
         drawn.plot(*zip(*points, strict=True), color=color, marker=".", label=label)
     drawn.set_xscale("log")
     drawn.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
@@ -289,12 +289,12 @@ def speed() -> None:
 
 def memory() -> None:
     """What each of four blocks of ResNet-56 holds for backward passes."""
-    found = json.loads((RAW / "held_memory.json").read_text())["peak_bytes"]
+    peaks = json.loads((RAW / "held_memory.json").read_text())["peak_bytes"]
     figure, drawn = axes()
     rows = ("1F1B, m=8", "ddg, m=8", "fdg, m=8", "features-replay, m=8", "petra, m=8")
     for i, (row, color) in enumerate(zip(rows, (GREY, BLUE, ORANGE, GREEN, PURPLE), strict=True)):
         places = [k + 0.16 * (i - 2) for k in range(4)]
-        drawn.bar(places, [b / 1e6 for b in found[row]], 0.15, color=color, label=row)
+        drawn.bar(places, [b / 1e6 for b in peaks[row]], 0.15, color=color, label=row)
     drawn.set_xticks(range(4), [f"block {k}" for k in range(4)])
     drawn.set_ylabel("MB held at most")
     drawn.legend(frameon=False, fontsize="small")

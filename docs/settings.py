@@ -61,10 +61,10 @@ def _section(section: str) -> str:
     if section == "correction":
         return CORRECTION
     kinds = _kinds(section)
-    known = known_settings(registry.DEFAULT)
-    made = dict(getattr(Config(), section))
-    found = {"name": made["name"]} if kinds else made
-    rows = {key: _row(section, key, value, known) for key, value in found.items()}
+    texts = known_settings(registry.DEFAULT)
+    defaults = dict(getattr(Config(), section))
+    shown = {"name": defaults["name"]} if kinds else defaults
+    rows = {key: _row(section, key, value, texts) for key, value in shown.items()}
     text = f"\n## {section}\n\n{_table(section, rows)}"
     methods = [name for name in kinds if kinds[name] in _kinds("solver").values()]
     if section != "solver" and methods:
@@ -101,13 +101,13 @@ def _differing(rows: Rows, others: Rows) -> set[str]:
     return {key for key in rows | others if rows.get(key) != others.get(key)}
 
 
-def _rows(section: str, name: str, made: Any) -> Rows:
-    known = known_settings(name if section == "solver" else registry.DEFAULT, {section: name})
-    return {key: _row(section, key, x, known, name) for key, x in values(made()).items()}
+def _rows(section: str, name: str, make: Any) -> Rows:
+    texts = known_settings(name if section == "solver" else registry.DEFAULT, {section: name})
+    return {key: _row(section, key, x, texts, name) for key, x in values(make()).items()}
 
 
-def _row(section: str, key: str, value: Any, known: dict[str, str], owner: str = "") -> Row:
-    text, cls = known[f"{section}.{key}"], declaring(section, owner)
+def _row(section: str, key: str, value: Any, texts: dict[str, str], owner: str = "") -> Row:
+    text, cls = texts[f"{section}.{key}"], declaring(section, owner)
     if key not in acting.declared(cls):
         return Row(_shown(value), text)
     asked = acting.conditions(cls, section, key, whole_section=False)
@@ -126,8 +126,8 @@ def _brief(where: str) -> str:
 
 def _declared(settings: Any) -> Rows:
     """Of a command of another package, which has settings of its own."""
-    found = settings.model_fields.items()
-    return {key: Row(_shown(field.default), field.description or "") for key, field in found}
+    fields = settings.model_fields.items()
+    return {key: Row(_shown(field.default), field.description or "") for key, field in fields}
 
 
 def _table(section: str, rows: Rows) -> str:

@@ -36,18 +36,18 @@ class Span(NamedTuple):
 
 def spans(events: Iterable[Mapping[str, Any]]) -> list[Span]:
     """The spans of traces, each before those within it."""
-    found = [
+    pieces = [
         Span(x["pid"], x["tid"], x["name"], x["ts"] / 1e6, (x["ts"] + x["dur"]) / 1e6)
         for x in events
         if x["ph"] == "X" and abs(x.get("ts", _AGES)) < _AGES and 0 <= x.get("dur", -1) < _AGES
     ]
-    return sorted(found, key=lambda span: (span.rank, span.thread, span.start, -span.end))
+    return sorted(pieces, key=lambda span: (span.rank, span.thread, span.start, -span.end))
 
 
-def usual_period(found: Sequence[Span], steps: int) -> tuple[float, float] | None:
+def usual_period(pieces: Sequence[Span], steps: int) -> tuple[float, float] | None:
     """From when to when the first rank took so many steps, at the speed that was the usual one."""
-    first = min((span.rank for span in found), default=0)
-    ends = sorted(span.end for span in found if (span.rank, span.name) == (first, "step"))
+    first = min((span.rank for span in pieces), default=0)
+    ends = sorted(span.end for span in pieces if (span.rank, span.name) == (first, "step"))
     steps = min(steps, len(ends) - 1)
     if steps < 1:
         return None
@@ -56,11 +56,11 @@ def usual_period(found: Sequence[Span], steps: int) -> tuple[float, float] | Non
     return periods[len(periods) // 2] if periods else None
 
 
-def within(found: Sequence[Span], period: tuple[float, float]) -> list[Span]:
+def within(pieces: Sequence[Span], period: tuple[float, float]) -> list[Span]:
     """The spans that are drawn, as far as they are in a period."""
     start, stop = period
     kinds = tuple(COLORS)
-    inside = (span for span in found if span.start < stop and span.end > start)
+    inside = (span for span in pieces if span.start < stop and span.end > start)
     return [
         span._replace(start=max(span.start, start), end=min(span.end, stop))
         for span in inside
@@ -76,11 +76,11 @@ def draw(axes: Axes, shown: Sequence[Span], period: tuple[float, float]) -> list
     ranks = sorted({span.rank for span in shown})
     kinds = []
     for kind, color in COLORS.items():
-        own = [span for span in shown if span.name.startswith(kind)]
-        if own:
+        of_kind = [span for span in shown if span.name.startswith(kind)]
+        if of_kind:
             kinds.append(kind)
             # one element of the page for all bars of a kind
-            axes.add_patch(PathPatch(_bars(own, ranks, start), facecolor=color, linewidth=0))
+            axes.add_patch(PathPatch(_bars(of_kind, ranks, start), facecolor=color, linewidth=0))
     axes.set_xlim(0, 1e3 * (stop - start))
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
@@ -88,15 +88,15 @@ def draw(axes: Axes, shown: Sequence[Span], period: tuple[float, float]) -> list
     return kinds
 
 
-def _bars(found: Sequence[Span], ranks: Sequence[int], start: float) -> Any:
+def _bars(pieces: Sequence[Span], ranks: Sequence[int], start: float) -> Any:
     """A path of rectangles."""
     from matplotlib.path import Path as Outline
 
     rows = {rank: row for row, rank in enumerate(ranks)}
     corners = []
-    for span in found:
+    for span in pieces:
         left, right = 1e3 * (span.start - start), 1e3 * (span.end - start)
         low, high = rows[span.rank] - 0.4, rows[span.rank] + 0.4
         corners += [(left, low), (right, low), (right, high), (left, high), (left, low)]
     turns = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY]
-    return Outline(corners, turns * len(found))
+    return Outline(corners, turns * len(pieces))

@@ -156,7 +156,7 @@ def trained(solver, blocks, sets, change):
     return dict(trainer.blocks.model.state_dict())
 
 
-def alike(sets, change=lambda trainer: None):
+def equal_weights(sets, change=lambda trainer: None):
     """ "yes", or what differs between two and four blocks and one, or fails."""
     try:
         for solver in SOLVERS:
@@ -192,11 +192,11 @@ def main():
     for name, sets in data().items():
         begun = perf_counter()
         VARYING = sets if "vary" in name else None
-        note("data", name, alike(sets), begun)
+        note("data", name, equal_weights(sets), begun)
     whole = Rows(*data_of(CASE))
     for name, change in optimizers().items():
         begun = perf_counter()
-        note("optimizer", name, alike(lambda: (whole, whole), change), begun)
+        note("optimizer", name, equal_weights(lambda: (whole, whole), change), begun)
     yes = sum(row["answer"] == "yes" for row in rows.values())
     print(f"{yes} of {len(rows)} yes")
 

@@ -26,16 +26,16 @@ group of 8 values as a one-hot vector:
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from time import perf_counter
 
+import measuring
 import torch
 from torch import Tensor, nn
 
@@ -224,24 +224,21 @@ def best(rows: list[Row], epochs: int, seeds: list[int]) -> Iterator[tuple[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["backprop", "admm", "table"])
-    parser.add_argument("--epochs", type=int, default=120)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    options = parser.parse_args()
+    options = measuring.options(
+        __doc__, what=("backprop", "admm", "table"), epochs=120, seeds=[0, 1, 2]
+    )
     rows = Rows()
     if options.what != "table":
-        work = {"backprop": backprop, "admm": admm}[options.what]
-        work(rows, options.epochs, options.seeds)
+        {"backprop": backprop, "admm": admm}[options.what](rows, options.epochs, options.seeds)
         return
+    lines = []
     for name, trial in best(rows.rows, options.epochs, options.seeds):
         values, row = [100 * row.accuracy for row in trial], trial[0]
         each = ", ".join(f"{value:.1f}" for value in values)
-        seconds = mean(row.seconds for row in trial)
-        print(
-            f"| {name}, {row.lr:g}, {row.schedule} | {mean(values):.1f} ± {stdev(values):.1f} "
-            f"| {each} | {seconds:.0f} s |"
-        )
+        seconds = f"{mean(row.seconds for row in trial):.0f} s"
+        title = f"{name}, {row.lr:g}, {row.schedule}"
+        lines.append((title, measuring.spread(values), each, seconds))
+    measuring.show("network | training | accuracy, % | by seed | time", lines)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ def works(values: int, device: str) -> dict[str, tuple[Work, int]]:
 
     def tensor(dtype: torch.dtype = torch.float32, times: int = 1) -> Tensor:
         n, c, h, w = shape
-        made = torch.randn(n, c, h * times, w * times, device=device, dtype=dtype)
-        return made.contiguous(memory_format=torch.channels_last)
+        x = torch.randn(n, c, h * times, w * times, device=device, dtype=dtype)
+        return x.contiguous(memory_format=torch.channels_last)
 
     x, lam, kappa, p = (tensor() for _ in range(4))
     x16, lam16, kappa16 = (tensor(torch.bfloat16) for _ in range(3))

@@ -40,11 +40,11 @@ def timed(*arguments, prove=run.prove):
 
 def note(table, row, answer):
     """A row of the record, which the first rank writes."""
-    if (found := launch.ranks()) is not None and found.comm.rank:
+    if (job := launch.ranks()) is not None and job.comm.rank:
         return
-    known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    known.setdefault(table, {})[row] = answer
-    RECORD.write_text(json.dumps(known, indent=1))
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record.setdefault(table, {})[row] = answer
+    RECORD.write_text(json.dumps(record, indent=1))
     print(f"| {row} | {answer} |", flush=True)
 
 
@@ -62,9 +62,9 @@ def answer(trainer, *sets):
 
 
 def rows():
-    found = launch.ranks()
-    where = "threads" if found is None else f"{launch.joined_by()}, 2 ranks"
-    counts = (2, 4) if found is None else (2,)
+    job = launch.ranks()
+    where = "threads" if job is None else f"{launch.joined_by()}, 2 ranks"
+    counts = (2, 4) if job is None else (2,)
     for name, case in CASES.items():
         try:
             whole = Rows(*data_of(case))
@@ -76,7 +76,7 @@ def rows():
             for solver in (Backprop(micro_batches=2), DDG(micro_batches=2)):
                 row = f"{name}, {K} blocks, {solver.name}, m = 2"
                 note(where, row, answer(trainer_of(case, K, solver), whole))
-        if found is None:
+        if job is None:
             trainer = trainer_of(case, 1, Backprop(), replicas=2)
             note(where, f"{name}, 2 replicas", answer(trainer, whole))
     for name, sets in data().items():
