@@ -62,7 +62,10 @@ class Bench:
         accumulated = [1, *(m for m in micro_batches if 1 < m <= size)]
         self.bases = {(accumulating(m) if m > 1 else BASE).name: m for m in accumulated}
         """The ways to train on one rank, of which the fastest is the base case."""
-        correction, fills = methods.correction(settings), {asked.name: methods.fill(settings)}
+        correction, fills = (
+            methods.correction(settings),
+            {asked.name: methods.named(settings, "fill")},
+        )
         check_fill_solver(asked, fills[asked.name])
         rows = recipes(micro_batches, correction, solvers, memory_gb, fills)
         self.left_out: dict[str, str] = {}
@@ -78,7 +81,11 @@ class Bench:
 
     def _on_grids(self, rows: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:
         """All rows on the grid that is asked for, and the undivided network on all ranks."""
-        split, sync, ranks = self.settings.split, methods.sync(self.settings), self.comm.size
+        split, sync, ranks = (
+            self.settings.split,
+            methods.named(self.settings, "sync"),
+            self.comm.size,
+        )
         asked = Grid(split.blocks, split.replicas) if split.replicas > 1 else Grid(ranks)
         wanted = [(row, asked) for row in rows if asked.blocks > 1]
         named: dict[str, tuple[Recipe, Grid]] = {}

@@ -16,11 +16,10 @@ from hybrid.registries import SAMPLERS
 from hybrid.settings.config import Config, Section, declared_settings
 from hybrid.settings.sections.base import field_docs, first_fault, mistaken
 from hybrid.solvers import Solver, acting, registry
-from hybrid.solvers.acting import Settings, nearest
+from hybrid.solvers.acting import nearest
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.named import Named
 from hybrid.solvers.registry import FILLS, STRATEGIES
-from hybrid.solvers.sync.base import Strategy
 
 T = TypeVar("T")
 
@@ -36,21 +35,9 @@ def solver(config: Config) -> Solver:
     return _make(registry.solver_class(settings.pop("name")), "solver", settings)
 
 
-def fill(config: Config) -> Settings:
-    """What [fill] names, with its settings."""
-    local: Settings = named(config, "fill")
-    return local
-
-
 def correction(config: Config) -> PassSettings:
     """The exact pass of the correction."""
     return _make(PassSettings, "correction", config.correction)
-
-
-def sync(config: Config) -> Strategy:
-    """The strategy named in [sync], with its settings."""
-    strategy: Strategy = named(config, "sync")
-    return strategy
 
 
 def named(config: Config, section: str) -> Any:

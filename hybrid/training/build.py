@@ -92,7 +92,7 @@ def _drop_timetable(resolved: Config, before: Config) -> None:
     part = micro_batch(resolved)
     same = (resolved.split.cuts, part) == (before.split.cuts, micro_batch(before))
     fits = all(sum(pair) <= part for pair in resolved.rounds.waits)
-    if not (same and fits and isinstance(methods.fill(resolved), Solver)):
+    if not (same and fits and isinstance(methods.named(resolved, "fill"), Solver)):
         _update(resolved, "rounds", waits=())
 
 
@@ -303,12 +303,12 @@ def _objects(resolved: Config) -> dict[str, Any]:
     wanted = resolved.split
     return {
         "solver": methods.solver(resolved),
-        "fill": methods.fill(resolved),
+        "fill": methods.named(resolved, "fill"),
         "correction": methods.correction(resolved),
         "sampler": methods.named(resolved, "sampler"),
         "replicas": wanted.replicas or 1,
         "side_by_side": wanted.side_by_side,
-        "sync": methods.sync(resolved),
+        "sync": methods.named(resolved, "sync"),
         "train": resolved.train,
         "optimizer": resolved.optimizer,
         "schedule": resolved.schedule,

@@ -61,7 +61,7 @@ class Planner:
         self.threads = settings.train.threads or 1
         launch.keep_memory()
         torch.set_num_threads(self.threads)
-        check_fill_solver(methods.solver(settings), methods.fill(settings))
+        check_fill_solver(methods.solver(settings), methods.named(settings, "fill"))
         self.size = settings.train.batch_size
         check_size(self.size, data)
         options = build.build_options(settings)
@@ -161,11 +161,11 @@ class Planner:
             methods.correction(self.settings),
             solvers,
             self.settings.rounds.memory_gb,
-            {self.settings.solver["name"]: methods.fill(self.settings)},
+            {self.settings.solver["name"]: methods.named(self.settings, "fill")},
         )
         if grid.replicas == 1:
             return rows
-        sync = methods.sync(self.settings)
+        sync = methods.named(self.settings, "sync")
         return [replace(row, sync=sync) for row in rows[: None if grid.blocks > 1 else 1]]
 
     def method(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> Method:

@@ -31,7 +31,7 @@ def schedule_text(given: Mapping[str, Any]) -> str:
     size = settings.train.batch_size // (settings.split.replicas or 1)
     m = solver.num_micro_batches(size, count)
     span, pairs = Span.of([m] * BATCHES), settings.rounds.waits or [(0, 0)] * count
-    if settings.rounds.waits and not isinstance(methods.fill(settings), Solver):
+    if settings.rounds.waits and not isinstance(methods.named(settings, "fill"), Solver):
         raise ValueError("rounds.waits has an effect only with a method for local work: fill.name")
     if len(pairs) != count:
         raise ValueError(

@@ -59,6 +59,7 @@ def test_a_class_of_torch_is_made_by_its_name_with_its_arguments(name, cls, argu
         ("adam", {"betas": [0.9, 2.0]}, "Invalid beta parameter at index 1: 2.0"),
         ("sgd", {"dampening": 0.1}, "Nesterov momentum requires a momentum and zero dampening"),
         ("rmsprop", {"eps": "small"}, "'<=' not supported"),
+        ("sgd", {"damping": 0.1}, "unexpected keyword argument 'damping'"),
     ],
 )
 def test_what_torch_says_of_an_argument_is_told_with_its_name(name, arguments, said):
