@@ -1,7 +1,6 @@
 """Settings: defaults < TOML < command line, and one line about whatever is wrong."""
 
 from importlib.metadata import EntryPoints
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -74,16 +73,11 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(monkeypatch, tre
     [
         ("train.epochs", 0, "greater than or equal to 1"),
         ("train.epochs", "many", "a valid integer"),
-        ("train.threads", 10**20, "less than or equal to 1024"),
         ("train.precision", "float8", "'float32', 'bfloat16' or 'float16'"),
-        ("schedule.warmup_epochs", float("inf"), "a finite number"),
         ("schedule.name", "cosin", "did you mean 'cosine'?"),
         ("rounds.window", 0, "an integer of at least 1, or all"),
-        ("rounds.window", 2.5, "an integer of at least 1, or all"),
         ("split.cuts", "layer2.0", "a valid list"),
         ("rounds.waits", "most", "a list of pairs"),
-        ("rounds.correct_every", "abc", "a valid integer"),
-        ("delay.cap", -1.0, "greater than 0"),
         ("optimizer.lr", float("inf"), "a finite number"),
         ("links.kind", "tcp", "auto, threads, mpi, torch, virtual"),
     ],
@@ -109,11 +103,6 @@ def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit
             "messages is 'fp16'; choose one of float32, bfloat16, float16, int8; did you mean "
             "'float16'?",
         ),
-        (lambda: DDG(micro_batches="two"), "micro_batches is 'two'; it must be 0 or positive"),
-        (
-            lambda: resolve({"optimizer": "AdamW"}),
-            "optimizer is 'AdamW'; it must be a table, [optimizer]: give optimizer.name=AdamW",
-        ),
     ],
 )
 def test_the_library_and_the_command_say_the_same_line(make, said):
@@ -132,12 +121,9 @@ def test_a_file_that_is_not_toml_is_named(tmp_path, content):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("a.b=1", 1),
         ("a.b=1e-3", 1e-3),
         ("a.b=true", True),
         ('a.b=["x", "y"]', ["x", "y"]),
-        ("a.b=all", "all"),
-        ("a.b=", ""),
         ("a.b=x=y", "x=y"),
         ("a.b=" + "[" * 9999, "[" * 9999),
     ],
@@ -149,11 +135,9 @@ def test_an_override_is_toml_where_it_parses_and_text_elsewhere(text, value):
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        *((text, "") for text in ("", "x", "x=1", "a.b", "a\nb", "beta", "optimizer")),
+        *((text, "") for text in ("", "x=1", "a.b", "a\nb")),
         ("optimizer=AdamW", "; did you mean optimizer.name=AdamW?"),
         ("beta=1", "; did you mean solver.beta=1 or fill.beta=1 or sampler.beta=1?"),
-        ("seed = 3", "; did you mean train.seed= 3?"),
-        ("recompute=true", "; did you mean correction.recompute=true or solver.recompute=true?"),
     ],
 )
 def test_an_override_of_another_form_is_answered_with_the_form_and_its_section(text, meant):
@@ -202,16 +186,6 @@ def test_a_name_that_is_not_utf8_is_refused_before_config_toml_would_hold_it(dot
     assert said.startswith(f"{dotted} is 'caf\\udce9': config.toml takes UTF-8 alone")
 
 
-def test_the_written_file_explains_every_setting():
-    lines = to_toml(resolve({})).splitlines()
-    for line, after in pairwise(lines):
-        if " = " in after and not after.startswith(("#", " ")):
-            assert line.startswith("# "), after
-
-
-NAMES = {"sync": {"name": "diloco"}, "solver": {"name": "ddg"}}
-
-
 def test_numbers_of_numpy_and_tuples_are_taken_from_scripts():
     assert TrainSettings(batch_size=np.int32(8), ema=np.float32(0.5)).batch_size == 8
     assert TrainSettings(compile=np.bool_(True), frozen={"a": np.int64(2)}).frozen == {"a": 2}
@@ -221,8 +195,8 @@ def test_numbers_of_numpy_and_tuples_are_taken_from_scripts():
 
 
 @pytest.mark.parametrize("value", ["2", True])
-@pytest.mark.parametrize("key", ["train.epochs", "solver.micro_batches", "data.limit", "sync.lag"])
+@pytest.mark.parametrize("key", ["train.epochs", "solver.micro_batches", "sampler.lag"])
 def test_a_text_or_a_truth_is_no_number(key, value):
-    section, _, name = key.partition(".")
-    with pytest.raises(ValueError, match=rf"^{key} is {value!r}; it must be a valid integer"):
-        resolve({"sync": {"name": "diloco"}} | {section: {**NAMES.get(section, {}), name: value}})
+    overrides = {"sampler.name": "auto-assist", key: value}
+    said = refusal(load, None, overrides)
+    assert said.startswith(f"{key} is {value!r}; it must be a valid integer")

@@ -1,9 +1,7 @@
 """One truth for defaults: the command, its help, the written file, the library and README agree."""
 
-import re
 from dataclasses import fields
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +19,6 @@ from hybrid.solvers import registry
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.training.build import build_options
 
-ROOT = Path(__file__).parents[3]
 ROUNDS: list[dict[str, Any]] = [
     {},
     {"window": 4},
@@ -95,17 +92,3 @@ def test_two_equal_calls_of_split_cut_alike(monkeypatch):
     model = models.build("resnet20", 10, 1, 8)
     assert split(model, blocks=4).starts == split(model, blocks=4).starts
     assert signature(split).parameters["balance"].default == SplitSettings().balance
-
-
-def test_readme_gives_settings_and_arguments_that_there_are():
-    text = (ROOT / "README.md").read_text()
-    given = {f"--{name.replace('_', '-')}" for name in options.FLAGS}
-    lines = [line for line in text.splitlines() if "hybrid train" in line]
-    used = {flag for line in lines for flag in re.findall(r"--[a-z-]+", line)}
-    assert used <= given | {"--out", "--resume", "--set", "--bind-to"}
-    code = text[text.index("```python") :].removeprefix("```python")
-    compile(code[: code.index("```")], "README.md", "exec")
-    call = re.search(r"Trainer\((.*?)\)\.fit", code, re.DOTALL)
-    assert call is not None
-    arguments = set(re.findall(r"(\w+)=", re.sub(r"\([^()]*\)", "", call[1])))
-    assert arguments <= {f.name for f in fields(Options)}

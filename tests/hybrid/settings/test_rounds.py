@@ -38,7 +38,6 @@ def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted):
     ("solver", "asked", "decided"),
     [
         ("penalty", {"window": 8}, {"sweeps": 1, "correct_every": 1}),
-        ("penalty", {"window": "all"}, {"sweeps": 1, "correct_every": 1}),
         ("penalty", {"sweeps": 2}, {"window": 4, "correct_every": 1}),
         ("penalty", {"correct_every": 0}, {"window": 4, "sweeps": 1}),
         ("ddg", {"correct_every": 8}, {"window": 4}),
@@ -66,7 +65,6 @@ def test_what_is_decided_stays_as_it_is(solver):
         (ALONE, {"sweeps": 1}, "rounds.sweeps is 1, which has an effect only where "),
         (ALONE, {"window": 4}, "rounds.window is 4, which has an effect only where "),
         (EXACT, {"serial_end": True}, "rounds.serial_end is True, which has an effect only where "),
-        (SWEEPING, {"serial_end": True}, "rounds.serial_end is True, which has an effect only "),
     ],
     ids=str,
 )
@@ -114,7 +112,3 @@ def test_a_run_taken_up_with_another_solver_drops_what_was_the_old_ones(solver, 
     afresh = resolve({"solver": {"name": solver}, "rounds": {"memory_gb": 2.0}})
     assert (config.rounds, config.solver) == (afresh.rounds, afresh.solver)
     assert (config.correction, config.fill) == (afresh.correction, {"name": "none"})
-    asked = {"rounds.sweeps": 3, "rounds.window": 8}
-    if solver in SWEEPING:
-        rounds = load(None, {"solver.name": solver, **asked}, base=stored).rounds
-        assert (rounds.sweeps, rounds.window) == (3, 8)
