@@ -1,7 +1,6 @@
 """The report of a run: it shows what the folder holds, escapes it, and bad input is one line."""
 
 import json
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from answers import assert_one_line
 
 from hybrid.report import write
 from hybrid.report.curves import RUN, Group, curves
-from hybrid.report.page import Chart, amount, plain
+from hybrid.report.page import amount
 from hybrid.report.records import MetricsLine, RunRecord, complete
 from hybrid.training import restore
 
@@ -141,43 +140,16 @@ def test_curves_are_drawn_of_what_the_lines_hold():
     tested = MetricsLine(step=8, epoch=2, phase="test", test_accuracy=0.5)
     zeros = parallel.model_copy(update={"residual": [0.0, float("nan")]})
     assert list(drawn_of(serial, zeros)) == ["Loss"]
+    assert [label for _, label in drawn_of(serial)["Loss"].keys] == ["training"]
     timed = {"samples": 10, "seconds": 2.0, "idle": [0.5, 0.25]}
     drawn = drawn_of(serial.model_copy(update=timed), parallel, tested)
+    assert [label for _, label in drawn["Loss"].keys] == ["serial", "parallel"]
     names = ["Loss", "Accuracy", "Relative", "Throughput", "Idle"]
     assert [title.split()[0] for title in drawn] == names
     assert heights(drawn["Throughput"]) == [[5.0]]
     assert heights(drawn["Idle share of each rank"]) == [[50.0], [25.0]]
     (residual,) = drawn["Relative primal residual ‖λ - x‖ / ‖x‖ at each cut"].axes.lines
     assert (list(residual.get_xdata()), list(residual.get_ydata())) == ([1.0], [0.1])  # of epoch 1
-
-
-def test_the_phase_that_trains_is_named_if_there_are_two():
-    losses = (("parallel", "loss"), ("test", "test_loss"))
-    lines = [MetricsLine(step=n, epoch=n, phase=p, **{k: 2.0}) for n, (p, k) in enumerate(losses)]
-    serial = MetricsLine(step=2, epoch=2, phase="serial", loss=1.0)
-    for drawn, names in (
-        (drawn_of(*lines), ["training", "test"]),
-        (drawn_of(*lines, serial), ["parallel", "test", "serial"]),
-    ):
-        assert [label for _, label in drawn["Loss"].keys] == names
-
-
-def test_ticks_are_plain_numbers():
-    chart = Chart("epochs", "images/s")
-    chart.curve([1, 2, 3], [1_000_000.0, 1_000_010.0, 1_000_020.0], "#000000")
-    assert {*texts(chart)} > {"1", "2", "3", "1,000,010"}
-    assert "1.5" not in texts(chart)
-    for high, ticks in ((0.5, {"0.1", "0.2", "0.5"}), (0.05, {"0.01", "0.02"}), (8e3, {"1,000"})):
-        chart = Chart("epochs", "loss", log=True)
-        chart.curve([1, 2], [high / 20, high], "#000000")
-        assert {*texts(chart)} > ticks
-    assert [plain(x) for x in (0, 1e-6, -0.25, 1e8, 1e-9)] == [
-        *("0", "0.000001", "-0.25", "100,000,000", "1e-09"),
-    ]
-
-
-def texts(chart):
-    return re.findall(r"<text[^>]*>([^<]*)</text>", chart.svg())
 
 
 @pytest.mark.parametrize(

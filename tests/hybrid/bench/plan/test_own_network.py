@@ -167,13 +167,6 @@ def test_a_pass_that_cannot_be_is_told_with_what_to_change(timed_units):
         next(made.predictions([Grid(1, 16)], [2]))
 
 
-def test_a_share_that_cannot_be_timed_has_no_row(hybrid, timed_units):
-    words = "plan --model mine:normed --data mine:numbers --loss mse --ranks 8 --micro-batches 2"
-    found = output(hybrid(*words.split(), "--batch-size", 8, "--set", "train.threads=1"))
-    assert "| 2 x 4 | backprop, m=1 |" in found
-    assert "| 1 x 8 |" not in found
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_command_it_prints_trains(hybrid, kind):
     flags = ["--model", f"mine:{kind}", "--data", f"mine:{KINDS[kind]}", "--loss", loss_of(kind)]
@@ -189,7 +182,6 @@ def test_the_command_it_prints_trains(hybrid, kind):
     ("words", "said"),
     [
         (("--model", "mine:normed", "--blocks", "5"), "5 blocks asked of 3 units"),
-        (("--model", "mine:skips", "--ranks", "9973"), "9973 ranks are no K blocks x R replicas"),
         (
             ("--model", "mine:skips", "--set", "model.survival=0.5"),
             "model.name is a built-in network",

@@ -10,7 +10,6 @@ from answers import assert_one_line, output
 
 from hybrid.bench.plan import planner as plan
 from hybrid.bench.plan.memory import saved_bytes
-from hybrid.bench.recipes import Recipe
 from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
 from hybrid.networks.models import build as build_model
@@ -114,12 +113,6 @@ def test_what_is_not_measured_is_not_advised():
     assert DDG(8).progress(8, 128) == pytest.approx(1 - LOST["sgd"][2])
     assert DDG(16).progress(8, 128, "muon") == pytest.approx(1 - LOST["muon"][1] - 0.125 * 0.06)
     assert DDG(8).progress(1, 128, "RMSprop") == 1
-
-
-def test_the_command_of_a_solver_that_trains_alone_has_its_settings():
-    assert Recipe("fdg", FDG()).flags() == "--solver fdg"
-    asked = Recipe("asked", FDG(gradient_shrinking=0.5))
-    assert asked.flags() == "--solver fdg --set solver.gradient_shrinking=0.5"
 
 
 @pytest.mark.parametrize(
