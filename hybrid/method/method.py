@@ -261,12 +261,12 @@ class Method:
         optimizers: Mapping[str, torch.optim.Optimizer],
     ) -> list[Ties]:
         """What this rank's block has of weights that several blocks have; `named`: all of its."""
-        ties, made = sorted(self.problem.blocks.ties.items()), []
+        ties, of_block = sorted(self.problem.blocks.ties.items()), []
         for (blocks, weights), steps in zip(ties, self.ties_layout, strict=True):
             if links.rank in blocks:
-                own = [next(named[n] for n in names if n in named) for names in weights]
-                made.append(Ties(links, own, blocks, steps, optimizers))
-        return made
+                copies = [next(named[n] for n in names if n in named) for names in weights]
+                of_block.append(Ties(links, copies, blocks, steps, optimizers))
+        return of_block
 
     def _steps_late(self, index: int) -> float:
         """Of a block's gradients, on all of its replicas, whose shares may differ by a sample."""
@@ -316,14 +316,14 @@ class Method:
 
     def fill(self, rounds: Rounds, waits: Sequence[LocalBudget]) -> None:
         """Let this rank take local steps where it would wait, as a timetable has it."""
-        fill, program, own = self.options.fill, rounds.program, waits[rounds.links.rank]
+        fill, program, budget = self.options.fill, rounds.program, waits[rounds.links.rank]
         assert isinstance(fill, Solver)
         assert isinstance(program, DelayedProgram)
         rounds.waits, program.filling = list(waits), None
-        if any(own):
+        if any(budget):
             local = fill.start(program.block, rounds.links, self._filled)
             assert isinstance(local, SubProblems)
-            program.filling = LocalWork(local, own)
+            program.filling = LocalWork(local, budget)
 
     @property
     def _filled(self) -> Setup:

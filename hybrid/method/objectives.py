@@ -97,11 +97,11 @@ class Objectives(NamedTuple):
         mix, (inputs, targets) = None, train.sample(TRIED)
         if options.batch_transform is not None:
             mix, inputs, targets = Mix.of(options.batch_transform, train, TRIED)
-        given, expected = test.sample(TRIED)
-        if not _of_lengths(given, inputs, [*train.others, *test.others]):
+        tested_inputs, expected = test.sample(TRIED)
+        if not _of_lengths(tested_inputs, inputs, [*train.others, *test.others]):
             raise ValueError(
                 f"training inputs have shape {shapes(inputs)}, those that are measured "
-                f"{shapes(given)}: give both alike"
+                f"{shapes(tested_inputs)}: give both alike"
             )
         out = tree_map(_leaf, blocks.compute_outputs(inputs))
         named = "the loss" if options.loss else f"the loss {options.train.loss!r}"
@@ -123,8 +123,8 @@ class Objectives(NamedTuple):
                 metrics = _default_metrics(options, out, targets)
             _check_shapes(options, loss, out, targets)
             metrics = tried_metrics(metrics, out, targets)
-            made = Objective(loss, metrics, answers, named, each, tree_structure(out))
-            return made, targets if answers is None else answers.pack(targets)
+            built = Objective(loss, metrics, answers, named, each, tree_structure(out))
+            return built, targets if answers is None else answers.pack(targets)
 
         with untraced(options.loss):
             packing = train.answers if mix is None else mix.answers
@@ -132,8 +132,8 @@ class Objectives(NamedTuple):
             training, packed = objective(smoothed, out, targets, packing, learns)
             training(out, packed)
             tested_out = out
-            if shapes(given) != shapes(inputs):
-                tested_out = tree_map(_leaf, blocks.compute_outputs(given))
+            if shapes(tested_inputs) != shapes(inputs):
+                tested_out = tree_map(_leaf, blocks.compute_outputs(tested_inputs))
             tested, packed = objective(loss, tested_out, expected, test.answers)
             if test is not train:
                 tested.measured(detached(tested_out), packed)
@@ -141,8 +141,8 @@ class Objectives(NamedTuple):
         train.expect_classes(_classes(out, targets) if classified and mix is None else 0)
         test.expect_classes(_classes(out, expected) if classified else 0)
         output = tuple(out.shape[1:]) if isinstance(out, Tensor) else None
-        training = replace(training, alike=mix is None and _alike(smoothed, train))
-        tested = replace(tested, alike=_alike(loss, test))
+        training = replace(training, alike=mix is None and _weigh_equally(smoothed, train))
+        tested = replace(tested, alike=_weigh_equally(loss, test))
         _check_at_once(tested, blocks, test)
         network = frozenset(id(module) for module in blocks.model.modules())
         return cls(training, tested, mix, output, network)
@@ -162,15 +162,15 @@ def _check_at_once(tested: Objective, blocks: Blocks, test: Data) -> None:
         )
 
 
-def _of_lengths(given: Any, inputs: Any, others: Sequence[tuple[Any, Any]]) -> bool:
+def _of_lengths(tested: Any, inputs: Any, others: Sequence[tuple[Any, Any]]) -> bool:
     """Whether inputs differ from others in shape by lengths alone that are known to vary."""
-    if tree_structure(given) != tree_structure(inputs):
+    if tree_structure(tested) != tree_structure(inputs):
         return False
-    known = [[x.shape[1:] for x in tree_leaves(each)] for each in (inputs, *(x for x, _ in others))]
-    for i, x in enumerate(tree_leaves(given)):
-        if x.dim() != len(known[0][i]) + 1:
+    trained = [tree_leaves(each) for each in (inputs, *(x for x, _ in others))]
+    for i, x in enumerate(tree_leaves(tested)):
+        if x.dim() != trained[0][i].dim():
             return False
-        for n, *lengths in zip(x.shape[1:], *(each[i] for each in known), strict=True):
+        for n, *lengths in zip(x.shape[1:], *(each[i].shape[1:] for each in trained), strict=True):
             if n != lengths[0] and len({*lengths}) == 1:
                 return False
     return True
@@ -244,7 +244,7 @@ def _check_loss(loss: Any, model: nn.Module) -> None:
 
 def _check_shapes(options: Options, loss: Loss, out: Any, targets: Any) -> None:
     """ValueError where torch would spread the targets over the output, with a warning at most."""
-    name = next((name for name, known in LOSSES.items() if known is loss), "")
+    name = next((name for name, builtin in LOSSES.items() if builtin is loss), "")
     tensors = isinstance(out, Tensor) and isinstance(targets, Tensor)
     if name in ("", "cross-entropy") or not tensors or out.shape[1:] == targets.shape[1:]:
         return
@@ -272,15 +272,15 @@ def _default_metrics(options: Options, out: Any, targets: Any) -> Mapping[str, M
     return {"accuracy": right_answers} if _classes(out, targets) else {}
 
 
-def _alike(loss: Loss, data: Data) -> bool:
+def _weigh_equally(loss: Loss, data: Data) -> bool:
     """Whether all targets of the data weigh alike, in a loss that could weigh them."""
     if isinstance(loss, DividedBy):
         count = loss.sum_of_weights
         return isinstance(count, CountOf) and not data.leaves_out(count.left_out)
-    known = weighted(loss)
-    if not isinstance(known, OverClasses) or known.class_weights is not None:
+    weighting = weighted(loss)
+    if not isinstance(weighting, OverClasses) or weighting.class_weights is not None:
         return False
-    return not data.leaves_out(known.left_out)
+    return not data.leaves_out(weighting.left_out)
 
 
 def _leaf(x: Any) -> Any:

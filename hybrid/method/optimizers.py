@@ -165,9 +165,9 @@ def find_vectors(model: nn.Module, order: Iterable[str] = ()) -> dict[str, nn.Pa
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     embeddings = (nn.Embedding, nn.EmbeddingBag)
-    found = {id(part.weight) for part in model.modules() if isinstance(part, embeddings)}
+    looked_up = {id(part.weight) for part in model.modules() if isinstance(part, embeddings)}
     last = [named[name] for name in order or named if is_matrix(named[name])][-1:]
-    return {n: p for n, p in named.items() if id(p) in found | {*map(id, last)}}
+    return {n: p for n, p in named.items() if id(p) in looked_up | {*map(id, last)}}
 
 
 def is_matrix(p: torch.Tensor) -> bool:
@@ -223,31 +223,30 @@ def frozen_epochs(wanted: Mapping[str, int], blocks: Blocks, epochs: int) -> dic
     for prefix in wanted:
         if not any(_within(name, prefix) for name in named):
             parts = [name.split(".") for name in named]
-            known = {".".join(part[: i + 1]) for part in parts for i in range(len(part))}
-            raise ValueError(f"train.frozen: {unknown(prefix, sorted(known), 'parameter')}")
+            prefixes = {".".join(part[: i + 1]) for part in parts for i in range(len(part))}
+            raise ValueError(f"train.frozen: {unknown(prefix, sorted(prefixes), 'parameter')}")
         if not any(_within(name, prefix) for name in trained):
             raise ValueError(
                 f"train.frozen.{prefix} is {wanted[prefix]}, but none of its parameters requires a "
                 "gradient, so it would change nothing: leave it out"
             )
-    found: dict[str, int] = {}
+    epochs_of: dict[str, int] = {}
     for name in trained if wanted else ():
-        prefixes = [prefix for prefix in wanted if _within(name, prefix)]
-        if prefixes:
-            count = wanted[max(prefixes, key=len)]
-            found[name] = count if count < epochs else 0
-    for name in [*found]:  # and by its other names, where the weight has several
-        tied = [other for other in trained if named[other] is named[name]]
-        found |= dict.fromkeys(tied, found[name])
-    for tied in [names for ties in blocks.ties.values() for names in ties]:
-        counts = [found[name] for name in tied if name in found]
-        found |= dict.fromkeys(tied, counts[0]) if counts else {}
-    if found and len(found) == len(trained):
+        if fitting := [prefix for prefix in wanted if _within(name, prefix)]:
+            count = wanted[max(fitting, key=len)]
+            epochs_of[name] = count if count < epochs else 0
+    # and by its other names, where the weight has several
+    several = [[n for n in trained if named[n] is named[name]] for name in [*epochs_of]]
+    several += [names for ties in blocks.ties.values() for names in ties]
+    for names in several:
+        counts = [epochs_of[name] for name in names if name in epochs_of]
+        epochs_of |= dict.fromkeys(names, counts[0]) if counts else {}
+    if epochs_of and len(epochs_of) == len(trained):
         raise ValueError(
             f"train.frozen is {dict(wanted)}, which leaves no parameter to train in the first "
             "epoch: leave some out of it"
         )
-    return found
+    return epochs_of
 
 
 def _within(name: str, prefix: str) -> bool:

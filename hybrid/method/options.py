@@ -246,8 +246,10 @@ class Options(RoundOptions):
                 f"fill is {repr(self.fill)[:80]}, whose local steps stand for none in a wait: "
                 f"choose one of {', '.join(FILLS)}"
             )
-        own = not isinstance(self.optimizer, OptimizerSettings)
-        if own and self.schedule == ScheduleSettings():
+        if (
+            not isinstance(self.optimizer, OptimizerSettings)
+            and self.schedule == ScheduleSettings()
+        ):
             # its rates are what its user set, unless a schedule is asked for
             self.schedule = ScheduleSettings(name="constant", warmup_steps=0)
         self.rounds = resolve_rounds(self.solver, rounds)
@@ -285,15 +287,15 @@ class Options(RoundOptions):
 
         Batches of a stream are cut anew.
         """
-        size, own = data.batch_size, self.train.batch_size
-        if size is None or size == own:
+        size = data.batch_size
+        if size is None or size == self.train.batch_size:
             return
         if "batch_size" in self.train.model_fields_set:
             if data.streamed:
                 return
             raise ValueError(
-                f"train.batch_size is {own}, but the DataLoader has a batch size of {size}: leave "
-                "one of the two out, or give both alike"
+                f"train.batch_size is {self.train.batch_size}, but the DataLoader has a batch size of "
+                f"{size}: leave one of the two out, or give both alike"
             )
         self.train = self.train.model_copy(update={"batch_size": size})
         self.train.model_fields_set.discard("batch_size")  # another DataLoader may have another

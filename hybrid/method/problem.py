@@ -136,19 +136,19 @@ def with_bundles(blocks: Blocks, sets: Sequence[Data], one_shape: bool = False) 
     return bundled.varying([*inputs, *(x for data in sets for x, _ in data.others)])
 
 
-def _check_names(known: set[str], wanted: int, inputs: Any) -> None:
+def _check_names(names: set[str], wanted: int, inputs: Any) -> None:
     """ValueError unless inputs have the names, if there are any, and the number of the sample's."""
-    given = inputs.keys() if isinstance(inputs, Mapping) else known
+    keys = {*inputs} if isinstance(inputs, Mapping) else names
     count = len(tree_leaves(inputs))
-    if not known and count in (0, wanted or count):
+    if keys == names and count == len(names) if names else count in (0, wanted or count):
         return
-    if known and given == known and count == len(known):
-        return
-    shown = ", ".join(sorted(given)) if isinstance(inputs, Mapping) else f"{count} tensors"
-    labels = (known - given) & {*TARGETS}
+    shown = ", ".join(sorted(keys)) if isinstance(inputs, Mapping) else f"{count} tensors"
+    labels = (names - keys) & {*TARGETS}
     what = "give data.Mapped(..., labels_are_inputs=True)" if labels else "give both the same"
-    names = ", ".join(sorted(known)) or f"{wanted} tensors"
-    raise ValueError(f"the inputs are {shown}, and those of the sample= of split {names}: {what}")
+    expected = ", ".join(sorted(names)) or f"{wanted} tensors"
+    raise ValueError(
+        f"the inputs are {shown}, and those of the sample= of split {expected}: {what}"
+    )
 
 
 def check_size(size: int, data: Data) -> None:

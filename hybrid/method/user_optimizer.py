@@ -127,9 +127,9 @@ def check_class(optimizer: torch.optim.Optimizer, source: str) -> None:
 
 def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """ValueError unless it steps all that is trained of the network, and nothing else."""
-    name, own = type(optimizer).__name__, {id(p) for p in model.parameters()}
+    name, trained = type(optimizer).__name__, {id(p) for p in model.parameters()}
     stepped = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-    foreign = [tuple(p.shape) for key, p in stepped.items() if key not in own]
+    foreign = [tuple(p.shape) for key, p in stepped.items() if key not in trained]
     if foreign:
         raise ValueError(
             f"the optimizer, {name}, has {len(foreign)} parameters that are not the model's, the "

@@ -71,8 +71,8 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     usual = {section: of.default for section, of in NAMED.items()}
     if "name" not in tree.get("solver", {}):
         usual["solver"] = default_solver(tree.get("rounds", {}), _name(tree, usual["fill"], "fill"))
-    for section, own in usual.items():
-        tree[section] = {"name": own, **tree.get(section, {})}
+    for section, default in usual.items():
+        tree[section] = {"name": default, **tree.get(section, {})}
     name = str(tree["solver"]["name"])
     names = {section: str(tree[section]["name"]) for section in NAMED}
     known = methods.known_settings(name, names)
@@ -97,8 +97,8 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     check(tables, Facts(solver=solver, rounds=config.rounds))
     config.solver = {"name": solver.name, **methods.values(solver)}
     for section in NAMED:
-        made = methods.named(config, section)
-        setattr(config, section, {"name": made.name, **methods.values(made)})
+        chosen = methods.named(config, section)
+        setattr(config, section, {"name": chosen.name, **methods.values(chosen)})
     config.correction = methods.values(methods.correction(config))
     return config
 

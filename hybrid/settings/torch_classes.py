@@ -71,8 +71,8 @@ def usual_values(name: str) -> dict[str, Any]:
 
 def scheduler_name(name: str) -> str:
     """As `optimizer_name`."""
-    own, lower = (*SCHEDULES, *SHORT), name.lower()
-    return lower if lower in own else _written(name, own, _schedulers())
+    builtin, lower = (*SCHEDULES, *SHORT), name.lower()
+    return lower if lower in builtin else _written(name, builtin, _schedulers())
 
 
 def scheduler_class(name: str) -> type[LRScheduler]:
@@ -131,14 +131,14 @@ def needs_closure(cls: type[Optimizer]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _written(name: str, own: tuple[str, ...], classes: Mapping[str, type]) -> str:
+def _written(name: str, builtin: tuple[str, ...], classes: Mapping[str, type]) -> str:
     """The name of one of torch's classes as torch writes it."""
     written = next((cls for cls in classes if cls.lower() == name.lower()), None)
     if written in _REFUSED:
         raise ValueError(f"torch's {written} needs {_REFUSED[written]}")
     if written is None:
-        others = (k for k in classes if k not in _REFUSED and k.lower() not in own)
-        names = [*own, *others]
+        others = (k for k in classes if k not in _REFUSED and k.lower() not in builtin)
+        names = [*builtin, *others]
         near = nearest(name, names)
         hint = f"; did you mean {near!r}?" if near else ""
         raise ValueError(f"it must be one of {', '.join(names)}{hint}")

@@ -51,12 +51,12 @@ def read_settings(
     resolved = load(path, overrides, base=stored if stored and stored.exists() else None)
     references.check_code_is_given(resolved, overrides)
     if not resume:
-        _settle_grid(resolved)
+        _resolve_grid(resolved)
         return resolved
     file = {} if path is None else read_toml(path)
     chosen = {*overrides} | {f"{section}.{key}" for section, of in file.items() for key in of}
     _resume_grid(resolved, overrides)
-    _settle_grid(resolved)
+    _resolve_grid(resolved)
     if resolved.rounds.waits and "rounds.waits" not in chosen:
         assert stored is not None
         _drop_timetable(resolved, load(None, {}, base=stored))
@@ -110,8 +110,8 @@ def _drop_settings_of_replicas(resolved: Config, chosen: set[str]) -> None:
         _update(resolved, "split", side_by_side="auto")
 
 
-def _settle_grid(resolved: Config) -> None:
-    """Settle the grid: blocks times replicas are the ranks under mpirun; else 2 blocks, 1 replica.
+def _resolve_grid(resolved: Config) -> None:
+    """Resolve the grid: blocks times replicas are the ranks under mpirun; else 2 blocks, 1 replica.
 
     Where one of the two is asked for, the ranks tell the other; else each rank is a block.
     """
@@ -165,7 +165,7 @@ def load_rank_data(resolved: Config) -> Sets:
 
 
 def _places(comm: Communicator, wanted: SplitSettings) -> list[GridPlace]:
-    """Where this rank may be in the grid, whose arrangement may not be settled yet."""
+    """Where this rank may be in the grid, whose arrangement may be open yet."""
     sides: tuple[Arrangement, ...] = ("chain", "peers")
     if wanted.side_by_side != "auto":
         sides = (wanted.side_by_side,)
