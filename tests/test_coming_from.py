@@ -1,17 +1,23 @@
 """Loops of neighbors and the same in blocks: what the page shows is what runs, and gives."""
 
 import difflib
+import os
 import re
+import runpy
 from collections import UserDict
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from neighbors_program import EXAMPLES, run
-from zoo_packages import installed
+from zoo_packages import installed, package
 
 import hybrid
 from hybrid import split
 
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 PAGE = (EXAMPLES.parent / "coming-from.md").read_text()
 NEEDS = {
     "accelerate": "accelerate",
@@ -23,10 +29,24 @@ NEW_LINES = {"accelerate": 6, "fabric": 6}
 """At most so many are written anew, where the page promises it."""
 
 
+def run(name: str, folder: Path) -> dict[str, Any]:
+    """What an example defines, and what it has printed as "printed"."""
+    package("transformers")
+    folder.mkdir(exist_ok=True)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        with redirect_stdout(StringIO()) as printed:
+            names = runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    finally:
+        os.chdir(before)
+    return names | {"printed": printed.getvalue()}
+
+
 def skip_without(name):
-    for package in {"transformers", NEEDS[name]}:
-        if not installed(package):
-            pytest.skip(f"{package} is not installed")
+    for needed in {"transformers", NEEDS[name]}:
+        if not installed(needed):
+            pytest.skip(f"{needed} is not installed")
 
 
 def code(name):
@@ -77,7 +97,7 @@ def test_what_stands_for_a_trainer_and_a_pipeline_trains(name, tmp_path):
 @pytest.mark.slow
 def test_the_script_runs_on_two_ranks_of_mpirun(world, tmp_path):
     skip_without("accelerate")
-    world.run(2, "neighbors_program:on_ranks", "accelerate_after", tmp_path)
+    world.train(2, f"{__name__}:run", "accelerate_after", tmp_path)
     model = run("accelerate_after", tmp_path / "threads")["model"]
     ranks = hybrid.load(tmp_path / "runs" / "hybrid", type(model)(model.config)).state_dict()
     assert all(torch.equal(x, ranks[key]) for key, x in model.state_dict().items())

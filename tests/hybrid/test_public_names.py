@@ -6,12 +6,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import user_script
+
+from tests.hybrid import user_script
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("package", ["hybrid", "hybrid.solvers", "hybrid.solvers.sync"])
+@pytest.mark.parametrize("package", ["hybrid", "hybrid.solvers"])
 def test_dir_shows_the_public_names_and_no_others(package):
     module = import_module(package)
     assert set(module.__all__) <= set(dir(module))
@@ -21,7 +22,7 @@ def test_dir_shows_the_public_names_and_no_others(package):
 
 def test_mypy_accepts_a_users_script_of_every_documented_call_and_rejects_wrong_ones():
     """Seconds, with what `make test` has cached; a minute without."""
-    script = ROOT / "tests/support/runs/user_script.py"
+    script = ROOT / "tests/hybrid/user_script.py"
     command = [sys.executable, "-m", "mypy", "--strict", str(script)]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert found.returncode == 0, found.stdout + found.stderr

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Slurm, why_not
 from world import FOLDER
+
+from tests.slurm.cluster import Slurm, why_not
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_cluster import Slurm
 
 from hybrid.errors import STOPPED
 from hybrid.ranks.slurm import SlurmJob, script
+from tests.slurm.cluster import Slurm
 
 LAUNCHERS = ("mpirun", "srun")
 STAND_IN = """\

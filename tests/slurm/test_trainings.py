@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Slurm
+
+from tests.slurm.cluster import Slurm
 
 NODES, EPOCHS, STEPS_PER_EPOCH = 4, 3, 44
 SETTINGS = f"""\

@@ -14,7 +14,8 @@ def test_runs_on_threads_virtual_clocks_and_ranks_and_resumed_have_the_same_bits
 ):
     first = trained(name, tmp_path / "first")
     assert trained(name, tmp_path / "virtual", "virtual", minutes=0.0) == first
-    assert world.run(2, "random_layers:on_ranks", name, tmp_path / "ranks") == [first, first]
+    ranks = tmp_path / "ranks", "auto", False, 0.0
+    assert world.train(2, "random_layers:trained", name, *ranks) == [first, first]
     found = checkpoint.complete(tmp_path / "first" / "checkpoints")
     assert 0 < int(found[1].name) < 12
     for folder in found[2:]:

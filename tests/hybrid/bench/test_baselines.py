@@ -19,7 +19,7 @@ PIPELINES = ("gpipe", "1f1b", "interleaved-zero-bubble")
 @pytest.fixture(scope="module")
 def facts(world):
     """What both ranks found."""
-    return world.run(2, "baselines_program:facts")
+    return world.run(2, "tests.hybrid.bench.baselines_program:facts")
 
 
 def test_the_plain_loop_equals_one_written_by_hand_bit_for_bit_on_rank_0_alone(facts):

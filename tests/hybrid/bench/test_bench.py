@@ -72,7 +72,7 @@ def test_on_torchruns_links_a_row_that_cannot_be_is_left_out_and_the_others_go_o
         *("--rows", "ddg", "--turns", "1", "--steps", "1", "--batch-size", "32"),
         *("--set", "data.limit=96", "--out", str(tmp_path / "report")),
     )
-    printed = output(world.run(2, "torch_program:hybrid", words)[0])
+    printed = output(world.run(2, "tests.hybrid.links.torch_program:hybrid", words)[0])
     assert "2 ranks joined by torch on 1 host(s)" in printed
     raw = json.loads((tmp_path / "report/bench.json").read_text())
     loops = ["plain loop", "plain loop, accumulating over 2"]

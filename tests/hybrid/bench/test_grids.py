@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from baselines_program import batches, network, state
 
 from hybrid.bench.bench import Bench
 from hybrid.bench.contenders import MethodContender
@@ -17,6 +16,7 @@ from hybrid.networks.partition import split
 from hybrid.settings.config import TrainSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import Backprop
+from tests.hybrid.bench.baselines_program import batches, network, state
 
 
 def rows(tmp_path, ranks, **given):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
+
+import world as ranks
 
 
 def test_under_mpirun_wrong_use_is_answered_once(mpirun, hybrid_cli) -> None:
@@ -20,9 +24,16 @@ def test_blocks_that_are_not_as_many_as_the_ranks_are_refused_once(world, tmp_pa
     assert err.count("2 ranks cannot form a grid of 3 blocks") == err.count("hybrid: error:") == 1
 
 
+def without_images(comm, words):
+    """The command where the second rank's host has no data."""
+    missing = FileNotFoundError("no images on this host")
+    with mock.patch("hybrid.data.load", side_effect=missing) if comm.rank else nullcontext():
+        return ranks.hybrid(comm, words)
+
+
 def test_data_missing_on_one_rank_only_stops_all(world, tmp_path) -> None:
     words = ["train", "--sweeps", "1", "--out", str(tmp_path / "run")]
-    statuses, _, err = zip(*world.run(2, "mpi_program:without_images", words), strict=True)
+    statuses, _, err = zip(*world.run(2, f"{__name__}:without_images", words), strict=True)
     assert statuses == (1, 1)
     assert err == ("hybrid: error: no images on this host\n", "")
 

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 import marked
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "support/ranks/orphans_program.py"
+PROGRAM = Path(__file__).with_name("orphans_program.py")
 SERVERS = 2
 """The fork server and multiprocessing's resource tracker."""
 

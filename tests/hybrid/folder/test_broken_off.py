@@ -10,7 +10,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from checkpoints import MANIFEST, save, trained, units_of
 from trainings import assert_same, digits, interrupted, newest, refused, trainer, weights
 
 from hybrid import Callback
@@ -18,6 +17,7 @@ from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links import run_threads
 from hybrid.solvers import Backprop
+from tests.hybrid.folder.small_checkpoints import MANIFEST, save, trained, units_of
 
 
 class KilledError(BaseException):

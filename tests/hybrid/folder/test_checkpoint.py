@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import saved, trained
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,6 +16,7 @@ from hybrid import split
 from hybrid.folder import checkpoint
 from hybrid.networks import models
 from hybrid.networks.blocks import Blocks
+from tests.hybrid.folder.small_checkpoints import saved, trained
 
 
 def optimizer_state(cut: Blocks, optimizers: Any) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from hybrid import Trainer
 from hybrid.folder import checkpoint
 from hybrid.solvers import BlockADMM
 
-GUARDED = Path(__file__).parents[2] / "support/runs/guarded_load.py"
+GUARDED = Path(__file__).with_name("guarded_load.py")
 
 
 def made(out: Path, **more: Any) -> Trainer:

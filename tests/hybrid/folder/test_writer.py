@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import MANIFEST, save, saved, trained, units_of
 
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links import AgreedError, RankLinks, run_threads
+from tests.hybrid.folder.small_checkpoints import MANIFEST, save, saved, trained, units_of
 
 
 def test_a_half_written_checkpoint_does_not_count(tmp_path) -> None:

@@ -9,17 +9,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_program import LINKS, steps
 from world import ALLOWED
 
 from hybrid.links import run_threads, run_virtual
 from hybrid.links.staging import is_dense, memory_of
+from tests.hybrid.links.torch_program import LINKS, steps
 
 
 @pytest.fixture(scope="module", params=LINKS)
 def facts(world, request):
     """What every rank of three found."""
-    return world.run(3, "torch_program:facts", request.param)
+    return world.run(3, "tests.hybrid.links.torch_program:facts", request.param)
 
 
 def test_any_tensor_arrives_equal_and_with_equal_strides(facts):
@@ -46,7 +46,7 @@ def test_every_rank_finds(facts, fact, expected):
 
 
 def test_messages_and_bytes_are_as_few_as_they_can_be(world):
-    found = world.run(3, "mpi_program:facts")
+    found = world.run(3, "tests.hybrid.links.mpi_program:facts")
 
     def every(fact):
         return [rank[fact] for rank in found]
@@ -64,15 +64,15 @@ def test_messages_and_bytes_are_as_few_as_they_can_be(world):
 
 def test_ranks_that_fail_together_leave_no_thread_inside_gloo(world):
     """Which would abort the process that ends."""
-    assert world.run(2, "torch_program:threads_after_failure") == [[], []]
+    assert world.run(2, "tests.hybrid.links.torch_program:threads_after_failure") == [[], []]
 
 
 def test_ranks_of_one_host_listen_to_no_other(world):
-    assert world.run(2, "torch_program:ports") == [{"127.0.0.1"}] * 2
+    assert world.run(2, "tests.hybrid.links.torch_program:ports") == [{"127.0.0.1"}] * 2
 
 
 def test_a_pickle_of_another_rank_is_refused_and_not_run(world, tmp_path):
-    errors, _ = world.run(2, "torch_program:attacked", str(tmp_path / "ran"))
+    errors, _ = world.run(2, "tests.hybrid.links.torch_program:attacked", str(tmp_path / "ran"))
     assert len(errors) == 2
     assert all("bytes that are no value" in error for error in errors)
     assert not (tmp_path / "ran").exists()
@@ -80,7 +80,7 @@ def test_a_pickle_of_another_rank_is_refused_and_not_run(world, tmp_path):
 
 @pytest.mark.parametrize("kind", LINKS)
 def test_an_engine_sums_with_equal_bits_in_one_call(world, kind):
-    found = world.run(4, "torch_program:sums", kind)
+    found = world.run(4, "tests.hybrid.links.torch_program:sums", kind)
     for rank in found:
         assert rank["close"]
         assert rank["twice"]
@@ -99,7 +99,7 @@ def _assert_counted(found):
 
 @pytest.mark.parametrize("kind", ["mpi", "torch"])
 def test_an_engine_holds_no_sum_of_an_earlier_step(world, kind):
-    for pending, grown in world.run(2, "torch_program:held", kind):
+    for pending, grown in world.run(2, "tests.hybrid.links.torch_program:held", kind):
         assert pending == 0
         assert grown < 16  # the sums of 250 steps have 64 MB
 

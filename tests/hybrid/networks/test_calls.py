@@ -8,7 +8,15 @@ from threading import Lock
 import pytest
 import torch
 from answers import refusal
-from odd_modules import (
+from small_networks import Characters, Masked, TwoHeads, UNet
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from trainings import assert_same
+
+from hybrid import Trainer, TrainSettings, split
+from hybrid.data.sampling import epoch_order
+from hybrid.solvers import Backprop
+from tests.hybrid.networks.odd_modules import (
     Average,
     Doubling,
     Dropping,
@@ -22,14 +30,6 @@ from odd_modules import (
     Two,
     View,
 )
-from small_networks import Characters, Masked, TwoHeads, UNet
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-from trainings import assert_same
-
-from hybrid import Trainer, TrainSettings, split
-from hybrid.data.sampling import epoch_order
-from hybrid.solvers import Backprop
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 

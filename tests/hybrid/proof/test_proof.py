@@ -10,6 +10,7 @@ from proof_cases import Solved, network, samples, weights
 from torch import nn
 from torch.nn import functional as F
 from trainings import assert_same, digits, trainer_of
+from world import launched
 
 from hybrid.method.method import Method
 from hybrid.networks.boundaries import Crossing
@@ -273,8 +274,19 @@ def test_sketches_tell_the_distance_of_two_tensors() -> None:
     assert distance(sketch("w", x), sketch("w", torch.full_like(x, torch.nan))) == float("inf")
 
 
+def unlike_networks(comm: Any) -> list[str]:
+    """What two trainings, one after the other, say of their proofs."""
+    torch.manual_seed(comm.rank)
+    layers = [nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 3)]
+    random = torch.Generator().manual_seed(0)
+    samples = torch.randn(32, 6, generator=random), torch.randint(3, (32,), generator=random)
+    with launched(comm):
+        made = trainer_of(nn.Sequential(*layers), Backprop(), cuts=["2"], metrics={})
+        return [made.fit(samples)["proof"] for _ in range(2)]
+
+
 def test_ranks_that_have_drawn_other_networks_are_proven_with_the_weights_they_train(
     world: Any,
 ) -> None:
     """Again, too, after a training that has let go of the weights of other blocks."""
-    assert world.run(2, "proven:unlike_networks") == [["passed", "passed"]] * 2
+    assert world.run(2, f"{__name__}:unlike_networks") == [["passed", "passed"]] * 2

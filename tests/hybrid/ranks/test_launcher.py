@@ -17,7 +17,7 @@ from world import for_mpirun
 
 from hybrid.ranks.slurm import PORTS
 
-WAITING = Path(__file__).parents[2] / "support/ranks/waiting_program.py"
+WAITING = Path(__file__).with_name("waiting_program.py")
 WRAPPER = ("sh", "-c", '"$@"; exit $?', "wrapper")
 
 

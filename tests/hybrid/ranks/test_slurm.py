@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_stand_ins import BASH, RANKS, Cluster
 
 from hybrid.ranks.slurm import SlurmJob, script
+from tests.hybrid.ranks.slurm_stand_ins import BASH, RANKS, Cluster
 
 RECORDED = Path(__file__).with_name("recorded")
 PLAIN = SlurmJob(Path("/home/ada/first.toml"), Path("/scratch/runs/first"), 2, 4)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from slurm_stand_ins import Cluster
 
 from hybrid.cli.app import app
 from hybrid.cli.failure import run_command
 from hybrid.ranks.slurm import SlurmJob, script
+from tests.hybrid.ranks.slurm_stand_ins import Cluster
 
 
 @pytest.fixture

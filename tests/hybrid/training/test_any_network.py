@@ -7,23 +7,28 @@ from types import SimpleNamespace
 import pytest
 import rows
 import torch
-from networks import BATCH, EPOCHS, ZOO
+from networks import BATCH, EPOCHS, OWN, ZOO
 from problems import trained_by_hand
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from trainings import assert_same, metrics_of, weights
+from trainings import assert_same, digests, metrics_of, weights
 from zoo_packages import installed
-from zoo_program import CASES, trained
 
 from hybrid.data.sampling import epoch_order
 from hybrid.method import schedule
 from hybrid.settings.config import ScheduleSettings
-from hybrid.solvers import Backprop
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.layers.bundle import call_network
 
 BLOCKS = [4, pytest.param(1, marks=pytest.mark.slow)]
 LARGE = [name for name in ZOO if name.startswith(("torchvision", "timm"))]
 """The first test of one takes 2 to 10 s: 12 steps and three traces. One is for every day."""
+
+ON_RANKS = {
+    "U-Net": {"solver": AugmentedLagrangian(beta=0.1), "window": 2, "sweeps": 2},
+    "character Transformer": {"solver": DDG(micro_batches=2)},
+    "two outputs": {"solver": Backprop()},
+}
 
 
 @pytest.fixture(
@@ -111,10 +116,14 @@ def test_serial_training_equals_a_hand_written_loop(name, blocks, run):
     assert_same(fresh.state_dict(), expected.weights)
 
 
-# trainings on threads and on ranks: the ranks start once for all of them
-def test_mpi_ranks_train_any_network_to_the_bits_of_threads(world, tmp_path):
-    first, second = world.run(2, "zoo_program:on_ranks", tmp_path / "ranks")
-    assert first == second
-    for case in CASES:
-        assert first[case] == trained(case, tmp_path / "threads" / case), case
-        assert isfinite(first[case][1]), case
+def trained(name, out):
+    """The checksum of every unit's weights and momenta, and the loss of the test."""
+    summary = OWN[name].fit(OWN[name].trainer(2, out=out, **ON_RANKS[name]))
+    return digests(out), summary["test_loss"]
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_mpi_ranks_train_any_network_to_the_bits_of_threads(name, world, tmp_path):
+    first, second = world.train(2, f"{__name__}:trained", name, tmp_path / "ranks")
+    assert first == second == trained(name, tmp_path / "threads")
+    assert isfinite(first[1])

@@ -2,10 +2,8 @@
 
 from functools import partial
 
-import given_program
 import pytest
 import torch
-from given_program import one_cycle
 from torch import nn
 from torch.optim import lr_scheduler
 from trainings import (
@@ -52,6 +50,12 @@ def in_sequence(optimizer):
 def chained(optimizer):
     both = lr_scheduler.ExponentialLR(optimizer, 0.5), lr_scheduler.ConstantLR(optimizer, 0.5, 1)
     return lr_scheduler.ChainedScheduler(both, optimizer=optimizer)
+
+
+def one_cycle(optimizer):
+    """Six steps, with a rate of its own for each group; it moves momenta, too."""
+    peaks = [0.01 * (i + 1) for i in range(len(optimizer.param_groups))]
+    return lr_scheduler.OneCycleLR(optimizer, max_lr=peaks, total_steps=6)
 
 
 def by_hand(few, make, schedule=None, interval="step", model=None):
@@ -106,9 +110,25 @@ def test_an_optimizer_and_a_scheduler_equal_a_plain_loop(blocks, make, schedule,
     assert not made.options.optimizer.state
 
 
+def trained(out):
+    """Two blocks of two replicas, of which the first is frozen for an epoch."""
+    model = network("plain")
+    optimizer = layer_wise(model)
+    made = trainer_of(
+        *(model, Backprop(), 2),
+        sample=torch.zeros(4, 1, 8, 8),
+        optimizer=optimizer,
+        schedule=one_cycle(optimizer),
+        train={"frozen": {"1": 1}},
+        replicas=2,
+        out=out,
+    )
+    made.fit(*digits(STEPS))
+
+
 def test_ranks_of_mpirun_step_by_the_bits_of_threads(world, tmp_path):
-    world.run(4, "given_program:on_ranks", tmp_path / "ranks")
-    given_program.trained(tmp_path / "threads")
+    world.train(4, f"{__name__}:trained", tmp_path / "ranks")
+    trained(tmp_path / "threads")
     assert digests(tmp_path / "ranks") == digests(tmp_path / "threads")
 
 

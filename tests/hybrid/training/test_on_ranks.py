@@ -5,7 +5,6 @@ import shutil
 from typing import Any
 
 import measures
-import own_block_program
 import pytest
 import torch
 from answers import output
@@ -26,6 +25,7 @@ from trainings import (
 from hybrid import data
 from hybrid.data.sampling import epoch_order
 from hybrid.solvers import DDG, FDG, Backprop
+from tests.hybrid.training import own_block_program
 
 EPOCHS, STEPS = 2, 6
 DECAY = [1 - i / STEPS for i in range(STEPS)]
@@ -128,13 +128,13 @@ def test_an_exception_in_a_callback_of_the_first_rank_ends_all(hook, world, tmp_
 
 @pytest.mark.parametrize(("blocks", "replicas"), [(2, 2)])
 def test_metrics_that_are_no_means_are_on_ranks_what_they_are_on_threads(blocks, replicas, world):
-    first, *others = world.run(blocks * replicas, "measures:on_ranks", blocks, replicas)
+    first, *others = world.train(blocks * replicas, "measures:measured", blocks, replicas)
     assert first == measures.measured(blocks, replicas)
     assert all(other[:2] == first[:2] for other in others)
 
 
 def test_a_rank_holds_its_own_block_with_the_bits_of_one_process(world) -> None:
-    ranks = world.run(4, "own_block_program:on_a_rank")
+    ranks = world.run(4, "tests.hybrid.training.own_block_program:on_a_rank")
     small = own_block_program.LAYERS * own_block_program.WIDTH * 4
     assert all(own <= held < own + 2 * small for held, own, _ in ranks)
     found = {name: digest for _, _, digests in ranks for name, digest in digests.items()}

@@ -5,7 +5,6 @@ import os
 from functools import partial
 from pathlib import Path
 
-import pretrained_program as program
 import pytest
 import torch
 from answers import assert_one_line, output, refusal
@@ -17,6 +16,7 @@ from zoo_packages import installed
 import hybrid as package
 from hybrid.folder import checkpoint
 from hybrid.weights import write
+from tests.hybrid.training import pretrained_program as program
 
 KINDS = {"bert": 2, "gpt2": 2, "tied": 1}
 CLASSES = {"bert": "BertForSequenceClassification", "gpt2": "GPT2LMHeadModel"}
@@ -96,7 +96,7 @@ def test_an_evaluation_reads_them_and_a_run_is_loaded_into_a_model_without_weigh
 def test_a_rank_reads_and_holds_the_weights_of_its_own_block(world, pretrained, tmp_path, kind):
     folder, expected = pretrained(kind)
     out = tmp_path / "run"
-    ranks = world.run(2, "pretrained_program:on_ranks", kind, folder, out)
+    ranks = world.run(2, "tests.hybrid.training.pretrained_program:on_ranks", kind, folder, out)
     assert {name: x for found, _, _ in ranks for name, x in found.items()} == expected
     assert all(own <= held <= own + 4 * 100 for _, held, own in ranks)
     package.export(out, tmp_path / "exported", partial(program.make, kind))

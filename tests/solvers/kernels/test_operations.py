@@ -10,13 +10,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels_on_cpu import NAMES, SOME, CpuLauncher, build, compiled, instantiated
 from problems import make_problem, recorded
 
 from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
 from hybrid.solvers.kernels.launcher import CupyLauncher, set_launcher
 from hybrid.solvers.kernels.operations import ascend, couple, multiply, step
 from hybrid.solvers.layers.projection import Box, Factorization, Free, NonNegative, Quantized, Sign
+from tests.solvers.kernels.kernels_on_cpu import (
+    NAMES,
+    SOME,
+    CpuLauncher,
+    build,
+    compiled,
+    instantiated,
+)
 
 ARCHITECTURES = (80, 90)
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)

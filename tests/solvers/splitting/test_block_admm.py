@@ -21,12 +21,12 @@ from problems import (
     recorded,
     started,
 )
-from scaled_admm import ScaledADMM
 from torch import Tensor, nn
 
 from hybrid.networks.partition import split
 from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM
 from hybrid.solvers.layers.projection import PROJECTIONS, Projection, Sign
+from tests.solvers.splitting.scaled_admm import ScaledADMM
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 # small steps: where the weights are unstable, rounding errors grow a thousandfold a sweep

@@ -4,7 +4,13 @@ import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as some
-from least_squares import (
+from torch import nn
+
+from hybrid.links import run_threads
+from hybrid.solvers.block import Block
+from hybrid.solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync.hpsgd import HPSGD
+from tests.solvers.sync.least_squares import (
     DECAY,
     DECAYING,
     HEAVY,
@@ -17,12 +23,6 @@ from least_squares import (
     shares,
     trained,
 )
-from torch import nn
-
-from hybrid.links import run_threads
-from hybrid.solvers.block import Block
-from hybrid.solvers.sync.all_reduce import AllReduce
-from hybrid.solvers.sync.hpsgd import HPSGD
 
 
 def hpsgd(batches, w, replicas, h, lag, drift, decay=0.0):

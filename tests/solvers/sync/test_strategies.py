@@ -5,15 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from least_squares import (
-    LR,
-    close,
-    gradient,
-    mean,
-    problem,
-    shares,
-    trained,
-)
 from torch import nn
 
 from hybrid.links import run_threads
@@ -22,6 +13,15 @@ from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
+from tests.solvers.sync.least_squares import (
+    LR,
+    close,
+    gradient,
+    mean,
+    problem,
+    shares,
+    trained,
+)
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4])

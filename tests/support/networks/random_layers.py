@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from world import launched
 
 from hybrid import Trainer, data, split
 from hybrid.folder import checkpoint
@@ -84,9 +83,3 @@ def trained(
     manifest = checkpoint.read_manifest(checkpoint.complete(out / "checkpoints")[-1])
     assert manifest["step"] == 12
     return {unit: entry["sha256"] for unit, entry in manifest["units"].items()}
-
-
-def on_ranks(comm: Any, name: str, out: Path) -> dict[str, str]:
-    """`trained` on the ranks of a communicator, without checkpoints on the way."""
-    with launched(comm):
-        return trained(name, out, minutes=0.0)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
@@ -74,8 +74,12 @@ class World:
             raise AssertionError("\n".join(failures))
         return [result for _, result in answers]
 
+    def train(self, size: int, program: str, *arguments: Any) -> list[Any]:
+        """What `module:function` gives where it trains, or else acts, on ranks of a launcher."""
+        return self.run(size, "world:train", program, *arguments)
+
     def hybrid(self, size: int, *words: object, limit: float = 100) -> tuple[int, str, str]:
-        """The command on so many ranks: (worst exit status, stdout, stderr of all)."""
+        """The command on `size` ranks: (worst exit status, stdout, stderr of all)."""
         found = self.run(size, "world:hybrid", [str(word) for word in words], limit=limit)
         statuses, out, err = zip(*found, strict=True)
         return max(statuses), "".join(out), "".join(err)
@@ -94,29 +98,14 @@ class World:
 
     def _start(self) -> None:
         self.close()
-        path = os.pathsep.join(
-            [
-                str(_ROOT),
-                *map(str, _ROOT.glob("tests/support/*")),
-                *map(str, _ROOT.glob("wings/*/tests")),
-                os.environ.get("PYTHONPATH", ""),
-            ]
-        )
+        folders = [_ROOT, *_ROOT.glob("tests/support/*"), *_ROOT.glob("wings/*/tests")]
+        path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
         with tempfile.TemporaryDirectory() as folder:
             address = str(Path(folder, "world"))
             with Listener(address, "AF_UNIX") as listener:
-                mpirun = Path(sys.executable).parent / "mpirun"
                 # each rank may use all cores, as with more ranks than cores
-                words = [
-                    mpirun,
-                    "-n",
-                    RANKS,
-                    "--bind-to",
-                    "none",
-                    sys.executable,
-                    __file__,
-                    address,
-                ]
+                words = [Path(sys.executable).with_name("mpirun"), "-n", RANKS, "--bind-to", "none"]
+                words += [sys.executable, __file__, address]
                 self._job = subprocess.Popen(
                     [str(word) for word in words],
                     env=os.environ | for_mpirun() | COUNTING | {"PYTHONPATH": path},
@@ -135,6 +124,18 @@ class World:
         except EOFError:
             return True, "a rank has ended"
         return True, f"no answer within {limit:g} seconds"
+
+
+def function(program: str) -> Callable[..., Any]:
+    """What `module:function` names."""
+    module, _, name = program.partition(":")
+    return getattr(import_module(module), name)  # type: ignore[no-any-return]
+
+
+def train(comm: Any, program: str, *arguments: Any) -> Any:
+    """Call a function that trains as on a rank of a launcher."""
+    with launched(comm):
+        return function(program)(*arguments)
 
 
 def hybrid(comm: Any, words: list[str], joined_by: str = "mpi") -> tuple[int, str, str]:
@@ -175,8 +176,7 @@ def serve(address: str) -> None:
             # of its own: no message of a program that failed reaches another
             comm = MpiCommunicator(teams[size - 1].Dup())
             try:
-                module, name = program.split(":")
-                tests.send((False, getattr(import_module(module), name)(comm, *arguments)))
+                tests.send((False, function(program)(comm, *arguments)))
             except BaseException:
                 tests.send((True, f"rank {world.rank}:\n{traceback.format_exc()}"))
             comm.mpi.Free()

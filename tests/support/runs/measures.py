@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 from trainings import metrics_of, trainer_of
-from world import launched
 
 from hybrid import Callback, OptimizerSettings
 
@@ -83,12 +82,6 @@ def trainer(blocks=1, replicas=1, solver=None, metrics=None, settings=None, **ot
         optimizer=OptimizerSettings(lr=others.pop("lr", 0.1)),
         **others,
     )
-
-
-def on_ranks(comm, blocks, replicas):
-    """A training and an evaluation on MPI ranks."""
-    with launched(comm):
-        return measured(blocks, replicas)
 
 
 def measured(blocks, replicas):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from planners import BACKWARD, FORWARD, planner
 
 from hybrid.bench.recipes import Recipe
 from hybrid.links import LinkSpeed
@@ -13,6 +12,7 @@ from hybrid.solvers import (
     Backprop,
     FeaturesReplay,
 )
+from tests.hybrid.bench.plan.planners import BACKWARD, FORWARD, planner
 
 
 def rate(solver, blocks=5, network=None, **rounds):

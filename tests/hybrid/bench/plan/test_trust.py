@@ -1,7 +1,6 @@
 """What a plan says of times that drift, of gains that cannot be, and where one rank wins."""
 
 import pytest
-from planners import planner
 
 from hybrid.bench.plan import advice, timed_network
 from hybrid.bench.plan.prediction import Prediction
@@ -10,6 +9,7 @@ from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
 from hybrid.solvers import DDG
 from hybrid.solvers.local_work.budget import Cost
+from tests.hybrid.bench.plan.planners import planner
 
 
 @pytest.fixture

@@ -10,9 +10,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 import world
-from mpi_program import agreed, arrivals, exchange
 from ports import listening
-from sent_bytes import sent_bytes
 
 from hybrid.errors import AgreedError
 from hybrid.links.base import Start
@@ -20,6 +18,8 @@ from hybrid.links.gloo import join_by_torch
 from hybrid.links.mpi import MpiLinks
 from hybrid.links.nccl import NcclLinks, TorchLinks
 from hybrid.solvers.sync.all_reduce import AllReduce
+from tests.hybrid.links.mpi_program import agreed, arrivals, exchange
+from tests.hybrid.links.sent_bytes import sent_bytes
 
 LINKS = {"mpi": MpiLinks, "torch": TorchLinks, "as nccl": NcclLinks}
 """Without a GPU labels and tensors of the last travel in its groups, but by gloo."""

@@ -1,13 +1,12 @@
 """What test_processes.py runs on every rank, over MPI alone."""
 
 import itertools
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from time import sleep
 from unittest import mock
 
 import torch
 from mpi4py import MPI
-from world import hybrid
 
 from hybrid.links import AgreedError
 from hybrid.links.base import Start
@@ -191,10 +190,3 @@ def freed(comm):
     with suppress(AgreedError):
         MpiLinks.start(program, start)
     return [c == MPI.COMM_NULL for links in made for c in (links._chain.mpi, links._grid.mpi)]
-
-
-def without_images(comm, words):
-    """The command where the second rank's host has no data."""
-    missing = FileNotFoundError("no images on this host")
-    with mock.patch("hybrid.data.load", side_effect=missing) if comm.rank else nullcontext():
-        return hybrid(comm, words)

@@ -12,8 +12,8 @@ from hybrid.training import build
 
 WIDTH, LAYERS = 256, 8
 SETTINGS = {
-    "model.name": "own_block_program:network",
-    "data.name": "own_block_program:data",
+    "model.name": "tests.hybrid.training.own_block_program:network",
+    "data.name": "tests.hybrid.training.own_block_program:data",
     "train.loss": "mse",
     "solver.name": "backprop",
     "train.epochs": 1,
