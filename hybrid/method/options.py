@@ -294,8 +294,8 @@ class Options(RoundOptions):
             if data.streamed:
                 return
             raise ValueError(
-                f"train.batch_size is {self.train.batch_size}, but the DataLoader has a batch size of "
-                f"{size}: leave one of the two out, or give both alike"
+                f"train.batch_size is {self.train.batch_size}, but the DataLoader has a batch size "
+                f"of {size}: leave one of the two out, or give both alike"
             )
         self.train = self.train.model_copy(update={"batch_size": size})
         self.train.model_fields_set.discard("batch_size")  # another DataLoader may have another
