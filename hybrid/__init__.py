@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hybrid.method.callback import Callback as Callback
     from hybrid.networks import models as models
     from hybrid.networks.blocks import Blocks as Blocks
-    from hybrid.networks.own_units import without_weights as without_weights
+    from hybrid.networks.local_init import without_weights as without_weights
     from hybrid.networks.partition import split as split
     from hybrid.report.summary import Summary as Summary
     from hybrid.settings.config import CheckpointSettings as CheckpointSettings
@@ -41,7 +41,7 @@ _HOMES = {
     "export": "hybrid.training.restore",
     "load": "hybrid.training.restore",
     "split": "hybrid.networks.partition",
-    "without_weights": "hybrid.networks.own_units",
+    "without_weights": "hybrid.networks.local_init",
     **dict.fromkeys((f"{name}Settings" for name in _SECTIONS), "hybrid.settings.config"),
 }
 _MODULES = {"data": "hybrid.data", "models": "hybrid.networks.models"}

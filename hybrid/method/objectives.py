@@ -300,6 +300,6 @@ def input_names(blocks: Blocks) -> set[str]:
     first = blocks.units[0]
     if not isinstance(first, CallUnit) or first.calls is None:
         return set()
-    structure = first.calls.code.inputs.structure
+    structure = first.calls.whole.structure
     names = tree_unflatten(range(structure.num_leaves), structure)
     return {*names} if isinstance(names, Mapping) else set()

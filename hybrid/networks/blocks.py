@@ -16,13 +16,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hybrid.errors import ON_META
 from hybrid.networks.calls import Calls, CallUnit
 from hybrid.networks.costs import count_costs, merge_packed_units
-from hybrid.networks.stretch import Stretch
 from hybrid.networks.units import BlockModule, Modes, Unit, mode
 from hybrid.solvers.base import Shape
 from hybrid.solvers.layers.bundle import Bundle, call_network
 from hybrid.solvers.local_work.budget import Cost
 from hybrid.solvers.metrics import FAULTS, failure
-from hybrid.solvers.numerics.attributes import attributes, hand_over, is_number, user_modules
 from hybrid.solvers.numerics.draws import NumberedDraws, find_random_parts
 
 SAMPLES = 32
@@ -39,7 +37,7 @@ class Blocks:
     costs: list[Cost] = field(default_factory=list)
     """The cost of each unit for one sample, as it was balanced; empty for explicit cuts."""
     unread: Any = None
-    """Weights in files that are read when a training begins: `hybrid.networks.own_units.Unread`."""
+    """Weights in files that are read when a training begins: `local_init.Unread`."""
     modes: Modes | None = None
     """Of the model's modules; None: they are not settled."""
 
@@ -127,7 +125,7 @@ class Blocks:
             raise ValueError(f"a sample of the inputs is {ON_META}")
         modes = Modes.of(self.model)
         for each in self._calls:
-            _take_attributes(each)
+            each.take_attributes()
         bundles = replace(self, modes=modes)._bundles(inputs)
         runs = [*pairwise([*bundles, len(self.units)])]
         units = [
@@ -251,7 +249,7 @@ class Blocks:
                 drawing = {part: known[part] for part in draws}
                 numbers.append(drawing | {part: () for part in numbered if part.draws_numbers})
             for each in self._calls:
-                _check_counts(each, self.starts)
+                each.check_numbers(self.starts)
         return numbers
 
     def sync_buffers(self, only: int | None = None) -> None:
@@ -260,8 +258,7 @@ class Blocks:
         `only` that block has been trained in this process; None: all.
         """
         for each in self._calls:
-            each.sync_buffers()
-            _give_attributes(each, self.starts, only)
+            each.sync_buffers(self.starts, only)
 
     def check_changed_buffers(self) -> None:
         """ValueError if a pass changes a buffer that several blocks use."""
@@ -271,7 +268,7 @@ class Blocks:
     @property
     def num_inputs(self) -> int:
         """How many tensors the network was cut with, as its inputs; 0: that does not matter."""
-        return next((len(calls.code.inputs.shapes) for calls in self._calls), 0)
+        return next((len(calls.whole.inputs) for calls in self._calls), 0)
 
     @property
     def ties(self) -> dict[tuple[int, ...], list[list[str]]]:
@@ -300,58 +297,3 @@ def _run_unit(unit: Unit, value: Any, begins: bool) -> Any:
     for i, part in enumerate(unit.parts.values()):
         value = call_network(part, value) if begins and i == 0 else part(value)
     return value
-
-
-def _take_attributes(calls: Calls) -> None:
-    """Let the copies have the model's attributes as they are."""
-    models = user_modules(calls.model)
-    for network in calls.networks():
-        for path, module in user_modules(network).items():
-            hand_over(models[path], module)
-
-
-def _give_attributes(calls: Calls, starts: Sequence[int], only: int | None) -> None:
-    """Let the model have those of the copies, each of the block that runs the module.
-
-    Of several blocks the last one has come to the end of the module's code. `only` that block has
-    been trained here; None: all.
-    """
-    for start, path, module in _run_modules(calls, starts):
-        if only is None or start == starts[only]:
-            hand_over(module, calls.model.get_submodule(path))
-
-
-def _check_counts(calls: Calls, starts: Sequence[int]) -> None:
-    """ValueError if a pass of all blocks has left numbers in a module that differ between them.
-
-    Code behind a cut is run by the blocks behind it alone.
-    """
-    seen: dict[tuple[str, str], Any] = {}
-    for start, path, module in _run_modules(calls, starts):
-        numbers = {name: x for name, x in attributes(module).items() if is_number(x)}
-        for name, value in numbers.items():
-            if seen.setdefault((path, name), value) != value:
-                raise ValueError(
-                    f"{path or type(calls.model).__name__} changes its attribute {name!r} behind "
-                    f"the cut before {calls.unit_names[start]}, and the block before it does not "
-                    "come there: change it where the forward begins, or in a module of its own, or "
-                    "cut elsewhere"
-                )
-
-
-def _run_modules(calls: Calls, starts: Sequence[int]) -> Iterator[tuple[int, str, nn.Module]]:
-    """The first unit of each block, and the paths and copies of the modules that it runs."""
-    for start, stop in pairwise((*starts, calls.count)):
-        stretch = calls.stretch(start, stop, True)
-        for path, module in user_modules(stretch.network.copy).items():
-            if _runs(calls, path, stretch, range(start, stop)):
-                yield start, path, module
-
-
-def _runs(calls: Calls, path: str, stretch: Stretch, units: range) -> bool:
-    """Whether a block runs the code of a module, or of the one that calls it."""
-    while path and path not in calls.begun:
-        path = path.rpartition(".")[0]
-    ends = [each.contexts for each in (stretch.start, stretch.end) if each is not None]
-    around = {call[-1][0] for contexts in ends for call in contexts if call}
-    return not path or path in around or not calls.begun[path].isdisjoint(units)

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import inspect
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from hybrid.errors import code_line, one_line
-from hybrid.networks.boundaries import (
-    Boundary,
-    Crossing,
-    agreed,
+from hybrid.networks.cut_check import CutCheck
+from hybrid.networks.passes import WatchedNetwork
+from hybrid.networks.recording import (
+    SAMPLES,
+    PassRecorder,
+    StageInterface,
+    agree,
     find_boundaries,
-    find_changed,
-    find_not_called,
     find_owners,
+    record,
 )
-from hybrid.networks.passes import CallId, Network
-from hybrid.networks.recording import SAMPLES, Recorder, recorded
-from hybrid.networks.stretch import Code, Inputs, Stretch
-from hybrid.networks.units import Unit, full_name, mode
+from hybrid.networks.stage_module import NetworkPass, StageModule
+from hybrid.networks.units import Unit, full_name
 from hybrid.solvers.acting import nearest
-from hybrid.solvers.layers.bundle import call_network
-from hybrid.solvers.numerics.attributes import ELSEWHERE
+from hybrid.solvers.numerics.attributes import (
+    ELSEWHERE,
+    attributes,
+    hand_over,
+    is_number,
+    user_modules,
+)
 
 FIRST = 1 << 20
 """The first number of a network's calls, beyond those of units."""
@@ -55,12 +58,12 @@ class CallUnit(Unit):
     def merged(self, run: Sequence[Unit]) -> Unit:
         assert self.calls is not None
         stop = self.start + sum(u.stop - u.start for u in run if isinstance(u, CallUnit))
-        return replace(self, stop=stop, parts={"": self.calls.stretch(self.start, stop, False)})
+        return replace(self, stop=stop, parts={"": self.calls.stage(self.start, stop, False)})
 
     def block_parts(self, run: Sequence[Unit]) -> list[tuple[str, nn.Module]]:
         assert self.calls is not None
         stop = self.start + sum(u.stop - u.start for u in run if isinstance(u, CallUnit))
-        return [("", self.calls.stretch(self.start, stop, True))]
+        return [("", self.calls.stage(self.start, stop, True))]
 
 
 class Calls:
@@ -69,85 +72,110 @@ class Calls:
     A cut lies before a call of a module with parameters. Modules without a list of modules inside
     stay whole, unless one of `cuts` is in them. What crosses are tensors that depend on parameters
     or on inputs that are no integers, with a row for each sample. Inputs that are integers go
-    along if they are needed, or if there are several, whose lengths may vary.
+    along if they are needed, or if there are several, whose lengths may vary. A place is left out
+    where the parts do not have the outputs and gradients of the whole.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, cuts: Sequence[str] = ()) -> None:
-        _check_inputs(model, inputs)
         self.model = model
-        self.network = Network(model)
+        self.network = WatchedNetwork(model)
         """The copy on which single units run."""
         self.fault = ""
         """Why the network cannot be cut somewhere."""
         self._faults: dict[str, str] = {}
         """By a module's path, why there is no cut before it."""
-        self._stretches: dict[tuple[int, int, bool], Stretch] = {}
-        training = recorded(self.network, inputs, SAMPLES, True)
-        evaluation = recorded(self.network, inputs, SAMPLES + 1, False)
-        self._places = self._choose(training, evaluation, cuts)
-        self._training = training
-        self.settle(inputs, evaluation)
-        self._drop_faulty(inputs, evaluation)
-        del self._training, self._places  # they hold the tensors of both passes
+        self._stages: dict[tuple[int, int, bool], StageModule] = {}
+        passes = [*record(self.network, inputs)]
+        self._settle(inputs, passes, self._choose(inputs, passes, cuts))
+        self._drop_faulty(inputs, passes)
 
-    def settle(self, inputs: Any, evaluation: Recorder) -> None:
-        """Settle what crosses at the places that are left, and whose the tensors are."""
-        training, places = self._training, self._places
-        self._stretches.clear()
+    def _choose(
+        self, inputs: Any, passes: Sequence[PassRecorder], cuts: Sequence[str]
+    ) -> list[StageInterface]:
+        """The boundaries alike in training and evaluation, of modules that are not kept whole."""
+        training, evaluation = map(find_boundaries, passes)
+        changed = {name.rpartition(".")[0]: name for each in passes for name in each.changed}
+        self._divided = self._find_divided(cuts)
         leaves = tree_leaves(inputs)
         integers = [i for i, x in enumerate(leaves) if not x.is_floating_point()]
-        needed = {i: len(leaves) > 1 or training.needed.get(i, 0) for i in integers}
-        self.crossings = [
-            Crossing(
-                call,
-                tuple(place.crossing),
-                tuple(i for i in integers if needed[i] is True or needed[i] >= place.time),
-                place.contexts,
-                place.alike,
-            )
-            for call, place in places.items()
-        ]
-        self.names = [tuple(place.names) for place in places.values()]
-        """The modules that begin at each place, the outermost first."""
-        self._times = [place.time for place in places.values()]
-        around = frozenset[CallId]().union(*(place.contexts for place in places.values()))
-        draws = {
-            id: training.drawing.get(id, set()) | evaluation.drawing.get(id, set())
-            for id in (*training.drawing, *evaluation.drawing)
-        }
-        cut = sorted(id for id in draws if id in around)
-        both = {id for id, call in evaluation.calls.items() if id and call.own}
-        self.code = Code(
-            Inputs.of(inputs),
+        interfaces = []
+        for id, one in training.items():
+            if (id[-2][0] if len(id) > 1 else "") not in self._divided:
+                continue
+            place = agree(one, evaluation.get(id))
+            reads = [passes[0].read.get(id[:n], (one.time, "")) for n in range(len(id))]
+            if any(time < one.time for time, _ in reads):
+                place = (
+                    f"the code around it reads numbers of a tensor ({min(reads)[1]}) before, on "
+                    "which its calls may depend: move that code into a module of its own, or cut "
+                    "outside of it"
+                )
+            if buffer := next((changed[path] for path in one.around if path in changed), None):
+                place = (
+                    f"the forward writes to the buffer {buffer!r}: move that code into the forward "
+                    "of a module of its own, which has the buffer"
+                )
+            if isinstance(place, str):
+                self._note_fault(one, place)
+            else:
+                needed = len(leaves) > 1 or passes[0].integers_needed >= one.time
+                interfaces.append(replace(place, integers=tuple(integers) if needed else ()))
+        for _, line in [*passes[0].read.values()][:1] if not training else ():
+            self.fault = f"its calls depend on numbers ({line}): move that code into a module"
+        return interfaces
+
+    def _note_fault(self, place: StageInterface, fault: str) -> None:
+        self._faults |= {name: fault for name in place.names if name not in self._faults}
+        self.fault = self.fault or f"no cut before {place.names[0]!r}: {fault}"
+
+    def _settle(
+        self, inputs: Any, passes: Sequence[PassRecorder], interfaces: list[StageInterface]
+    ) -> None:
+        """Settle where the network is cut into units, and whose the tensors are."""
+        training, evaluation = passes
+        self._stages.clear()
+        self.interfaces = interfaces
+        self._times = [each.time for each in interfaces]
+        opened = frozenset[str]().union(*(each.around for each in interfaces))
+        drawing = training.drawing.keys() | evaluation.drawing.keys()
+        random = [each.drawing.get(path, set()) for each in passes for path in opened]
+        leaves, structure = tree_flatten(inputs)
+        self.whole = NetworkPass(
+            structure,
+            tuple(x[:1].expand(SAMPLES, *x.shape[1:]).to("meta") for x in leaves),
+            opened,
             {
-                id: (call.takes, *call.gives)
+                id: call.outputs
                 for id, call in training.calls.items()
-                if call.gives and id in both
+                if call.outputs and id in evaluation.calls and evaluation.calls[id].outputs
             },
-            {id: (FIRST + n, frozenset(draws[id])) for n, id in enumerate(cut)},
+            frozenset[Any]().union(*random),
         )
-        begins = [[r.calls[call].begin for call in places] for r in (training, evaluation)]
-        passes = [*zip((training, evaluation), begins, strict=True)]
-        self._owners = find_owners(self.model, passes)
+        begins = [[each.calls[i.call].begin for i in interfaces] for each in passes]
+        units = [*zip(passes, begins, strict=True)]
+        self._owners = find_owners(self.model, units)
         """By the name of every tensor that is saved, the units that use it, in order."""
-        self._changed = find_changed(self.network.copy, passes)
+        buffers = dict(self.network.copy.named_buffers(remove_duplicate=False))
+        self._changed = {
+            name: {
+                bisect_right(times, t)
+                for each, times in units
+                for t, _ in each.uses_of(name, buffers[name])
+            }
+            for name in {name for each in passes for name in each.changed} & buffers.keys()
+        }
         """By the name of a buffer that the pass changes, the units that use it."""
-        self._not_called = find_not_called(self.network.copy, training)
-        self.begun: dict[str, set[int]] = {}
-        """By the paths of modules that are called, the units in which their calls begin."""
-        for call in training.calls.values():
-            self.begun.setdefault(call.path, set()).add(bisect_right(self._times, call.begin))
-        self._number_calls(training, {id[-1][0] for id in draws if id and id not in cut})
+        self._number_calls(training, {*drawing} - opened)
 
     @property
     def count(self) -> int:
         """How many units there are."""
-        return len(self.crossings) + 1
+        return len(self.interfaces) + 1
 
     def units(self) -> list[Unit]:
         """The pieces between all places where it may be cut: a unit is never cut."""
         return [
-            CallUnit(name, {"": self.stretch(i, i + 1, False)}, calls=self, start=i, stop=i + 1)
+            CallUnit(name, {"": self.stage(i, i + 1, False)}, calls=self, start=i, stop=i + 1)
             for i, name in enumerate(self.unit_names)
         ]
 
@@ -158,9 +186,9 @@ class Calls:
         A module that is called again has "@1" behind its name.
         """
         seen, names = Counter[str](), []
-        for begin in (self.first, *self.names):
-            # the element of a list of one has no parent that is opened: it is the outermost
-            inner = [path for path in begin if path.rpartition(".")[0] in self._opened]
+        for begin in (self._first, *(each.names for each in self.interfaces)):
+            # the element of a list of one has no parent that is divided: it is the outermost
+            inner = [path for path in begin if path.rpartition(".")[0] in self._divided]
             name = [begin[0], *inner][-1]
             names.append(f"{name}@{seen[name]}" if seen[name] else name)
             seen[name] += 1
@@ -169,64 +197,59 @@ class Calls:
     @property
     def widths(self) -> list[int]:
         """How many tensors go into each unit but the first, beside integers."""
-        return [len(each.keys) for each in self.crossings]
+        return [len(each.shapes) for each in self.interfaces]
 
     def find_units_named(self, cuts: Sequence[str]) -> list[str]:
         """The units that begin with these modules; ValueError if there is no such place."""
-        units = self.unit_names[1:]
-        pairs = zip(units, self.names, strict=True)
-        known = {name: unit for unit, names in pairs for name in (unit, *names)}
+        pairs = zip(self.unit_names[1:], self.interfaces, strict=True)
+        units = {name: unit for unit, each in pairs for name in (unit, *each.names)}
         for cut in cuts:
-            if cut not in known:
+            if cut not in units:
                 other = f"it is no module with parameters, or {self.fault or 'nothing can cross'}"
-                fault, near = self._faults.get(cut, other), nearest(cut, known, 0.6)
-                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+                fault, near = self._faults.get(cut, other), nearest(cut, units, 0.6)
+                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(units)}"
                 raise ValueError(
                     f"there is no cut before {cut!r} in {type(self.model).__name__}: "
                     f"{fault}; {hint}"
                 )
-        return [known[cut] for cut in cuts]
+        return [units[cut] for cut in cuts]
 
-    def stretch(self, start: int, stop: int, own: bool) -> Stretch:
-        """Units start .. stop-1 as one module; `own`: on a copy that has their tensors alone."""
-        key = (start, stop, own)
-        if key not in self._stretches:
-            network = self.network
-            if own:
-                network = Network(self.model)
-                network.drawing = self.network.drawing
-                self._keep_own(network, start, stop)
-            first, last = [None, *self.crossings, None][start : stop + 1 : stop - start]
+    def stage(self, start: int, stop: int, local: bool) -> StageModule:
+        """Units start .. stop-1 as one module; `local`: on a copy that has their tensors alone."""
+        key = (start, stop, local)
+        if key not in self._stages:
+            network = self._local_network(start, stop) if local else self.network
+            first, last = [None, *self.interfaces, None][start : stop + 1 : stop - start]
             times = [0, *self._times, 1 << 62]
             numbers = {
                 path: tuple(FIRST + n for n, time in calls if times[start] <= time < times[stop])
                 for path, calls in self._numbers.items()
             }
             called = {path: each for path, each in numbers.items() if each}
-            self._stretches[key] = Stretch(network, self.code, first, last, called)
-        return self._stretches[key]
+            self._stages[key] = StageModule(network, self.whole, first, last, called)
+        return self._stages[key]
 
     def networks(self) -> list[nn.Module]:
-        """The copies of the model that stretches run."""
-        return list({id(s.network): s.network.copy for s in self._stretches.values()}.values())
+        """The copies of the model that stages run."""
+        return list({id(s.network): s.network.copy for s in self._stages.values()}.values())
 
     def tensors_of(self, start: int, stop: int) -> dict[str, Tensor]:
         """Parameters and persistent buffers by name, each in the first unit that has it."""
         everything = self.model.state_dict()
-        for stretch in self._own_stretches(start, stop):
-            everything |= stretch.state_dict()  # a forward may have put others in their place
+        for stage in self._local_stages(start, stop):
+            everything |= stage.state_dict()  # a forward may have put others in their place
         return {n: x for n, x in everything.items() if start <= self._owners[n][0] < stop}
 
     def parameters_of(self, start: int, stop: int) -> dict[str, nn.Parameter]:
         """The parameters by name, each in all units that use it; their copies, where it has any."""
         everything = dict(self.model.named_parameters(remove_duplicate=False))
-        for stretch in self._own_stretches(start, stop):
-            everything |= dict(stretch.named_parameters(remove_duplicate=False))
+        for stage in self._local_stages(start, stop):
+            everything |= dict(stage.named_parameters(remove_duplicate=False))
         return {n: p for n, p in everything.items() if self._is_used(n, start, stop)}
 
-    def _own_stretches(self, start: int, stop: int) -> list[Stretch]:
+    def _local_stages(self, start: int, stop: int) -> list[StageModule]:
         """Those of blocks that have any of these units."""
-        return [s for (a, b, own), s in self._stretches.items() if own and a < stop and start < b]
+        return [s for (a, b, local), s in self._stages.items() if local and a < stop and start < b]
 
     def _is_used(self, name: str, start: int, stop: int) -> bool:
         return any(start <= unit < stop for unit in self._owners[name])
@@ -238,8 +261,7 @@ class Calls:
             names.setdefault(id(p), []).append(name)
         ties: dict[tuple[int, ...], list[list[str]]] = {}
         for each in names.values():
-            units = {unit for name in each for unit in self._owners[name]}
-            blocks = tuple(sorted({bisect_right(starts, unit) - 1 for unit in units}))
+            blocks = _blocks_of(starts, (unit for name in each for unit in self._owners[name]))
             if len(blocks) > 1:
                 ties.setdefault(blocks, []).append(each)
         return ties
@@ -247,110 +269,104 @@ class Calls:
     def check_changed(self, starts: Sequence[int]) -> None:
         """ValueError for a buffer that the pass changes, and that several blocks use."""
         for name, units in self._changed.items():
-            blocks = sorted({bisect_right(starts, unit) - 1 for unit in units})
+            blocks = _blocks_of(starts, units)
             if len(blocks) > 1:
                 raise ValueError(
                     f"blocks {blocks[0]} and {blocks[1]} share the statistic {name!r}, and their "
                     "copies would drift apart: cut elsewhere, or give each its own"
                 )
 
-    def sync_buffers(self) -> None:
-        """Let the model have the buffers that forward passes of its blocks have put anew."""
-        for (_, _, own), stretch in self._stretches.items():
-            for name, buffer in stretch.named_buffers() if own else ():
+    def take_attributes(self) -> None:
+        """Let the copies of the model have its attributes as they are."""
+        models = user_modules(self.model)
+        for network in self.networks():
+            for path, module in user_modules(network).items():
+                hand_over(models[path], module)
+
+    def sync_buffers(self, starts: Sequence[int], only: int | None) -> None:
+        """Let the model have the buffers and attributes that its blocks have put anew.
+
+        Of several blocks the last one has come to the end of a module's code. `only` that block has
+        been trained in this process; None: all.
+        """
+        for start, stop in pairwise((*starts, self.count)):
+            for name, buffer in self.stage(start, stop, True).named_buffers():
                 path, _, field = name.rpartition(".")
                 self.model.get_submodule(path)._buffers[field] = buffer
+        for start, path, module in self._executed(starts):
+            if only is None or start == starts[only]:
+                hand_over(module, self.model.get_submodule(path))
 
-    def _keep_own(self, network: Network, start: int, stop: int) -> None:
-        """Leave the copy the tensors of its units; others are there for their shapes, unnamed."""
-        for path, module in network.copy.named_modules():
-            known = {
-                name: full_name(path, name) for name in (*module._parameters, *module._buffers)
-            }
-            foreign = [
-                name
-                for name, full in known.items()
-                if full in self._owners and not self._is_used(full, start, stop)
-            ]
-            vars(module)[ELSEWHERE] = foreign
-            for name in foreign:
-                among = module._parameters if name in module._parameters else module._buffers
-                vars(module)[name] = among.pop(name)
-        self._copy_tied(network, start, stop)
+    def check_numbers(self, starts: Sequence[int]) -> None:
+        """ValueError if a pass of all blocks has left numbers in a module that differ between them.
 
-    def _copy_tied(self, network: Network, start: int, stop: int) -> None:
-        """Give the copy parameters of its own in place of those that an earlier block has, too."""
+        Code behind a cut is run by the blocks behind it alone.
+        """
+        seen: dict[tuple[str, str], Any] = {}
+        for start, path, module in self._executed(starts):
+            for name, value in attributes(module).items():
+                if is_number(value) and seen.setdefault((path, name), value) != value:
+                    raise ValueError(
+                        f"{path or type(self.model).__name__} changes its attribute {name!r} "
+                        f"behind the cut before {self.unit_names[start]}, and the block before it "
+                        "does not come there: change it where the forward begins, or in a module "
+                        "of its own, or cut elsewhere"
+                    )
+
+    def _executed(self, starts: Sequence[int]) -> Iterator[tuple[int, str, nn.Module]]:
+        """The first unit of each block, and the user's modules that it has run, by path."""
+        for start, stop in pairwise((*starts, self.count)):
+            network = self.stage(start, stop, True).network
+            for path, module in user_modules(network.copy).items():
+                if path in network.executed:
+                    yield start, path, module
+
+    def _local_network(self, start: int, stop: int) -> WatchedNetwork:
+        """A copy with the tensors of its units; others are there for their shapes, unnamed.
+
+        It has copies of parameters that an earlier block has, too.
+        """
+        network = WatchedNetwork(self.model)
         units: dict[int, set[int]] = {}
         for name, weight in self.model.named_parameters(remove_duplicate=False):
             units.setdefault(id(weight), set()).update(self._owners[name])
         copies: dict[int, nn.Parameter] = {}
-        for module in network.copy.modules():
-            for among in (module._parameters, vars(module)):
-                for name, p in [*among.items()]:
-                    used = units.get(id(p), ())
-                    if not (used and min(used) < start and any(start <= u < stop for u in used)):
-                        continue
-                    if id(p) not in copies:
-                        copies[id(p)] = nn.Parameter(p.detach().clone(), p.requires_grad)
-                    among[name] = copies[id(p)]
+        for path, module in network.copy.named_modules():
+            remote = vars(module)[ELSEWHERE] = []
+            for table in (module._parameters, module._buffers):
+                for name, x in [*table.items()]:
+                    used, full = units.get(id(x), set[int]()), full_name(path, name)
+                    if used and min(used) < start and any(start <= unit < stop for unit in used):
+                        copy = nn.Parameter(x.detach().clone(), x.requires_grad)
+                        table[name] = copies.setdefault(id(x), copy)
+                    if full in self._owners and not self._is_used(full, start, stop):
+                        vars(module)[name] = table.pop(name)
+                        remote.append(name)
+        return network
 
-    def _choose(
-        self, training: Recorder, evaluation: Recorder, cuts: Sequence[str]
-    ) -> dict[CallId, Boundary]:
-        """The boundaries alike in training and evaluation, of modules that are not kept whole."""
-        self._opened, places = self._find_opened(cuts), dict[CallId, Boundary]()
-        others = find_boundaries(evaluation)
-        for call, one in find_boundaries(training).items():
-            if (call[-2][0] if len(call) > 1 else "") not in self._opened:
-                continue
-            changed = training.changed_buffers(frozenset(call[:n] for n in range(len(call))))
-            place = (
-                f"the forward writes to the buffer {changed[0]!r}: move that code into the "
-                "forward of a module of its own, which has the buffer"
-                if changed
-                else agreed(one, others.get(call, "it is not called in evaluation"))
-            )
-            if isinstance(place, Boundary):
-                places[call] = place
-            else:
-                name = call[-1][0]
-                self._faults.setdefault(name, place)
-                self.fault = self.fault or f"no cut before {name!r}: {place}"
-        if not places and not self.fault and training.read:
-            _, line = next(iter(training.read.values()))
-            self.fault = f"its calls depend on numbers ({line}): move that code into a module"
-        return places
-
-    def _drop_faulty(self, inputs: Any, evaluation: Recorder) -> None:
-        """Try the units one after the other, and leave out the places where one cannot begin.
-
-        None is left if the units together compute something else.
-        """
-        some = tree_map(lambda x: x[:2], inputs)
-        while self._places:
-            value, units = some, self.units()
-            with mode(self.network.copy, False), torch.no_grad():
-                try:
-                    for i, unit in enumerate(units):
-                        part = unit.parts[""]
-                        value = part(value) if i else call_network(part, value)
-                except Exception as error:  # whatever a forward does without numbers
-                    self.fault = (
-                        f"its forward needs what only a part of it computes "
-                        f"({code_line(error, True)}: {one_line(error)[:160]}); move that "
-                        "code into a module of its own"
+    def _drop_faulty(self, inputs: Any, passes: Sequence[PassRecorder]) -> None:
+        """Leave out the places before which the units do not compute what the network does."""
+        check = CutCheck(self.network.copy, tree_map(lambda x: x[:SAMPLES], inputs))
+        while self.interfaces:
+            fault, unit = check.fault([self.stage(i, i + 1, False) for i in range(self.count)])
+            if not fault:
+                return
+            faults = {max(0, (unit or 0) - 1): fault}
+            if unit is None and len(self.interfaces) > 1:  # which place it is shows by itself
+                alone = {
+                    i: check.fault(
+                        [self.stage(0, i + 1, False), self.stage(i + 1, self.count, False)]
                     )
-                    del self._places[self.crossings[max(0, i - 1)].call]
-                    self.settle(inputs, evaluation)
-                    continue
-                whole = [call_network(self.network.copy, some) for _ in range(2)]
-            if _differ(value, whole[0]) and not _differ(*whole):
-                self.fault = "its units give other numbers than its own forward"
-                self._places = {}
-                self.settle(inputs, evaluation)
-            break
+                    for i in range(len(self.interfaces))
+                }
+                faults = {i: found for i, (found, _) in alone.items() if found}
+                faults = faults or dict.fromkeys(alone, fault)
+            for i, found in faults.items():
+                self._note_fault(self.interfaces[i], found)
+            left = [each for i, each in enumerate(self.interfaces) if i not in faults]
+            self._settle(inputs, passes, left)
 
-    def _find_opened(self, cuts: Sequence[str]) -> set[str]:
+    def _find_divided(self, cuts: Sequence[str]) -> set[str]:
         """The paths of modules that are cut inside: those that have a list of several in them."""
         opened = {""}
         for path, module in self.network.copy.named_modules():
@@ -360,39 +376,24 @@ class Calls:
                 opened |= {".".join(parts[:n]) for n in range(len(parts) + 1)}
         return opened
 
-    def _number_calls(self, recorder: Recorder, drawing: set[str]) -> None:
+    def _number_calls(self, recorder: PassRecorder, drawing: set[str]) -> None:
         """The calls of each module that draws: their numbers in the whole pass, and their times."""
         self._numbers: dict[str, list[tuple[int, int]]] = {}
         first: list[str] = []
         for number, call in enumerate(recorder.calls.values()):
             inside = not first or call.path.startswith(f"{first[-1]}.")
-            if call.id and inside and call.path in self.network.owners:
+            if call.id and inside and call.path in self.network.stateful:
                 first.append(call.path)
             if call.path in drawing:
                 self._numbers.setdefault(call.path, []).append((number, call.begin))
-        for number, (path, when) in enumerate(self._not_called.items(), len(recorder.calls)):
-            rate = getattr(self.network.copy.get_submodule(path), "p", 0)
-            if when and isinstance(rate, float) and rate > 0:  # dropout of an expert, for example
-                self._numbers[path] = [(number, when[0])]
-        self.network.drawing = {*self._numbers}
-        self.first = first or ["inputs"]
+        called, count = {call.path for call in recorder.calls.values()}, len(recorder.calls)
+        for number, (path, module) in enumerate(self.network.copy.named_modules(), count):
+            if path not in called and isinstance(module, nn.modules.dropout._DropoutNd):
+                self._numbers[path] = [(number, recorder.begins(path)[0])]  # of an expert
+        self._first = first or ["inputs"]
         """The modules that begin the first unit, the outermost first."""
 
 
-def _check_inputs(model: nn.Module, inputs: Any) -> None:
-    """ValueError for inputs that a module's forward does not take, by their names or number."""
-    signature = inspect.signature(model.forward)
-    try:
-        if isinstance(inputs, dict):
-            signature.bind(**inputs)
-        else:
-            signature.bind(*(inputs if isinstance(inputs, tuple | list) else (inputs,)))
-    except TypeError as error:
-        raise ValueError(f"{type(model).__name__} does not take these inputs: {error}") from None
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """Whether tensors of two outputs differ in a number."""
-    pairs = zip(tree_leaves(one), tree_leaves(other), strict=False)
-    tensors = ((a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor))
-    return any(not torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in tensors)
+def _blocks_of(starts: Sequence[int], units: Iterable[int]) -> tuple[int, ...]:
+    """The blocks that have units, in order."""
+    return tuple(sorted({bisect_right(starts, unit) - 1 for unit in units}))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from hybrid.networks.remote_tensor import RemoteTensor
 from hybrid.networks.units import Unit, make_single_unit_blocks, mode
 from hybrid.solvers.layers.branches import nothing_left_out, survival
 from hybrid.solvers.local_work.budget import Cost
@@ -191,7 +192,7 @@ class _Counter(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if any(isinstance(x, Tensor) and x.is_meta for x in tree_leaves((args, out))):
+        if any(isinstance(x, RemoteTensor) or _is_meta(x) for x in tree_leaves((args, out))):
             return out  # another block's, of which there is only the shape
         count = flop_registry.get(func.overloadpacket)
         flops = 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
@@ -202,6 +203,10 @@ class _Counter(DispatchMode):
         if flops or num_bytes:
             self._moved.append(Moved(flops, num_bytes))
         return out
+
+
+def _is_meta(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_meta
 
 
 def _is_of_a_pair(func: Any, out: Any) -> bool:

@@ -16,7 +16,7 @@ from hybrid.errors import no_exit, one_line
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.calls import Calls
 from hybrid.networks.costs import count_costs, measure_costs, merge_units
-from hybrid.networks.own_units import leave_unread
+from hybrid.networks.local_init import leave_unread
 from hybrid.networks.units import Chain, Unit, check_shared_tensors, is_sequence, units
 from hybrid.solvers.acting import nearest
 from hybrid.solvers.local_work.budget import Cost

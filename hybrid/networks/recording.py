@@ -1,31 +1,28 @@
-"""Where the pass of any network may be cut, found by watching two passes over a few samples."""
+"""Two recorded passes of any network: where it may be cut, what crosses, and who uses what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import register_dataclass
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from hybrid.errors import calling_line
-from hybrid.networks.absent import writes
 from hybrid.networks.passes import (
-    GRADIENTS,
+    INPUT,
+    OUTPUT,
     CallId,
-    Frame,
-    Key,
-    Network,
-    Pass,
-    differentiated,
-    enclosure,
-    in_function,
-    unwrapped,
+    ModuleCall,
+    TensorKey,
+    WatchedNetwork,
+    WatchedPass,
     watched,
 )
 from hybrid.networks.units import mode
@@ -34,37 +31,131 @@ from hybrid.solvers.numerics.draws import RandomOperations
 
 SAMPLES = 2
 """Those of the pass in which calls are recorded, in training; one more in evaluation."""
-INPUT = -2
-"""The operation of a `Key` of one of the network's inputs."""
 
 
 @dataclass
-class Call:
-    """A call of a module, in the time of its pass."""
+class TensorLife:
+    """A tensor of a pass that depends on parameters or samples."""
 
-    id: CallId
-    begin: int
-    around: Call | None
-    end: float = inf
-    own: bool = True
-    """Whether all that it gives depends on parameters or samples: then it need not be made where
-    only shapes are needed."""
-    takes: Shapes = ()
-    """The shapes of the tensors among its arguments, as `shapes_by_rows` has them."""
-    gives: tuple[list[Any], TreeSpec] | None = None
-    """What it gives, as tensors on the meta device, and their structure."""
+    tensor: Tensor
+    births: list[tuple[int, TensorKey]] = field(default_factory=list)
+    """When it came to be, or was written to, and how."""
+    last_use: float = -1
 
-    @property
-    def path(self) -> str:
-        """Of its module."""
-        return self.id[-1][0] if self.id else ""
 
-    def ancestors(self) -> Iterator[Call]:
-        """The calls around it, the innermost first."""
-        around = self.around
-        while around is not None:
-            yield around
-            around = around.around
+class PassRecorder(WatchedPass):
+    """A pass over samples that notes when every tensor comes to be, and is used."""
+
+    def __init__(self, network: WatchedNetwork) -> None:
+        super().__init__(network)
+        self.time = 0
+        self.calls: dict[CallId, ModuleCall] = {(): self.open[0]}
+        """All calls, in the order in which they begin."""
+        self.lives: dict[int, TensorLife] = {}
+        self.uses: dict[int, tuple[Tensor, list[tuple[int, str]]]] = {}
+        """When a tensor is used, by identity, and the path of the module in whose code that is."""
+        self.drawing: dict[str, set[Any]] = {}
+        """The operations that draw random numbers in a module's own code, by its path."""
+        self.read: dict[CallId, tuple[int, str]] = {}
+        """When a call's own code reads numbers that depend on samples, for the first time, and the
+        line that does."""
+        self.integers_needed: float = 0
+        """When what is computed of integers among the inputs is needed for the last time."""
+        self.changed: dict[str, Tensor] = {}
+        """The buffers that the pass writes to or puts anew, by name: as they are afterwards."""
+        self._of_integers: dict[int, Tensor] = {}
+        """What is computed of integers among the inputs and depends on nothing else."""
+
+    def run(self, inputs: Any) -> None:
+        """Pass a batch of inputs through the network."""
+        for i, x in enumerate(tree_leaves(inputs)):
+            if x.is_floating_point():
+                self.tensor(x, TensorKey((), INPUT, i))
+            else:
+                self._of_integers[id(x)] = x
+        buffers = dict(self.network.copy.named_buffers(remove_duplicate=False))
+        before = {name: (x, x._version) for name, x in buffers.items()}
+        with watched(self), self:
+            out = call_network(self.network.copy, inputs)
+        _register_dataclasses(out)
+        after = dict(self.network.copy.named_buffers(remove_duplicate=False))
+        self.changed = {
+            name: after.get(name, x)
+            for name, (x, version) in before.items()
+            if after.get(name, x) is not x or x._version != version
+        }
+        for x in tree_leaves(out):
+            if id(x) in self.lives:
+                self.lives[id(x)].last_use = inf
+            if isinstance(x, nn.Parameter):
+                self._note_use(x, "")
+            if id(x) in self._of_integers:
+                self.integers_needed = inf
+
+    def call(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self.time += 1
+        _register_dataclasses((args, kwargs))
+        call = ModuleCall(self.open[-1].child(path), self.time)
+        self.open[-1].calls[path] += 1
+        self.calls[call.id] = call
+        out = self.run_call(call, forward, args, kwargs)
+        self.time += 1
+        call.end = self.time
+        _register_dataclasses(out)
+        tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        dependent = bool(tensors) and all(map(self.is_dependent, tensors))
+        if not dependent and path not in self.network.stateful:
+            return out
+        with torch._C.DisableTorchFunction():
+            leaves, structure = tree_flatten(out)
+            call.outputs = [*map(_without_numbers, leaves)], structure
+        return self.produced(out, call.id, OUTPUT)
+
+    def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        self.time += 1
+        with RandomOperations() as random:
+            out = func(*args, **kwargs)
+        path, leaves = self.open[-1].path, tree_leaves(out)
+        if random.drew:
+            self.drawing.setdefault(path, set()).add(func)
+        results = [x for x in leaves if isinstance(x, Tensor)]
+        dependent = any(map(self.is_dependent, tensors))
+        if random.read and dependent:
+            self.read.setdefault(self.open[-1].id, (self.time, calling_line()))
+        if not (results or random.read or func == Tensor.__setitem__):
+            return out  # a shape or number format
+        for x in tensors:
+            self._note_use(x, path)
+        if any(id(x) in self._of_integers for x in tensors):
+            if dependent:
+                self.integers_needed = max(self.integers_needed, self.time)
+            else:
+                self.integers_needed = inf if random.read else self.integers_needed
+                self._of_integers |= {id(x): x for x in results}
+        return out
+
+    def _note_use(self, x: Tensor, path: str) -> None:
+        if id(x) in self.lives:
+            self.lives[id(x)].last_use = self.time
+        while torch._C._functorch.is_functorch_wrapped_tensor(x):
+            x = torch._C._functorch.get_unwrapped(x)
+        self.uses.setdefault(id(x), (x, []))[1].append((self.time, path))
+
+    def tensor(self, x: Tensor, key: TensorKey) -> Tensor:
+        if not isinstance(x, nn.Parameter):
+            life = self.lives.setdefault(id(x), TensorLife(x))
+            life.births.append((self.time, key))
+        return super().tensor(x, key)
+
+    def uses_of(self, name: str, x: Tensor) -> list[tuple[int, str]]:
+        """When a parameter or buffer of that name is used, and in whose code."""
+        versions = {id(each) for each in (x, self.changed.get(name, x))}
+        return [use for each in versions for use in self.uses.get(each, (x, []))[1]]
+
+    def begins(self, path: str) -> list[int]:
+        """When calls of a module begin, or of the next one around it that is called."""
+        begins = [call.begin for call in self.calls.values() if call.path == path]
+        return begins or self.begins(path.rpartition(".")[0])
 
 
 def _without_numbers(x: Any) -> Any:
@@ -74,247 +165,149 @@ def _without_numbers(x: Any) -> Any:
     return x if isinstance(x, bool | int | float | str) else None
 
 
-Shapes = tuple[tuple[Any, ...], ...]
-
-
-def shapes_by_rows(value: Any, rows: int) -> Shapes:
-    """The shapes of all tensors of a value, so many rows in the first place being "rows"."""
-    tensors = (x for x in tree_leaves(value) if isinstance(x, Tensor))
-    return tuple(("rows", *x.shape[1:]) if x.shape[:1] == (rows,) else (*x.shape,) for x in tensors)
-
-
-@dataclass
-class Life:
-    """A tensor of a pass."""
-
-    tensor: Tensor
-    born: list[tuple[int, Key, Call]] = field(default_factory=list)
-    """When it came to be, how, and within which call."""
-    first_use: float = inf
-    last_use: float = -1
-    last_function: float = -1
-    """When the forward of a torch.autograd.Function uses it for the last time."""
-    replaced_later: bool = False
-    """Whether it came to be where a block cannot put in its place what has crossed: inside such a
-    forward, or by being written to."""
-    inputs: frozenset[int] = frozenset()
-    """The integers among the network's inputs that it was computed of, and of nothing else."""
-
-
-class Recorder(Pass):
-    """A pass over samples that notes when every tensor comes to be, is used and is written to."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__(network)
-        self.time = 0
-        self.calls: dict[CallId, Call] = {(): Call((), 0, None)}
-        """All calls, in the order in which they begin."""
-        self._open = [self.calls[()]]
-        self.lives: dict[int, Life] = {}
-        self.uses: dict[int, list[tuple[int, str]]] = {}
-        """When a tensor is used, by identity, and the path of the module in whose code that is."""
-        self.written: list[tuple[int, int, Call]] = []
-        """When a memory is written to, which, and in whose code."""
-        self.drawing: dict[CallId, set[Any]] = {}
-        """The operations in a call's own code that draw random numbers."""
-        self._buffers: dict[str, tuple[Tensor, Tensor]] = {}
-        """Each buffer before and after the pass."""
-        self.read: dict[CallId, tuple[int, str]] = {}
-        """When a call's own code reads numbers that depend on samples, for the first time, and the
-        line that does."""
-        self.needed: dict[int, float] = {}
-        """When an input of integers is needed for the last time, by its place."""
-        self.enclosed: dict[CallId, str] = {}
-        """Why there can be no cut before a call, by what runs around it."""
-        self.unseen: dict[CallId, str] = {}
-        """By call, a line of its own code where a tensor with a graph is used that was not watched
-        coming to be."""
-        self.gradients: list[tuple[float, int, str]] = []
-        """Where the graph begins of which code takes a gradient, when it does, and its line."""
-        self._with_graph: dict[int, Tensor] = {}
-        """What has a graph and depends neither on parameters nor on samples, by identity."""
-
-    def run(self, inputs: Any) -> None:
-        """Pass a batch of inputs through the network."""
-        self.samples = len(tree_leaves(inputs)[0])
-        for i, x in enumerate(tree_leaves(inputs)):
-            if x.is_floating_point():
-                self.tensor(x, Key((), INPUT, i))
-            else:
-                self._life(x).inputs = frozenset({i})
-        before = dict(self.network.copy.named_buffers(remove_duplicate=False))
-        with watched(self), self:
-            out = call_network(self.network.copy, inputs)
-        _know_dataclasses(out)
-        after = dict(self.network.copy.named_buffers(remove_duplicate=False))
-        self._buffers = {n: (b, after.get(n, b)) for n, b in before.items()}
-        for x in tree_leaves(out):
-            if isinstance(x, Tensor):
-                self._life(x).last_use = inf
-                self.uses.setdefault(id(x), []).append((self.time, ""))
-                self.needed |= dict.fromkeys(self._life(x).inputs, inf)
-
-    def call(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self.time += 1
-        _know_dataclasses((args, kwargs))
-        id = (*self.frames[-1].id, (path, self.frames[-1].calls[path]))
-        takes = shapes_by_rows((args, kwargs), self.samples)
-        self.calls[id] = Call(id, self.time, self._open[-1], takes=takes)
-        if why := enclosure(Recorder.run.__code__):
-            self.enclosed[id] = why
-        self._find_unseen((args, kwargs))
-        self._open.append(self.calls[id])
-        return super().call(path, forward, args, kwargs)
-
-    def ended(self, frame: Frame, out: Any) -> Any:
-        self.time += 1
-        self._find_unseen(out)
-        call = self._open.pop()
-        call.end = self.time
-        _know_dataclasses(out)
-        tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        computed = bool(tensors) and all(map(self.is_dependent, tensors))
-        call.own = frame.own = call.path in self.network.owners or computed
-        if call.own:
-            with torch._C.DisableTorchFunction():
-                leaves, structure = tree_flatten(out)
-                call.gives = [*map(_without_numbers, leaves)], structure
-        return super().ended(frame, out)
-
-    def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
-        self.time += 1
-        call = self._open[-1]
-        self._find_unseen(tensors)
-        if func in GRADIENTS:
-            self._find_gradient(differentiated(func, args, kwargs))
-        function = in_function(Recorder.run.__code__)
-        for x in tensors:
-            life = self._life(x)
-            life.first_use, life.last_use = min(life.first_use, self.time), self.time
-            life.last_function = self.time if function else life.last_function
-            self.uses.setdefault(id(unwrapped(x)), []).append((self.time, call.path))
-        versions = [x._version for x in tensors]
-        with RandomOperations() as random:
-            out = func(*args, **kwargs)
-        if random.drew:
-            self.drawing.setdefault(call.id, set()).add(func)
-        if random.read and any(map(self.is_dependent, tensors)):
-            self.read.setdefault(call.id, (self.time, calling_line()))
-        for x, version in zip(tensors, versions, strict=True):
-            if x._version != version:
-                self.written.append((self.time, memory_of(x), call))
-        self._follow_integers(tensors, out)
-        for x in tree_leaves(args[0] if out is None and args else out):
-            if isinstance(x, Tensor):
-                self._life(x).replaced_later |= writes(func)
-                if x.grad_fn is not None:
-                    self._with_graph[id(x)] = x
-        return out
-
-    def _find_unseen(self, value: Any) -> None:
-        """Note the line that runs now, if a value has a tensor that unwatched code has computed."""
-        for x in tree_leaves(value):
-            if not isinstance(x, Tensor) or x.grad_fn is None or self.is_dependent(x):
-                continue
-            if id(x) not in self._with_graph:
-                self.unseen.setdefault(self._open[-1].id, calling_line())
-
-    def _find_gradient(self, inputs: Any) -> None:
-        """Note where the graph begins of which a gradient is taken now."""
-        leaves = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
-        lives = [self._life(x) for x in leaves]
-        begins = [min([each.first_use, *(time for time, _, _ in each.born)]) for each in lives]
-        known = begins and not any(isinstance(x, nn.Parameter) for x in leaves)
-        self.gradients.append((min(begins) if known else -1, self.time, calling_line()))
-
-    def _follow_integers(self, tensors: list[Tensor], out: Any) -> None:
-        """Note which inputs of integers an operation needs, or hands on to what it gives."""
-        inputs = frozenset[int]().union(*(self._life(x).inputs for x in tensors))
-        if not inputs:
-            return
-        given = tree_leaves(out)
-        if any(map(self.is_dependent, tensors)):
-            self.needed |= dict.fromkeys(inputs, self.time)
-        elif all(isinstance(x, Tensor) for x in given):
-            for x in given:
-                self._life(x).inputs |= inputs
-        else:
-            self.needed |= dict.fromkeys(inputs, inf)  # the code depends on their numbers
-
-    def tensor(self, x: Tensor, key: Key) -> Tensor:
-        life = self._life(x)
-        life.born.append((self.time, key, self._open[-1]))
-        life.replaced_later |= in_function(Recorder.run.__code__)
-        return super().tensor(x, key)
-
-    def begun(self) -> dict[str, list[int]]:
-        """When calls of each module begin, by its path."""
-        begun: dict[str, list[int]] = {}
-        for call in self.calls.values():
-            begun.setdefault(call.path, []).append(call.begin)
-        return begun
-
-    def uses_of(self, x: Tensor) -> list[tuple[int, str]]:
-        """When a parameter or buffer of the network is used, and in whose code."""
-        anew = [b for a, b in self._buffers.values() if a is x and b is not x]
-        return [use for each in (x, *anew) for use in self.uses.get(id(each), [])]
-
-    def changed(self) -> list[str]:
-        """The buffers that are written to in the pass, or put anew."""
-        written = {memory for _, memory, _ in self.written}
-        pairs = self._buffers.items()
-        return [n for n, (a, b) in pairs if a is not b or memory_of(a) in written]
-
-    def changed_buffers(self, calls: frozenset[CallId]) -> list[str]:
-        """The buffers that the code of some calls writes to, or puts anew."""
-        paths = {call[-1][0] if call else "" for call in calls}
-        written = {memory for _, memory, call in self.written if call.id in calls}
-        return [
-            name
-            for name, (a, b) in self._buffers.items()
-            if memory_of(a) in written or (a is not b and name.rpartition(".")[0] in paths)
-        ]
-
-    def _life(self, x: Tensor) -> Life:
-        return self.lives.setdefault(id(x), Life(x))
-
-
-def _know_dataclasses(value: Any) -> None:
+def _register_dataclasses(value: Any) -> None:
     """Let torch know what is in a value's dataclasses, as it does for tuples and dicts."""
     for x in tree_leaves(value):
         if is_dataclass(x) and not isinstance(x, type | nn.Module):
             with suppress(ValueError):  # it has fields that its constructor does not take
                 register_dataclass(type(x))
-                _know_dataclasses([getattr(x, field.name) for field in fields(x)])
+                _register_dataclasses([getattr(x, field.name) for field in fields(x)])
 
 
-def memory_of(x: Tensor) -> int:
-    """What tells memories apart."""
-    return int(x.untyped_storage()._cdata)
+def record(network: WatchedNetwork, inputs: Any) -> Iterator[PassRecorder]:
+    """A pass in training and one in evaluation; ValueError if the network does not take the inputs.
+
+    The inputs are repeated as need be.
+    """
+    for samples, training in ((SAMPLES, True), (SAMPLES + 1, False)):
+        recorder = PassRecorder(network)
+        try:
+            some = tree_map(lambda x, n=samples: x[torch.arange(n) % len(x)], inputs)
+            with mode(network.copy, training), torch.set_grad_enabled(training):
+                recorder.run(some)
+        except Exception as error:  # whatever a user's module raises
+            shapes = ", ".join(str(tuple(x.shape[1:])) for x in tree_leaves(inputs))
+            raise ValueError(
+                f"sample of shape {shapes} does not fit {type(network.copy).__name__}, which says: "
+                f"{(str(error).splitlines() or ['nothing'])[0]}"
+            ) from None
+        yield recorder
 
 
-def record(network: Network, inputs: Any, samples: int, training: bool) -> Recorder:
-    """A pass over so many of the inputs, which are repeated as need be."""
-    some = tree_map(lambda x: _repeat_rows(x, samples), inputs)
-    recorder = Recorder(network)
-    with mode(network.copy, training), torch.set_grad_enabled(training):
-        recorder.run(some)
-    return recorder
+@dataclass(frozen=True)
+class StageInterface:
+    """A place in a pass, before a call of a module with parameters, and what crosses it."""
+
+    call: CallId
+    """The call that begins there."""
+    time: int
+    """When it is reached in the recorded pass."""
+    names: list[str]
+    """The paths of the modules whose calls begin there, the outermost first."""
+    shapes: Mapping[TensorKey, torch.Size]
+    """What crosses of the tensors that depend on parameters, or on inputs that are no integers."""
+    integers: tuple[int, ...] = ()
+    """The places of the inputs that are integers and cross, too."""
+    shared: frozenset[TensorKey] = frozenset()
+    """The tensors that are the same for all samples, which cross as a row for each."""
+
+    @property
+    def around(self) -> set[str]:
+        """The paths of the modules whose calls are under way there."""
+        return {"", *(path for path, _ in self.call[:-1])}
+
+    def rows(self, tensors: Mapping[TensorKey, Tensor], count: int) -> list[Tensor]:
+        """What crosses, as tensors with `count` rows."""
+        return [
+            tensors[key].expand(count, *tensors[key].shape) if key in self.shared else tensors[key]
+            for key in self.shapes
+        ]
+
+    def tensors(self, rows: Sequence[Tensor]) -> dict[TensorKey, Tensor]:
+        """What has crossed, as it was."""
+        pairs = zip(self.shapes, rows, strict=False)
+        return {key: x[0] if key in self.shared else x for key, x in pairs}
 
 
-def _repeat_rows(x: Tensor, count: int) -> Tensor:
-    if len(x) == 0:
-        raise ValueError("sample has no rows: give a batch of inputs with at least one")
-    return x[torch.arange(count) % len(x)]
+def find_boundaries(recorder: PassRecorder) -> dict[CallId, StageInterface]:
+    """The places before calls at which tensors that depend on parameters are alive.
+
+    Calls between which no tensor comes to be begin at one place.
+    """
+    births = sorted(
+        time for x in recorder.lives.values() for time, key in x.births if key.operation != INPUT
+    )
+    weights = {id(p) for p in recorder.network.copy.parameters()}
+    uses = [use for each in weights & recorder.uses.keys() for use in recorder.uses[each][1]]
+    first_use = min((time for time, _ in uses), default=inf)
+    boundaries: dict[int, StageInterface] = {}
+    for call in recorder.calls.values():
+        if call.path not in recorder.network.stateful or call.begin <= first_use:
+            continue
+        begun = bisect_left(births, call.begin)
+        if begun in boundaries:
+            boundaries[begun].names.append(call.path)
+        elif shapes := _crossing(recorder, call.begin):
+            boundaries[begun] = StageInterface(call.id, call.begin, [call.path], shapes)
+    return {each.call: each for each in boundaries.values()}
 
 
-def recorded(network: Network, inputs: Any, samples: int, training: bool) -> Recorder:
-    """A recorded pass; ValueError if the network does not take the inputs."""
-    try:
-        return record(network, inputs, samples, training)
-    except Exception as error:  # whatever a user's module raises
-        shapes = ", ".join(str(tuple(x.shape[1:])) for x in tree_leaves(inputs))
-        raise ValueError(
-            f"sample of shape {shapes} does not fit {type(network.copy).__name__}, which says: "
-            f"{(str(error).splitlines() or ['nothing'])[0]}"
-        ) from None
+def _crossing(recorder: PassRecorder, time: int) -> dict[TensorKey, torch.Size]:
+    """The shapes of what is alive at a time, in the order in which it came to be."""
+    crossing: list[tuple[int, TensorKey, torch.Size]] = []
+    for x in recorder.lives.values():
+        past = [birth for birth in x.births if birth[0] < time <= x.last_use]
+        if past:
+            crossing.append((*past[-1], x.tensor.shape))
+    return {key: shape for _, key, shape in sorted(crossing)}
+
+
+def agree(one: StageInterface, other: StageInterface | None) -> StageInterface | str:
+    """A place in training, as it is in evaluation; why it is none, where they differ."""
+    if other is None:
+        return "it is not called in evaluation"
+    if [*one.shapes] != [*other.shapes]:
+        return "other tensors would cross in training than in evaluation"
+    for key, shape in one.shapes.items():
+        found = other.shapes[key]
+        if shape != found and (shape[:1], found[:1]) != ((SAMPLES,), (SAMPLES + 1,)):
+            return (
+                f"for {SAMPLES} samples a tensor of shape {tuple(shape)} would cross, which has "
+                "no row for each: reshape it behind the cut"
+            )
+    return replace(one, shared=frozenset(k for k, s in one.shapes.items() if s == other.shapes[k]))
+
+
+def find_owners(
+    model: nn.Module, passes: Sequence[tuple[PassRecorder, Sequence[int]]]
+) -> dict[str, list[int]]:
+    """By the name of every tensor that is saved, the units that use it, in order.
+
+    `passes`: recorded passes, and when their units but the first begin. Whatever operation takes a
+    tensor uses it, in the unit in which that happens. Of several names of one tensor those of the
+    module whose code it is are meant, or else all; a name of which no use is known is used where
+    the module is called that has it.
+    """
+    saved = model.state_dict(keep_vars=True)
+    saved |= dict(model.named_parameters(remove_duplicate=False))
+    aliases: dict[int, list[str]] = {}
+    for name, x in saved.items():
+        aliases.setdefault(id(x), []).append(name)
+    owners: dict[str, set[int]] = {name: set() for name in saved}
+    for names in aliases.values():
+        everywhere = set[int]()
+        for recorder, times in passes:
+            for time, where in recorder.uses_of(names[0], saved[names[0]]):
+                unit = bisect_right(times, time)
+                everywhere.add(unit)
+                for name in [n for n in names if n.rpartition(".")[0] == where] or names:
+                    owners[name].add(unit)
+        for name in names:
+            owners[name] |= set() if owners[name] else everywhere
+    recorder, times = passes[0]
+    for name, units in owners.items():
+        if not units:  # such as an expert's, or statistics that are only written to
+            path = name.rpartition(".")[0]
+            begins = [t for t in recorder.begins(path) if t or not path]
+            units.update([bisect_right(times, t) for t in begins] or [len(times)])
+    return {name: sorted(units) for name, units in owners.items()}

@@ -14,8 +14,8 @@ from hybrid.errors import AgreedError
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.objectives import LOSSES, MODEL
+from hybrid.networks.local_init import remember_generators
 from hybrid.networks.models import Chain
-from hybrid.networks.own_units import remember_generators
 from hybrid.proof.passes import (
     ExactPasses,
     LatePasses,

@@ -19,9 +19,9 @@ from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Arrangement, Grid, GridPlace
 from hybrid.method.objectives import MODEL
 from hybrid.method.options import Options
-from hybrid.networks import models, own_units
+from hybrid.networks import local_init, models
 from hybrid.networks.blocks import SAMPLES, Blocks
-from hybrid.networks.own_units import Division
+from hybrid.networks.local_init import Division
 from hybrid.networks.partition import split
 from hybrid.ranks import launch
 from hybrid.registries import TEXT
@@ -261,9 +261,9 @@ def build_network(resolved: Config, data: Data) -> nn.Module:
     """
     if not resolved.model.weights:
         return _make_network(resolved, data)
-    with own_units.without_weights():
+    with local_init.without_weights():
         network = _make_network(resolved, data)
-    own_units.lay_zeros(network)
+    local_init.lay_zeros(network)
     return network
 
 
@@ -327,7 +327,7 @@ def divide(resolved: Config, train: Data) -> Division | None:
     if resolved.model.weights:
         cut = _cut(resolved, train, build_network(resolved, train))
         return Division(cut.starts, cut.cuts, cut.costs, {})
-    return own_units.divide(
+    return local_init.divide(
         partial(build_network, resolved, train),
         partial(_cut, resolved, train),
         resolved.split.balance == "measured",
@@ -340,11 +340,11 @@ def build_blocks(resolved: Config, train: Data, division: Division | None = None
     if comm is None or division is None:
         return _cut(resolved, train, build_network(resolved, train))
     own = {place.block for place in _places(comm, resolved.split)}
-    made = own_units.build_own(partial(build_network, resolved, train), division, own)
+    made = local_init.build_local(partial(build_network, resolved, train), division, own)
     blocks = _cut(resolved, train, made, division.cuts)
     blocks = replace(blocks, starts=division.starts, costs=division.costs)
     if blocks.unread is None:
-        own_units.share_memory(blocks, own)
+        local_init.share_memory(blocks, own)
     return blocks
 
 

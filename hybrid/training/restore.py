@@ -20,7 +20,7 @@ from hybrid.files import whole_folder, write_atomically
 from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import best as best_of
 from hybrid.folder.runfolder import RunFolder
-from hybrid.networks import models, own_units
+from hybrid.networks import local_init, models
 from hybrid.networks.partition import split
 from hybrid.registries import TEXT
 from hybrid.settings import resolve
@@ -261,7 +261,7 @@ def _user_network(model: Model, settings: Config) -> nn.Module:
     It has no memory if package.module:function makes it and a run's weights came from a file.
     """
     if isinstance(model, str):
-        with own_units.without_weights() if settings.model.weights else nullcontext():
+        with local_init.without_weights() if settings.model.weights else nullcontext():
             return references.make_network(model)
     network = model if isinstance(model, nn.Module) else model()
     if not isinstance(network, nn.Module):
@@ -292,8 +292,8 @@ class CheckpointWeights(NamedTuple):
 def _load_weights(network: nn.Module, stored: CheckpointWeights, where: str) -> nn.Module:
     """The network, with the weights of a checkpoint."""
     if any(x.is_meta for x in network.state_dict().values()):
-        own_units.lay_zeros(network)
-        own_units.lay_under(network, torch.empty_like)
+        local_init.lay_zeros(network)
+        local_init.lay_under(network, torch.empty_like)
     try:
         network.load_state_dict(stored.tensors)
     except RuntimeError as error:

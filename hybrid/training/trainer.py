@@ -22,7 +22,7 @@ from hybrid.method.optimizers import placed
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem, with_bundles
 from hybrid.networks.blocks import Blocks
-from hybrid.networks.own_units import let_go, read_weights
+from hybrid.networks.local_init import free_remote, read_weights
 from hybrid.networks.units import kept_modes
 from hybrid.proof.sample_comparison import SampleComparison
 from hybrid.ranks import launch, progress
@@ -148,7 +148,7 @@ class Trainer:
                 )
                 if not alone:
                     with links.agreement():
-                        let_go(self.blocks, links.rank)
+                        free_remote(self.blocks, links.rank)
                 leave_if_asked(links, request)
                 return run.fit()
 

@@ -12,7 +12,7 @@ from torch import nn
 from trainings import assert_same
 
 from hybrid import split, without_weights
-from hybrid.networks.own_units import lay_zeros, read_weights
+from hybrid.networks.local_init import lay_zeros, read_weights
 from hybrid.weights import INDEX, Weights, find_names, write
 
 

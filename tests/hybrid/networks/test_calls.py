@@ -92,7 +92,7 @@ LINE = getsourcelines(OwnFlow.forward)[1] + 1
     [
         (
             OwnFlow,
-            rf"before 'b': code in 'the forward' reads numbers .*line {LINE}. before, on",
+            rf"before 'b': the code around it reads numbers .*line {LINE}. before, on",
         ),
         (OwnCounter, "forward writes to the buffer 'seen': move that code"),
         (View, "2 blocks asked of 1 units"),
@@ -136,7 +136,9 @@ def test_several_inputs_go_in_by_name_or_position():
         assert torch.equal(run(cut, inputs), model(tokens, mask))
         assert cut.with_bundles(inputs).cuts_changed_by("int8") == cut.cuts
     said = refusal(split, model, 2, sample={"tokens": tokens})
-    assert said == "Masked does not take these inputs: missing a required argument: 'mask'"
+    assert said.startswith(
+        "sample of shape (6,) does not fit Masked, which says: Masked.forward() mi"
+    )
 
 
 def test_several_outputs_come_out_as_they_are():
@@ -280,18 +282,12 @@ def test_blocks_of_any_network_train_to_the_bits_of_a_plain_loop(forward):
         assert_same(same.state_dict(), plain.state_dict())
 
 
-def hooked(layer):
-    layer.register_full_backward_hook(lambda *_: None)
-    return layer
-
-
 @pytest.mark.parametrize(
     ("other", "said"),
     [
         (nn.LazyLinear(4), "other cannot be cut .*a lazy module"),
-        (hooked(nn.Linear(4, 4)), "other cannot be cut .* a backward hook"),
         (torch.Generator(), "has a torch.Generator of its own"),
-        (Lock(), "'other' of Layers cannot be copied"),
+        (Lock(), "Layers cannot be copied .*_thread.lock"),
         (torch.jit.script(nn.Linear(4, 4)), "other cannot be cut .* compiled by torch.jit"),
     ],
 )
@@ -305,17 +301,15 @@ def test_a_forward_that_recomputes_its_draws_is_refused():
             x = x + checkpoint(lambda z, f=layer: self.dropout(f(z)), x, use_reentrant=False)
         return x
 
-    model = Layers(recomputing, dropout=nn.Dropout(0.5))
-    said = refusal(split, model, 2, sample=X)
-    assert "dropout draws random numbers a second time" in said
-
     def reentrant(self, x):
         first, second, *_ = self.layers
-        x = checkpoint(lambda z: nn.functional.dropout(first(z)), x, use_reentrant=True)
-        return second(x)
+        return checkpoint(lambda z: nn.functional.dropout(second(z)), first(x), use_reentrant=True)
 
-    said = refusal(split, Layers(reentrant), cuts=["layers.1"], sample=X)
-    assert "draws random numbers inside torch.utils.checkpoint" in said
+    data = torch.randn(16, 4), torch.arange(16) % 4
+    for forward in (recomputing, reentrant):
+        blocks = split(Layers(forward, dropout=nn.Dropout(0.5)), cuts=["layers.1"], sample=X)
+        trainer = Trainer(blocks, Backprop(), train={"batch_size": 8}, quiet=True)
+        assert "random numbers in a backward pass" in refusal(trainer.fit, data)
 
 
 def test_the_only_element_of_a_list_begins_a_unit():

@@ -13,7 +13,6 @@ from trainings import assert_same, digits, trainer_of
 from world import launched
 
 from hybrid.method.method import Method
-from hybrid.networks.boundaries import Crossing
 from hybrid.networks.units import BlockModule
 from hybrid.proof.undivided import distance, sketch
 from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay, Penalty
@@ -173,10 +172,6 @@ BROKEN: dict[str, tuple[str, Any, dict[str, Any], Any, str, Any]] = {
     ),
     "rows of a message mixed": (
         *("chain", Backprop(), {}, Wire, "receive", lambda wire, get, dtype: get().roll(1, 0)),
-    ),
-    "crossing tensors swapped": (
-        *("calls", Backprop(), {}, Crossing, "rows"),
-        lambda crossing, tensors, count: [tensors[key] for key in reversed(crossing.keys)],
     ),
     "dropout twice": (
         *("chain", Backprop(), {}, BlockModule, "forward"),

@@ -14,7 +14,7 @@ from world import launched
 from zoo_packages import package
 
 from hybrid import Trainer, split, without_weights
-from hybrid.networks.own_units import LARGE
+from hybrid.networks.local_init import LARGE
 from hybrid.solvers import Backprop
 
 WIDTH, LENGTH, VOCABULARY, SAMPLES = 64, 8, 300, 8

@@ -203,7 +203,7 @@ SPLITS = {
     ),
     "a sample without an input": (
         partial(split, misused.Numbered(), 2, sample=X),
-        *("Numbered does not take these inputs", "'number'"),
+        *("does not fit Numbered, which says: ", "'number'"),
     ),
     "the name of a model": (
         partial(split, "resnet20", 2),

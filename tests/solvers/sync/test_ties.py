@@ -10,7 +10,7 @@ from trainings import assert_same, stopped
 
 from hybrid import Trainer, split
 from hybrid.folder import checkpoint
-from hybrid.networks.own_units import build_own, divide
+from hybrid.networks.local_init import build_local, divide
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.phase_report import DivergedError
 from hybrid.settings.config import CheckpointSettings
@@ -124,7 +124,7 @@ def test_a_rank_builds_a_weight_that_any_of_its_blocks_uses():
     assert frozenset({0, 1}) in {each.blocks for each in division.allocations.values()}
     expected = make().embedding.weight
     for rank in (0, 1):
-        assert torch.equal(build_own(make, division, [rank]).embedding.weight, expected)
+        assert torch.equal(build_local(make, division, [rank]).embedding.weight, expected)
 
 
 RAMP = {"name": "cosine", "warmup_epochs": 0.5}

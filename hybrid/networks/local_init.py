@@ -72,7 +72,9 @@ def divide(make: Callable[[], nn.Module], cut: Cut, measured: bool) -> Division:
     return division if whole is None else replace(division, costs=whole.costs)
 
 
-def build_own(make: Callable[[], nn.Module], division: Division, own: Collection[int]) -> nn.Module:
+def build_local(
+    make: Callable[[], nn.Module], division: Division, own: Collection[int]
+) -> nn.Module:
     """The network, in which the weights of the blocks in `own` have the bits that `make` gives.
 
     Other blocks' large parameters share memory, in which anything may stand.
@@ -104,7 +106,7 @@ def share_memory(blocks: Blocks, own: Collection[int]) -> None:
         p.data = zeros(p)
 
 
-def let_go(blocks: Blocks, index: int) -> None:
+def free_remote(blocks: Blocks, index: int) -> None:
     """Give the large parameters of all blocks but `index` one number each, as their memory.
 
     Who writes there gets torch's error. ValueError if that has happened to the block's own.

@@ -124,6 +124,7 @@ def frozen(self, x):
         (Layers(lambda layer, x: Rounded.apply(4 * layer(x).tanh())), ["layers.2"]),
         (OwnWeights(), ["layers.1", "head"]),
         (by_checkpoint({1}), ["layers.2"]),
+        (by_checkpoint({2}), ["layers.2"]),
         (by_checkpoint({1, 2, 3}), ["head"]),
         (Layers(forward=frozen), ["layers.2"]),
     ],
@@ -167,15 +168,18 @@ class ByNumpy(torch.autograd.Function):
         return p
 
 
+OTHERS = "its parts give other numbers or gradients"
+
+
 @pytest.mark.parametrize(
     ("model", "cut", "said"),
     [
-        (by_checkpoint({2}), "layers.2", "with use_reentrant=True: set use_reentrant=False"),
-        (Layers(forward=again), "layers.1", "into a torch.autograd.Function"),
-        (Layers(forward=energy), "layers.2", "the forward takes a gradient (test_boundaries.py"),
-        (Layers(forward=transformed), "layers.2", "the forward takes a gradient"),
-        (Layers(lambda f, x: compiled(f(x))), "layers.2", "whose making cannot be watched"),
-        (Layers(lambda f, x: ByNumpy.apply(f(x))), "layers.2", "whose making cannot be watched"),
+        (Layers(forward=again), "layers.1", OTHERS),
+        (Layers(forward=energy), "layers.2", "other tensors would cross in training"),
+        (Layers(forward=transformed), "layers.2", "an output is made of tensors of another block"),
+        (Layers(lambda f, x: compiled(f(x))), "layers.2", "nothing can cross"),
+        (Layers(lambda f, x: x + compiled(f(x))), "layers.2", "of another block alone"),
+        (Layers(lambda f, x: ByNumpy.apply(f(x))), "layers.2", "nothing can cross"),
     ],
 )
 def test_a_cut_in_code_that_cannot_be_cut_is_refused_and_one_block_is_not(model, cut, said):

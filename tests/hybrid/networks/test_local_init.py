@@ -12,7 +12,7 @@ from torch import nn
 
 from hybrid import split
 from hybrid.networks import models
-from hybrid.networks.own_units import LARGE, build_own, divide, let_go, share_memory
+from hybrid.networks.local_init import LARGE, build_local, divide, free_remote, share_memory
 
 WIDTH = 192
 
@@ -101,7 +101,7 @@ def memory(parameters):
 
 def built_by(make, cut, division, index):
     """The blocks as the rank of one of them has them."""
-    blocks = cut(build_own(partial(seeded, make), division, {index}), division.cuts)
+    blocks = cut(build_local(partial(seeded, make), division, {index}), division.cuts)
     state = torch.get_rng_state()
     share_memory(blocks, {index})
     return blocks, state
@@ -131,7 +131,7 @@ def test_a_rank_has_its_block_with_the_bits_of_the_whole_network_and_little_else
         assert memory(others) - small == max(
             [p.nbytes for p in others if p.nbytes >= LARGE], default=0
         )
-        let_go(blocks, index)
+        free_remote(blocks, index)
         assert memory(others) - small <= 4 * len(others)
 
 
@@ -161,9 +161,9 @@ def test_measured_cuts_are_those_of_the_rank_that_measured():
 def test_what_a_rank_has_let_go_of_can_neither_be_written_to_nor_trained():
     blocks = cutter(torch.zeros(4, WIDTH))(square(3))
     weights = deepcopy(blocks.model.state_dict())
-    let_go(blocks, 0)
-    let_go(blocks, 0)
+    free_remote(blocks, 0)
+    free_remote(blocks, 0)
     with pytest.raises(RuntimeError):
         blocks.model.load_state_dict(weights)
     with pytest.raises(ValueError, match=r"weights of 2.weight are another rank's since a traini"):
-        let_go(blocks, 1)
+        free_remote(blocks, 1)
