@@ -124,7 +124,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished") / "run"
     sizes = ("--epochs", 2, "--batch-size", 256)
     # a timetable, in which there is local work, and a report in each epoch but at its end
-    waits = "fill.name=augmented-lagrangian", "rounds.waits=[[16,0],[0,16]]"
+    waits = "fill.name=augmented-lagrangian", "rounds.local_budget=[[16,0],[0,16]]"
     more = ("train.threads=1", "train.report_every=1", *waits)
     words = (*sizes, *(word for each in more for word in ("--set", each)), "--out", out)
     status, _, err = command("train", *words)

@@ -23,7 +23,7 @@ from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-CONCEPTS = ("window", "micro_batches", "sweeps", "waits")
+CONCEPTS = ("window", "micro_batches", "sweeps", "local_budget")
 RECIPES = {
     "default with local work": ["--set", "fill.name=augmented-lagrangian"],
     "ddg": ["--solver", "ddg"],
@@ -214,7 +214,7 @@ def of_one_batch(recipe: str) -> dict[str, float]:
     """Per rank and mini-batch: a training of 64 mini-batches less one of 32, by 32."""
     options = {"checkpoint.minutes": 0, "train.report_every": 1000}
     if "local" in recipe:
-        options |= {"rounds.waits": "[[2,0],[0,2]]"}  # the same work on every machine
+        options |= {"rounds.local_budget": "[[2,0],[0,2]]"}  # the same work on every machine
     counts = []
     for batches in (32, 64):
         with tempfile.TemporaryDirectory() as folder:

@@ -82,7 +82,7 @@ class Setup:
     """Whether the auxiliary variables outlive their window."""
     window: int = 1
     """Mini-batches of a round."""
-    fills: bool = False
+    local_work: bool = False
     """Whether ranks take local steps where they would wait."""
     correct_every: int = 1
     """Rounds from one serial phase to the next; 0: there is none."""
@@ -181,7 +181,7 @@ class Recording(Program, Recorder):
 
 
 class SubProblems(Recording):
-    """A program whose sub-problems can fill waits: they are static and need no neighbor."""
+    """A program whose sub-problems can be local work: they are static and need no neighbor."""
 
     local_lr: float
     clip_norm: float
@@ -223,7 +223,7 @@ class Solver(Settings, ABC):
     """Whether it sweeps over windows, in turns with a serial correction."""
     sweeps: ClassVar[int] = 1
     """Default number of sweeps over a window."""
-    waits: ClassVar[bool] = False
+    takes_local_work: ClassVar[bool] = False
     """Whether it has a pipeline that is never flushed, whose ranks can take local steps where they
     would wait."""
     has_auxiliary_weights: ClassVar[bool] = False

@@ -32,10 +32,10 @@ APART = {"ampnet": "wings/messages"}
 
 SOLVERS = Named("solver", OWN, DEFAULT, base="hybrid.solvers.base:Solver")
 
-FILLS = Named(
+LOCAL_METHODS = Named(
     "local method",
     {
-        "none": "hybrid.solvers.local_work.work:Unfilled",
+        "none": "hybrid.solvers.local_work.work:NoLocalWork",
         **{name: OWN[name] for name in ("penalty", "augmented-lagrangian")},
     },
     default="none",

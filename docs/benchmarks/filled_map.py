@@ -6,7 +6,7 @@
     python docs/benchmarks/filled_map.py picture
 
 `rates`: units, packing and optimizer steps are timed once on this machine, one thread. Pipelines
-then take what `waits.Pipeline` says (a flushed one what its order takes), and replicas what
+then take what `budget.Pipeline` says (a flushed one what its order takes), and replicas what
 `hybrid plan` simulates, on 2, 4 and 8 ranks and links of 10 Mb/s to 400 Gb/s (one machine's
 memory). Mini-batches have 128 images, or 32 texts of 128 bytes, in 2, 4 or 8 parts, whichever is
 best for a way. Cuts are balanced by

@@ -130,7 +130,9 @@ TABLES = {"screen": screen, "serial": serial, "longer": longer}
 def train(row: Row, seed: int, data_dir: Path) -> dict[str, Any]:
     """Test accuracy at the end."""
     images, test = data.load("cifar10", data_dir, row.images)
-    local = {"fill": row.fill, "waits": [(row.samples, 0)] * row.blocks} if row.samples else {}
+    local = (
+        {"fill": row.fill, "local_budget": [(row.samples, 0)] * row.blocks} if row.samples else {}
+    )
     summary = measuring.on_virtual_links(
         *(measuring.resnet(f"resnet{row.depth}", seed), row.blocks, row.solver),
         train={"epochs": row.epochs, "seed": seed, "report_every": 16},
@@ -139,7 +141,7 @@ def train(row: Row, seed: int, data_dir: Path) -> dict[str, Any]:
         delay={"mend": row.mend},
         **row.rounds | local,
     ).fit(images, test.take(5_000))
-    return {"accuracy": summary["test_accuracy"], "fill_steps": sum(summary["fill_steps"])}
+    return {"accuracy": summary["test_accuracy"], "fill_steps": sum(summary["local_steps"])}
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python docs/benchmarks/networks.py          writes docs/networks.md
 
-Two blocks on threads, a few mini-batches: as by default and with waits filled, or in short windows.
+Two blocks on threads, a few mini-batches: as by default and with local work, or in short windows.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from zoo_packages import package  # noqa: E402
 from hybrid.solvers import registry  # noqa: E402
 
 BLOCKS, WINDOW = 2, 2
-WAITS = [(8, 0), (0, 8)]
+BUDGETS = [(8, 0), (0, 8)]
 """Samples of local work of each block, where mini-batches so small leave time for none."""
 PAGE = ROOT / "docs" / "networks.md"
 HEAD = f"""# Networks
 
 Each method trained each network below on {{blocks}} blocks, for {{steps}} mini-batches of {BATCH}
 samples: methods with sub-problems in windows of {WINDOW}, and methods that can fill idle time a
-second time, with {WAITS[0][0]} local samples in every tick. All but the exceptions ended with a
+second time, with {BUDGETS[0][0]} local samples in every tick. All but the exceptions ended with a
 finite test loss.
 
 Made by `python docs/benchmarks/networks.py` with torch {{torch}}, torchvision {{torchvision}} and
@@ -99,8 +99,8 @@ def ways(method: str) -> list[dict[str, Any]]:
     solver = registry.solver_class(method)
     if solver.alternates:
         return [{"window": WINDOW}]
-    filled = {"fill": registry.DEFAULT_FILL, "waits": WAITS}
-    return [{}, filled] if solver.waits else [{}]
+    filled = {"fill": "augmented-lagrangian", "local_budget": BUDGETS}
+    return [{}, filled] if solver.takes_local_work else [{}]
 
 
 def plain(version: str) -> str:

@@ -20,7 +20,6 @@ from hybrid.links import AgreedError
 from hybrid.links.base import Start
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Grid, share_size
-from hybrid.method.make_method import check_fill_solver
 from hybrid.method.problem import Problem, check_size
 from hybrid.networks.partition import split
 from hybrid.networks.units import Chain, units
@@ -32,6 +31,7 @@ from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds
 from hybrid.solvers import registry
 from hybrid.solvers.kernels.launcher import choose
+from hybrid.solvers.local_work.work import check_local_method
 from hybrid.training import build
 
 
@@ -66,7 +66,7 @@ class Bench:
             methods.correction(settings),
             {asked.name: methods.named(settings, "fill")},
         )
-        check_fill_solver(asked, fills[asked.name])
+        check_local_method(asked, fills[asked.name])
         rows = recipes(micro_batches, correction, solvers, memory_gb, fills)
         self.left_out: dict[str, str] = {}
         """Rows that cannot be, and why."""

@@ -17,7 +17,7 @@ from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import Backprop, Solver, registry
 from hybrid.solvers.acting import Settings
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.registry import FILLS, STRATEGIES
+from hybrid.solvers.registry import LOCAL_METHODS, STRATEGIES
 from hybrid.solvers.sync.base import Strategy
 
 MEMORY_GB = RoundSettings().memory_gb
@@ -31,7 +31,7 @@ class Recipe:
     solver: Solver
     correction: PassSettings = field(default_factory=PassSettings)
     rounds: RoundSettings = field(default_factory=RoundSettings)
-    fill: Settings = field(default_factory=FILLS[FILLS.default])
+    fill: Settings = field(default_factory=LOCAL_METHODS[LOCAL_METHODS.default])
     """Whose local steps ranks take where they would wait."""
     sync: Strategy = field(default_factory=STRATEGIES[STRATEGIES.default])
     """How replicas keep together, where there are any."""
@@ -73,7 +73,7 @@ class Recipe:
         if self.sync.name != STRATEGIES.default:
             changed["sync.name"] = self.sync.name
         changed |= _changed("sync", self.sync)
-        if self.fill.name != FILLS.default:
+        if self.fill.name != LOCAL_METHODS.default:
             changed["fill.name"] = self.fill.name
         changed |= _changed("fill", self.fill)
         if self.solver.alternates:
@@ -132,7 +132,7 @@ def recipes(
                 rows.append(Recipe(title, each))
                 if isinstance(fill := (fills or {}).get(name), Solver):
                     limit = RoundSettings(memory_gb=memory_gb)
-                    rows.append(Recipe(f"{title}, waits filled", each, rounds=limit, fill=fill))
+                    rows.append(Recipe(f"{title}, with local work", each, rounds=limit, fill=fill))
             continue
         m = micro_batches[-1]
         window = RoundSettings(window=WINDOW, sweeps=solver.sweeps, memory_gb=memory_gb)

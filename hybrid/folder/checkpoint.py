@@ -23,7 +23,7 @@ from hybrid.settings.selection import Selection
 from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.state import entries
 
-FORMAT = 10
+FORMAT = 11
 STATE = ".."
 """Between a parameter's name, in which two dots never meet, and an entry of its state."""
 MANIFEST = "manifest.json"

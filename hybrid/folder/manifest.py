@@ -11,7 +11,7 @@ from hybrid.settings.sections.base import first_fault
 MOST_BYTES = 1 << 24
 """The largest manifest read; one of a thousand units has 0.3 MB."""
 
-MOST_WAITS = 1 << 20
+LARGEST_BUDGET = 1 << 20
 """The most samples of local work in a tick; a block does fewer than a mini-batch has."""
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 # a plain name: no folder, and no way out of the checkpoint's own
@@ -86,7 +86,7 @@ class RunPosition(Part):
     fill: list[str]
     part: Count
     ties: list[list[Count]]
-    waits: list[list[Annotated[int, Field(ge=0, le=MOST_WAITS)]]]
+    local_budget: list[list[Annotated[int, Field(ge=0, le=LARGEST_BUDGET)]]]
     tested: dict[str, Annotated[float, Field(allow_inf_nan=True)]]
     """Loss and metrics by name; not a number for weights that are about to diverge."""
     tested_on: Literal["validation", "test", ""]

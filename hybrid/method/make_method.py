@@ -25,10 +25,11 @@ from hybrid.settings.config import (
 from hybrid.settings.sections.base import Section
 from hybrid.settings.sections.rounds import WINDOW
 from hybrid.settings.selection import check_metric, check_mode
-from hybrid.solvers import acting, registry
-from hybrid.solvers.acting import Facts, Settings
+from hybrid.solvers import acting
+from hybrid.solvers.acting import Facts
 from hybrid.solvers.base import Setup, Solver
-from hybrid.solvers.local_work.budget import Cost, LocalBudget
+from hybrid.solvers.local_work.budget import Cost, LocalBudget, check_budgets
+from hybrid.solvers.local_work.work import check_local_method
 from hybrid.solvers.optimizers.muon import Muon
 
 WORTH_SHARING = 0.03
@@ -49,7 +50,7 @@ def make_method(problem: Problem, options: Options) -> Method:
         rates=_common_rates(problem, options, user_optimizer),
         frozen=frozen_epochs(options.train.frozen, problem.blocks, options.train.epochs),
         setup=_setup(problem, options),
-        waits=tuple(LocalBudget(*pair) for pair in options.rounds.waits),
+        local_budgets=tuple(LocalBudget(*pair) for pair in options.rounds.local_budget),
         costs=_costs(problem, options),
         shares_products=_shares_products(problem, options),
     )
@@ -57,7 +58,7 @@ def make_method(problem: Problem, options: Options) -> Method:
     acting.check(sections(method), facts_of(method))
     _check_selection(method)
     _check_fill(method)
-    _check_waits(method)
+    check_budgets(method.local_budgets, len(method.problem.blocks), method.micro_batch)
     _check_messages(method)
     _check_ties(method)
     _check_lengths(method)
@@ -102,7 +103,7 @@ def _setup(problem: Problem, options: Options) -> Setup:
         sweeps=rounds.sweeps or 1,
         carried=options.solver.alternates and rounds.window == "all" and every != 1,
         window=window,
-        fills=isinstance(options.fill, Solver),
+        local_work=isinstance(options.fill, Solver),
         correct_every=every,
         serial_steps=rounds.serial_steps(problem.steps),
         serial_end=rounds.serial_end,
@@ -132,20 +133,10 @@ def _window(options: Options, steps: int) -> int:
 
 def _costs(problem: Problem, options: Options) -> tuple[Cost, ...]:
     """What each block's passes cost, if local work is to be fitted to them."""
-    if not isinstance(options.fill, Solver) or options.rounds.waits:
+    if not isinstance(options.fill, Solver) or options.rounds.local_budget:
         return ()
     # counted anew: the cuts alone, which a resumed run has, must give the same
     return tuple(problem.blocks.count_costs(problem.inputs))
-
-
-def check_fill_solver(solver: Solver, fill: Settings) -> None:
-    """ValueError for local steps beside a method whose ranks have no waits to fill."""
-    if isinstance(fill, Solver) and not solver.waits:
-        others = [name for name in registry.OWN if registry.solver_class(name).waits]
-        raise ValueError(
-            f"fill.name is {fill.name!r}, but {solver.name} has no pipeline whose ranks could step "
-            f"where they would wait: choose the solver {' or '.join(others)}, or fill.name=none"
-        )
 
 
 def _check_selection(method: Method) -> None:
@@ -157,30 +148,14 @@ def _check_selection(method: Method) -> None:
 
 
 def _check_fill(method: Method) -> None:
-    """ValueError for local steps where no rank waits, and for settings of them without effect."""
+    """ValueError for local work where no rank waits, and for settings of it without effect."""
     fill = method.options.fill
-    check_fill_solver(method.solver, fill)
+    check_local_method(method.solver, fill)
     if not isinstance(fill, Solver):
         return
     fill.check(method.setup)
     corrected = replace(method.setup, correct_every=1)
     acting.check({"fill": fill}, facts_of(method).copy_with(solver=fill, setup=corrected))
-
-
-def _check_waits(method: Method) -> None:
-    """ValueError unless each block has its own local work, of a micro-batch at most."""
-    waits, count, most = method.waits, len(method.problem.blocks), method.micro_batch
-    if waits and len(waits) != count:
-        raise ValueError(
-            f"rounds.waits has {len(waits)} pairs for {count} blocks: give one [before, after] for "
-            "each block, or leave it empty"
-        )
-    for k, (adjoint, activation) in enumerate(waits):
-        if adjoint + activation > most:
-            raise ValueError(
-                f"rounds.waits gives block {k} {adjoint} and {activation} samples, and a "
-                f"micro-batch has {most}: take at most {most} for each block"
-            )
 
 
 def _shares_products(problem: Problem, options: Options) -> bool:
@@ -321,7 +296,7 @@ def _check_lengths(method: Method) -> None:
     solver = method.solver
     needs = {
         f"{solver.name} stores variables of one shape for all": solver.alternates,
-        "local steps in waits (fill.name) need records of one shape": method.setup.fills,
+        "local work (fill.name) needs records of one shape": method.setup.local_work,
         "train.compile compiles for one shape": method.options.train.compile,
     }
     for what, needed in needs.items():
@@ -341,7 +316,7 @@ def _check_memory(method: Method) -> None:
         if needed <= limit * 1e9:
             continue
         fits = int(window * limit * 1e9 / needed)
-        what = f"a window of {window} mini-batches" if window else "local work in waits"
+        what = f"a window of {window} mini-batches" if window else "local work"
         shorter = f"take a window of {fits}, or " if fits else ""
         raise ValueError(
             f"{what} needs {needed / 1e9:.3g} GB of auxiliary variables on rank {index}, the "

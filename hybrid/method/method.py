@@ -26,14 +26,14 @@ from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.epoch_windows import Rate, Windows
 from hybrid.rounds.kinds import AlternatingRounds, MiniBatchRounds
 from hybrid.rounds.trace import Trace
-from hybrid.solvers.base import Setup, Solver, SubProblems
+from hybrid.solvers.base import Setup, Solver
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import Delayed, DelayedProgram
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.layers.projection import leading_projection
 from hybrid.solvers.local_work.budget import Cost, LocalBudget, fit_local_work
 from hybrid.solvers.local_work.timing import measure_pipeline, time_one_rank
-from hybrid.solvers.local_work.work import STORED_BATCHES, LocalWork
+from hybrid.solvers.local_work.work import STORED_BATCHES, start
 from hybrid.solvers.norms import SharedNorms
 from hybrid.solvers.numerics.attributes import has_user_hooks, user_modules
 from hybrid.solvers.numerics.draws import Draws, NumberedDraws
@@ -65,8 +65,8 @@ class Method:
     """The schedule of its groups, if it is a function of the step alone."""
     frozen: Mapping[str, int] = field(default_factory=dict)
     """By name of a parameter: the epochs for which it is not trained; 0: all."""
-    waits: tuple[LocalBudget, ...] = ()
-    """Local work of each block in a tick, as it was asked for; empty: what fits is found."""
+    local_budgets: tuple[LocalBudget, ...] = ()
+    """Local work of each block in a tick, as it was asked for; empty: as much as fits."""
     costs: tuple[Cost, ...] = ()
     """Counted operations of each block for one sample, from which that is found."""
     shares_products: bool = False
@@ -125,8 +125,8 @@ class Method:
         return [*samples, *self.solver.layout()] if setup.carried else []
 
     @property
-    def fill_layout(self) -> list[str]:
-        """What the shapes of records for waits depend on."""
+    def local_layout(self) -> list[str]:
+        """What the shapes of records for local work depend on."""
         fill = self.options.fill
         return [fill.name, *map(str, fill.layout() if isinstance(fill, Solver) else ())]
 
@@ -163,7 +163,7 @@ class Method:
         """Bytes of auxiliary variables on block `index`."""
         needed = self.solver.memory(self.setup, index) if self.setup.stored_batches else 0
         fill = self.options.fill
-        return needed + (fill.memory(self._filled, index) if isinstance(fill, Solver) else 0)
+        return needed + (fill.memory(self._local_setup, index) if isinstance(fill, Solver) else 0)
 
     def block(
         self, links: RankLinks, make: Callable[[nn.Module], torch.optim.Optimizer] | None = None
@@ -282,8 +282,8 @@ class Method:
         if not solver.alternates:
             rounds = MiniBatchRounds(*common)
             rounds.serial_end = setup.serial_end
-            if setup.fills:
-                self.fill(rounds, self.waits or self._fitting(block, links))
+            if setup.local_work:
+                self.start_local_work(rounds, self.local_budgets or self._fitting(block, links))
             return rounds
         alternating = AlternatingRounds(*common)
         # windows are recorded in a pass of their own
@@ -314,20 +314,19 @@ class Method:
             place.replicas,
         )
 
-    def fill(self, rounds: Rounds, waits: Sequence[LocalBudget]) -> None:
-        """Let this rank take local steps where it would wait, as a timetable has it."""
-        fill, program, budget = self.options.fill, rounds.program, waits[rounds.links.rank]
+    def start_local_work(self, rounds: Rounds, budgets: Sequence[LocalBudget]) -> None:
+        """Let this rank do its budget of local work in ticks in which it would wait."""
+        fill, program = self.options.fill, rounds.program
         assert isinstance(fill, Solver)
         assert isinstance(program, DelayedProgram)
-        rounds.waits, program.filling = list(waits), None
-        if any(budget):
-            local = fill.start(program.block, rounds.links, self._filled)
-            assert isinstance(local, SubProblems)
-            program.filling = LocalWork(local, budget)
+        rounds.local_budgets = list(budgets)
+        program.local_work = start(
+            fill, program.block, rounds.links, self._local_setup, budgets[rounds.links.rank]
+        )
 
     @property
-    def _filled(self) -> Setup:
-        """Of a program of local steps in waits: a store of the records it needs."""
+    def _local_setup(self) -> Setup:
+        """For a program of local work: a store of the records that it needs."""
         return replace(self.setup, stored_batches=STORED_BATCHES, sweeps=1)
 
     def time_one_rank(self, block: Block, links: RankLinks) -> float:

@@ -37,7 +37,7 @@ from hybrid.solvers.acting import Facts, Settings
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.metrics import Metric
 from hybrid.solvers.objective import Loss
-from hybrid.solvers.registry import FILLS, STRATEGIES
+from hybrid.solvers.registry import LOCAL_METHODS, STRATEGIES
 from hybrid.solvers.sync.base import Strategy
 
 T = TypeVar("T")
@@ -157,7 +157,7 @@ class Options(RoundOptions):
     """Settings of the serial passes."""
     _: KW_ONLY
     fill: Converted[Settings, Settings | str] = Converted(
-        object_of(Settings, FILLS.__getitem__), FILLS.default
+        object_of(Settings, LOCAL_METHODS.__getitem__), LOCAL_METHODS.default
     )
     """Local method that fills idle time, or its name; "none"."""
     sampler: Converted[Sampler, Sampler | str] = Converted(
@@ -241,10 +241,13 @@ class Options(RoundOptions):
     def __post_init__(self) -> None:
         rounds = RoundSettings(**{f.name: getattr(self, f.name) for f in fields(RoundOptions)})
         self.solver = self.solver or default_solver(rounds.model_dump(), self.fill.name)
-        if self.fill.name not in FILLS or type(self.fill) is not FILLS[self.fill.name]:
+        if (
+            self.fill.name not in LOCAL_METHODS
+            or type(self.fill) is not LOCAL_METHODS[self.fill.name]
+        ):
             raise ValueError(
                 f"fill is {repr(self.fill)[:80]}, whose local steps stand for none in a wait: "
-                f"choose one of {', '.join(FILLS)}"
+                f"choose one of {', '.join(LOCAL_METHODS)}"
             )
         if (
             not isinstance(self.optimizer, OptimizerSettings)

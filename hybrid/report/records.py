@@ -93,9 +93,9 @@ class Results(dict[str, Any]):
     """Samples, of whichever kind, in a second of training."""
     idle_share: list[float]
     """Of each rank, the share of the time in which it waited."""
-    fill_steps: list[int]
+    local_steps: list[int]
     """Of each rank, its local steps while it waited."""
-    fill_seconds: list[float]
+    local_seconds: list[float]
     bytes_sent: Sizes
     delay: list[float]
     """Of each rank, the steps by which its gradients are late."""

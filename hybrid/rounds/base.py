@@ -94,10 +94,10 @@ class Rounds(ABC):
         """Losses of this rank's samples in the last call, in order, where a sampler needs them."""
         self.losses: list[list[Tensor]] = []
         """The sample losses of all replicas, on the first replica's last block; empty elsewhere."""
-        self.waits: list[LocalBudget] = []
+        self.local_budgets: list[LocalBudget] = []
         """The local work that each block has time for in a tick; empty: none is asked for."""
-        self.fill_steps, self.fill_seconds = 0, 0.0
-        """This rank's local steps in waits in the last call, and their time within its phases."""
+        self.local_steps, self.local_seconds = 0, 0.0
+        """This rank's local steps in the last call, and their time within its phases."""
         self.count = 0
         """Rounds so far."""
         self.returns = 0
@@ -117,7 +117,7 @@ class Rounds(ABC):
         Raises DivergedError on all ranks, naming the step, if a loss is not finite.
         """
         phases = Phases(PhaseStats(), PhaseStats())
-        self.sample_losses, self.fill_steps, self.fill_seconds = [], 0, 0.0
+        self.sample_losses, self.local_steps, self.local_seconds = [], 0, 0.0
         before = self.links.traffic.total_waiting
         self.train(windows, phases, bn_recalibration)
         waited = self.links.traffic.total_waiting - before
@@ -209,9 +209,9 @@ class Rounds(ABC):
         return self.program is not None and not isinstance(self.program, ExactPass)
 
     @property
-    def filling(self) -> LocalWork | None:
+    def local_work(self) -> LocalWork | None:
         """This rank's local work in idle time, if there is any."""
-        return getattr(self.program, "filling", None)
+        return getattr(self.program, "local_work", None)
 
     def state(self) -> State:
         return State(shared={"count": self.count, "returns": self.returns})

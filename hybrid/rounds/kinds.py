@@ -164,10 +164,10 @@ class MiniBatchRounds(Rounds):
             self._drain_into(stats)
         if not stats.samples:
             phases.serial.watch += stats.watch  # there was nothing but a drain
-        if (filling := self.filling) is not None:
-            stats.squares += filling.stats.squares
-            self.fill_steps, self.fill_seconds = filling.stats.steps, filling.watch.seconds()
-            filling.stats, filling.watch = PhaseStats(), Stopwatch()
+        if (local := self.local_work) is not None:
+            stats.squares += local.stats.squares
+            self.local_steps, self.local_seconds = local.stats.steps, local.watch.seconds()
+            local.stats, local.watch = PhaseStats(), Stopwatch()
 
     def _drain_into(self, stats: PhaseStats) -> None:
         """Finish what is under way; the time counts as the method's."""

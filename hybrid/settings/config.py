@@ -13,7 +13,7 @@ from hybrid.settings.sections.rounds import RoundSettings
 from hybrid.settings.sections.steps import DelaySettings, OptimizerSettings, ScheduleSettings
 from hybrid.settings.sections.training import DataSettings, ModelSettings, TrainSettings
 from hybrid.solvers import registry
-from hybrid.solvers.registry import FILLS, STRATEGIES
+from hybrid.solvers.registry import LOCAL_METHODS, STRATEGIES
 
 __all__ = [
     "CheckpointSettings",
@@ -41,7 +41,7 @@ class Config(Section):
     schedule: ScheduleSettings = ScheduleSettings()
     delay: DelaySettings = DelaySettings()
     solver: dict[str, Any] = Field(default={"name": registry.DEFAULT})
-    fill: dict[str, Any] = Field(default={"name": FILLS.default})
+    fill: dict[str, Any] = Field(default={"name": LOCAL_METHODS.default})
     correction: dict[str, Any] = Field(default={})
     sync: dict[str, Any] = Field(default={"name": STRATEGIES.default})
     sampler: dict[str, Any] = Field(default={"name": SAMPLERS.default})
@@ -56,7 +56,8 @@ def declared_settings() -> dict[str, str]:
     known = {
         "solver.name": f"Training method: {', '.join(registry.OWN)}.",
         "fill.name": (
-            f"Local method that fills idle time in a delayed pipeline: {', '.join(FILLS.places)}."
+            "Local method that fills idle time in a delayed pipeline: "
+            f"{', '.join(LOCAL_METHODS.places)}."
         ),
         "sync.name": f"How replicas synchronize: {', '.join(STRATEGIES)}.",
         "sampler.name": f"How samples are chosen: {', '.join(SAMPLERS)}.",

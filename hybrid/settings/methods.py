@@ -19,11 +19,11 @@ from hybrid.solvers import Solver, acting, registry
 from hybrid.solvers.acting import nearest
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.named import Named
-from hybrid.solvers.registry import FILLS, STRATEGIES
+from hybrid.solvers.registry import LOCAL_METHODS, STRATEGIES
 
 T = TypeVar("T")
 
-NAMED: Mapping[str, Named] = {"fill": FILLS, "sync": STRATEGIES, "sampler": SAMPLERS}
+NAMED: Mapping[str, Named] = {"fill": LOCAL_METHODS, "sync": STRATEGIES, "sampler": SAMPLERS}
 """Sections beside [solver] whose settings are those of what their `name` names; a line a section.
 """
 _OWNED: Mapping[str, Named] = {"solver": registry.SOLVERS, **NAMED}

@@ -57,7 +57,7 @@ def read_settings(
     chosen = {*overrides} | {f"{section}.{key}" for section, of in file.items() for key in of}
     _resume_grid(resolved, overrides)
     _resolve_grid(resolved)
-    if resolved.rounds.waits and "rounds.waits" not in chosen:
+    if resolved.rounds.local_budget and "rounds.local_budget" not in chosen:
         assert stored is not None
         _drop_timetable(resolved, load(None, {}, base=stored))
     if resolved.split.replicas == 1:
@@ -91,9 +91,9 @@ def _drop_timetable(resolved: Config, before: Config) -> None:
 
     part = micro_batch(resolved)
     same = (resolved.split.cuts, part) == (before.split.cuts, micro_batch(before))
-    fits = all(sum(pair) <= part for pair in resolved.rounds.waits)
+    fits = all(sum(pair) <= part for pair in resolved.rounds.local_budget)
     if not (same and fits and isinstance(methods.named(resolved, "fill"), Solver)):
-        _update(resolved, "rounds", waits=())
+        _update(resolved, "rounds", local_budget=())
 
 
 def _update(resolved: Config, section: str, **values: Any) -> None:

@@ -33,7 +33,7 @@ from hybrid.solvers.state import State, Stateful, Tensors, entries
 
 FLIGHTS = "under way on block "
 _COMMON = ("images", "serial_seconds", "parallel_seconds")
-TOTALS = (*_COMMON, "idle_seconds", "fill_steps", "fill_seconds", "bytes_sent")
+TOTALS = (*_COMMON, "idle_seconds", "local_steps", "local_seconds", "bytes_sent")
 """Sums since a run's first step; the first three are the same on every rank."""
 MOST_NUMBERS = 1 << 12
 """Larger tensors are left out: a pass has probably computed them."""

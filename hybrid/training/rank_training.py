@@ -104,7 +104,7 @@ class RankTraining:
         work, or recalibrate BatchNorm. Ranks on threads may be as far apart as two reports.
         """
         method = self.method
-        stored = STORED_BATCHES if method.setup.fills else 1
+        stored = STORED_BATCHES if method.setup.local_work else 1
         count = 2 * self.links.size + max(stored, method.setup.stored_batches)
         if launch.communicator() is None:
             count += method.setup.window + self._report_every()
@@ -125,8 +125,8 @@ class RankTraining:
         at.totals["images"] += steps * self.options.train.batch_size
         at.totals["idle_seconds"] += traffic.total_waiting - waited
         at.totals["bytes_sent"] += traffic.total_bytes - sent
-        at.totals["fill_steps"] += self.rounds.fill_steps
-        at.totals["fill_seconds"] += self.rounds.fill_seconds
+        at.totals["local_steps"] += self.rounds.local_steps
+        at.totals["local_seconds"] += self.rounds.local_seconds
         for report in reports:
             at.totals[f"{report.phase}_seconds"] += report.seconds
         return reports
@@ -151,7 +151,7 @@ class RankTraining:
             "cuts": self.method.problem.blocks.cuts,
             "replicas": self.method.setup.replicas,
             "carried_as": self.method.carried_layout,
-            "waits": [list(pair) for pair in self.rounds.waits],
+            "local_budget": [list(pair) for pair in self.rounds.local_budgets],
             "shared": shared,
             "totals": self.links.gather(dict(self.position.totals)),
         }
@@ -179,12 +179,12 @@ class RankTraining:
             self.files.restore(first, folder, manifest, device, False)
         part = manifest["part"] == self._kinds["part"]
         comparable = number is not None and part and "program" in parts
-        replaced = self._restore_timetable(manifest["waits"], comparable)
-        if self.method.setup.fills:
+        replaced = self._restore_timetable(manifest["local_budget"], comparable)
+        if self.method.setup.local_work:
             # the sampler knows which mini-batches came before; it may ask all ranks
             earlier = self.windows.before(self.position.epoch, self.position.step)
-            if self.rounds.filling is not None:
-                self.rounds.filling.expect(earlier, manifest["fill"] == self._kinds["fill"])
+            if self.rounds.local_work is not None:
+                self.rounds.local_work.expect(earlier, manifest["fill"] == self._kinds["fill"])
         with links.agreement():
             # variables of another layout are of no use: a forward pass makes new ones
             fits = manifest["carried_as"] == self.method.carried_layout
@@ -198,19 +198,19 @@ class RankTraining:
 
         Another one would make it another run. `comparable`: the steps are the same.
         """
-        if not self.method.setup.fills or self.method.waits:
+        if not self.method.setup.local_work or self.method.local_budgets:
             return False
-        waits = [LocalBudget(*pair) for pair in pairs if len(pair) == 2]
-        if comparable and len(waits) == len(self.rounds.waits):
-            self.method.fill(self.rounds, waits)
-        return bool(waits) and waits != self.rounds.waits
+        budgets = [LocalBudget(*pair) for pair in pairs if len(pair) == 2]
+        if comparable and len(budgets) == len(self.rounds.local_budgets):
+            self.method.start_local_work(self.rounds, budgets)
+        return bool(budgets) and budgets != self.rounds.local_budgets
 
     @property
     def _kinds(self) -> dict[str, Any]:
         """The settings on which the states of a checkpoint depend."""
         return {
             "solver": self.options.names["solver"],
-            "fill": self.method.fill_layout,
+            "fill": self.method.local_layout,
             "part": self.method.micro_batch,
             "ties": self.method.ties_layout,
             "sync": self.options.sync.name,

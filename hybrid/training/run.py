@@ -127,11 +127,11 @@ class Run:
         self.callbacks.call("on_start", run_info(self.method, at))
         self.callbacks.agree()
         self.progress.follow(self.training.block, self.stop)
-        waits = self.training.rounds.waits
-        config = partial(make_config_text, self.method, waits)
+        budgets = self.training.rounds.local_budgets
+        config = partial(make_config_text, self.method, budgets)
         self.folder.open(config, at.step, len(at.rollbacks))
         self.stop.advice = advise_resume(options)
-        first = describe_run(self.method, waits, at.step)
+        first = describe_run(self.method, budgets, at.step)
         for line in (first, *describe_proof(self.proof), *notices):
             self.progress.say(line)
         try:
@@ -368,7 +368,8 @@ class Run:
             "rollbacks": at.rollbacks,
             "proof": self.proof,
             **self._test_selected(),
-            "local_samples": [sum(w) for w in training.rounds.waits] * self.options.replicas,
+            "local_samples": [sum(w) for w in training.rounds.local_budgets]
+            * self.options.replicas,
         }
         if self._early_reason:
             results |= {"epochs": at.epoch, "stopped_early": self._early_reason}

@@ -30,13 +30,13 @@ OWN_DATA = "custom"
 """The name of data that were given to `fit`."""
 
 
-def make_config_text(method: Method, waits: Sequence[LocalBudget]) -> str:
+def make_config_text(method: Method, budgets: Sequence[LocalBudget]) -> str:
     """The text of config.toml; objects of the caller's are mentioned in comments.
 
-    `waits` is the timetable in use, so that the file repeats the run.
+    `budgets` is the timetable in use, so that the file repeats the run.
     """
     options = method.options
-    rounds = options.rounds.model_copy(update={"waits": waits} if waits else {})
+    rounds = options.rounds.model_copy(update={"local_budget": budgets} if budgets else {})
     cuts, name = list(method.problem.blocks.cuts), method.solver.name
     if options.config is not None:
         split = options.config.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
@@ -96,12 +96,12 @@ def run_info(method: Method, at: Position) -> RunInfo:
     )
 
 
-def describe_run(method: Method, waits: Sequence[LocalBudget], resumed_after: int) -> str:
+def describe_run(method: Method, budgets: Sequence[LocalBudget], resumed_after: int) -> str:
     """Model, data, method and blocks on one line."""
     options, cuts = method.options, method.problem.blocks.cuts
     names, fill = options.names, ""
-    if method.setup.fills:
-        samples = [sum(local) for local in waits]
+    if method.setup.local_work:
+        samples = [sum(local) for local in budgets]
         fits = f"{', '.join(map(str, samples))} local samples per block and tick"
         none = "nothing fits: no block waits long enough for half a micro-batch"
         fill = f" ({options.fill.name} in idle time, {fits if any(samples) else none})"
@@ -201,8 +201,8 @@ def make_summary(
             for rank in everyone
         ],
         # within the parallel phases
-        "fill_steps": [int(rank["totals"]["fill_steps"]) for rank in everyone],
-        "fill_seconds": [rank["totals"]["fill_seconds"] for rank in everyone],
+        "local_steps": [int(rank["totals"]["local_steps"]) for rank in everyone],
+        "local_seconds": [rank["totals"]["local_seconds"] for rank in everyone],
         "bytes_sent": [int(rank["totals"]["bytes_sent"]) for rank in everyone],
         # of every rank: the steps by which its own gradients are late
         "delay": delays * options.replicas,

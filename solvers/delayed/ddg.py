@@ -59,7 +59,7 @@ class DDG(Delayed):
     """
 
     name: ClassVar[str] = "ddg"
-    waits: ClassVar[bool] = True
+    takes_local_work: ClassVar[bool] = True
 
     stash: Annotated[bool, SEVERAL_BLOCKS, FLOAT32] = True
     """Weight stashing: backward passes use their forward pass's weights; false: the newest."""

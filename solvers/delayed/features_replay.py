@@ -20,7 +20,7 @@ class FeaturesReplay(Delayed):
     """
 
     name: ClassVar[str] = "features-replay"
-    waits: ClassVar[bool] = True
+    takes_local_work: ClassVar[bool] = True
 
     @property
     def replays(self) -> bool:

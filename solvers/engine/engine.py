@@ -78,7 +78,7 @@ class Engine(Program):
     """
 
     solver: Scheduled
-    filling: LocalWork | None = None
+    local_work: LocalWork | None = None
     """Local work where this rank would wait; None: it waits."""
 
     def begin(self) -> None:
@@ -119,8 +119,8 @@ class Engine(Program):
         self, batch: Batch, stats: PhaseStats, keep: Keep | None = None, steps: bool = True
     ) -> None:
         """Execute the schedule of a mini-batch, without its steps if they are not wanted."""
-        if self.filling is not None:
-            self.filling.begin_batch(batch)
+        if self.local_work is not None:
+            self.local_work.begin_batch(batch)
         parts = split_into_micro_batches(batch, self.num_micro_batches(batch), self.block)
         actions = self._scheduled(len(parts))
         if not steps:
@@ -136,8 +136,8 @@ class Engine(Program):
         stats = PhaseStats()
         self._execute(self._scheduled(0, drains=True), iter(()), stats)
         self._ticks = 0
-        if self.filling is not None:
-            self.filling.forget()
+        if self.local_work is not None:
+            self.local_work.forget()
         self.links.flush()
         return stats
 
@@ -147,7 +147,7 @@ class Engine(Program):
         ends = {n for n, flight in self._flights.items() if flight.part.is_last}
         ends |= {self._ticks - 1} if count else set()
         span = Span(first, self._ticks, frozenset(ends), drains)
-        budget = None if self.filling is None else self.filling.budget
+        budget = None if self.local_work is None else self.local_work.budget
         return self.solver.schedule(self.block.index, self.block.count, span, budget)
 
     def _execute(
@@ -169,11 +169,11 @@ class Engine(Program):
                 steps = following is not None and following.kind is Kind.STEP
                 with self.last_pass() if steps else nullcontext():
                     self._backward(self._flights.pop(n), keep)
-            elif kind is Kind.LOCAL and self.filling is not None:
-                self.filling.add_gradient(part, action.start, action.samples)
+            elif kind is Kind.LOCAL and self.local_work is not None:
+                self.local_work.add_gradient(part, action.start, action.samples)
             elif kind is Kind.STEP:
-                if self.filling is not None:
-                    self.filling.mix_in(part.step)
+                if self.local_work is not None:
+                    self.local_work.mix_in(part.step)
                 self.policy.before_step()
                 self.step(part)
 
@@ -188,7 +188,7 @@ class Engine(Program):
             flight.out = self._loss(flight, x, stats)
         else:
             self._wire.send(self.links.to_next, x.detach())
-        if self.filling is not None and self.policy.outputs_are_lost:
+        if self.local_work is not None and self.policy.outputs_are_lost:
             flight.x = x.detach()
         return flight
 
@@ -211,11 +211,11 @@ class Engine(Program):
             self._send_adjoint(p_in, flight)
         if keep is not None:
             keep(flight, p_in)
-        if self.filling is not None:
+        if self.local_work is not None:
             x = flight.out if flight.x is None else flight.x
             assert flight.lam is not None
             assert x is not None
-            self.filling.record(flight.part, flight.lam, x, p_in, flight.p_out)
+            self.local_work.record(flight.part, flight.lam, x, p_in, flight.p_out)
 
     def _fetch(self, part: MicroBatch) -> Tensor:
         """x_{k-1} of a micro-batch."""
@@ -274,8 +274,8 @@ class Engine(Program):
             running = statistics(self.block.module)
             state |= {f"statistic {i}": x for i, x in enumerate(running)}
         state |= save_flights(self._flights.values())
-        if self.filling is not None:
-            state |= self.filling.state()
+        if self.local_work is not None:
+            state |= self.local_work.state()
         for i, message in enumerate(self._inbox):
             state |= {f"inbox {i}.{j}": tensor for j, tensor in enumerate(message)}
         return State(flight=state)
@@ -304,8 +304,8 @@ class Engine(Program):
             self._inbox.append(tuple(entries(saved, f"inbox {i}.").values()))
         for name, grad in with_parameter_strides(module, entries(saved, "gradient ")).items():
             module.get_parameter(name).grad = grad
-        if self.filling is not None:
-            self.filling.load_state(state)
+        if self.local_work is not None:
+            self.local_work.load_state(state)
 
     def _restored(self, flight: Flight) -> Flight:
         """A flight of a checkpoint, ready for its backward pass."""

@@ -134,6 +134,21 @@ class Pipeline:
         return fitted
 
 
+def check_budgets(budgets: Sequence[LocalBudget], count: int, micro_batch: int) -> None:
+    """ValueError unless each of `count` blocks has a budget, of at most a `micro_batch`."""
+    if budgets and len(budgets) != count:
+        raise ValueError(
+            f"rounds.local_budget has {len(budgets)} pairs for {count} blocks: give one "
+            "[before, after] for each block, or leave it empty"
+        )
+    for k, (adjoint, activation) in enumerate(budgets):
+        if adjoint + activation > micro_batch:
+            raise ValueError(
+                f"rounds.local_budget gives block {k} {adjoint} and {activation} samples, and a "
+                f"micro-batch has {micro_batch}: take at most {micro_batch} for each block"
+            )
+
+
 @dataclass(frozen=True)
 class Measured:
     """Seconds, timed before training, of a micro-batch."""

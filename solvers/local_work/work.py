@@ -1,4 +1,4 @@
-"""Local steps in the ticks of a delayed pipeline, in which a rank would wait."""
+"""Local work in ticks of a delayed pipeline in which a rank would wait."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from hybrid.solvers import registry
 from hybrid.solvers.acting import Settings
-from hybrid.solvers.base import SubProblems
+from hybrid.solvers.base import Links, Setup, Solver, SubProblems
 from hybrid.solvers.block import Block
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch, record_of
@@ -30,10 +31,31 @@ _WHOLE, _COMING = "recorded parts", "parts coming back"
 
 
 @dataclass(frozen=True)
-class Unfilled(Settings):
+class NoLocalWork(Settings):
     """Ranks that would wait do so."""
 
     name: ClassVar[str] = "none"
+
+
+def check_local_method(solver: Solver, fill: Settings) -> None:
+    """ValueError for local work beside a method whose ranks have no idle time for it."""
+    if isinstance(fill, Solver) and not solver.takes_local_work:
+        others = [name for name in registry.OWN if registry.solver_class(name).takes_local_work]
+        raise ValueError(
+            f"fill.name is {fill.name!r}, but {solver.name} has no pipeline whose ranks could step "
+            f"where they would wait: choose the solver {' or '.join(others)}, or fill.name=none"
+        )
+
+
+def start(
+    fill: Solver, block: Block, links: Links, setup: Setup, budget: LocalBudget
+) -> LocalWork | None:
+    """The local work of a block by the method `fill`; None where its budget is empty."""
+    if not any(budget):
+        return None
+    program = fill.start(block, links, setup)
+    assert isinstance(program, SubProblems)
+    return LocalWork(program, budget)
 
 
 class LocalWork:
@@ -167,7 +189,7 @@ class LocalWork:
         """The records and the local gradient so far."""
         recorded = -1 if self._recorded is None else self._recorded
         numbers = torch.tensor([recorded, self._slot, self._samples, sum(self.budget)])
-        state = {"filling": numbers}
+        state = {"local_work": numbers}
         for name, parts in ((_WHOLE, self._whole), (_COMING, self._coming)):
             state |= {name: torch.tensor(parts)} if parts else {}
         batch = self._batches.get(recorded)
@@ -181,9 +203,9 @@ class LocalWork:
         """Restore what `state` returned."""
         saved = state.flight
         self._batches = {batch.step: batch for batch in self._earlier}
-        if "filling" not in saved or not self._compatible:
+        if "local_work" not in saved or not self._compatible:
             return
-        recorded, slot, samples, count = saved["filling"].tolist()
+        recorded, slot, samples, count = saved["local_work"].tolist()
         if count < sum(self.budget):  # fewer of each micro-batch than this rank will take
             return
         self._slot, self._samples = slot, samples

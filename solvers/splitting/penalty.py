@@ -24,17 +24,19 @@ from hybrid.solvers.splitting.variables import AuxiliaryVariables, Splitting
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
-IN_WINDOWS, IN_WAITS = 0.6, 0.3
+IN_WINDOWS, IN_IDLE_TIME = 0.6, 0.3
 """Relative learning rates of local steps: of their own, and as part of a step on a late gradient.
 """
 
 RESIDUALS_COMPARED = Acts(
-    "it fills no waits, and rounds.correct_every is 1 or rounds.sweeps at least 4",
-    lambda run: not run.setup.fills and (run.setup.correct_every == 1 or run.setup.sweeps >= 4),
+    "it is not the method of local work, and rounds.correct_every is 1 or rounds.sweeps at least 4",
+    lambda run: (
+        not run.setup.local_work and (run.setup.correct_every == 1 or run.setup.sweeps >= 4)
+    ),
 )
 OWN_STEPS = Acts(
-    "it fills no waits, which have no steps of their own",
-    lambda run: not run.setup.fills,
+    "it is not the method of local work, which has no separate steps",
+    lambda run: not run.setup.local_work,
 )
 
 
@@ -66,7 +68,7 @@ class Penalty(Splitting):
     alternates: ClassVar[bool] = True
 
     local_lr: Positive | None = None
-    """Learning rate of local steps, relative to the schedule; unset: 0.6, or 0.3 in waits."""
+    """Learning rate of local steps, relative to the schedule; unset: 0.6, or 0.3 in idle time."""
     momentum: Annotated[Share | None, OWN_STEPS] = None
     """Momentum of a separate SGD for local steps; unset: the exact pass's optimizer."""
     clip_norm: NotNegative = 0.0
@@ -90,7 +92,7 @@ class PenaltyProgram(SubProblems):
         solver, block = self.solver, self.block
         self.variables = AuxiliaryVariables(solver, block.index, self.setup)
         self.store = self.variables.store
-        usual = IN_WAITS if self.setup.fills else IN_WINDOWS
+        usual = IN_IDLE_TIME if self.setup.local_work else IN_WINDOWS
         self.local_lr, self.clip_norm = solver.local_lr or usual, solver.clip_norm
         self._sweep = 0
         if solver.momentum is not None:

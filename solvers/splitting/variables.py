@@ -20,7 +20,7 @@ MAX_FACTOR = 2.0**10
 """Largest factor by which balancing changes beta from its setting, either way."""
 
 CORRECTED = Acts(
-    "rounds.correct_every is above 0, or it fills waits",
+    "rounds.correct_every is above 0, or it is the method of local work",
     lambda run: run.setup.correct_every,
 )
 LAM_STEPS = Acts(

@@ -14,7 +14,7 @@ from tests.faults.processes import Job
 
 WAYS = {
     "serial": ("--solver", "backprop"),
-    "waits filled": (
+    "local work": (
         *("--solver", "ddg", "--set", "fill.name=augmented-lagrangian"),
         *("--set", "solver.micro_batches=2"),
     ),
@@ -86,7 +86,7 @@ class Training:
         blocks = ("--blocks", str(self.blocks)) if self.launcher == "threads" else ()
         # what a machine's waits have room for differs from run to run, and with it the bits
         waits = [[2, 0], *[[0, 0]] * (self.blocks - 2), [0, 2]]
-        filled = ("--set", f"rounds.waits={waits}") if self.way == "waits filled" else ()
+        filled = ("--set", f"rounds.local_budget={waits}") if self.way == "local work" else ()
         grid = ("--replicas", str(self.replicas), *SYNCS[self.sync]) if self.replicas > 1 else ()
         return [
             "train",

@@ -94,7 +94,7 @@ def settings_in_every_form(folder: Path) -> list[Trainer]:
         Trainer(cut(), AugmentedLagrangian(beta=1e-3), Backprop(micro_batches=2), window=4),
         Trainer(cut(), Penalty(), window="all", sweeps=2, correct_every=1, memory_gb=1.0),
         Trainer(cut(), BlockADMM(), correct_every=0),
-        Trainer(cut(), "ddg", fill="penalty", waits=[(2, 0), (0, 2)], serial_epochs=0.5),
+        Trainer(cut(), "ddg", fill="penalty", local_budget=[(2, 0), (0, 2)], serial_epochs=0.5),
         Trainer(cut(), "ddg", fill=Penalty(local_lr=0.2), serial_end=True),
         Trainer(cut(), Mine(scale=2.0), sampler="selective-backprop"),
         Trainer(cut(), sampler=SelectiveBackprop(beta=2.0), solver="backprop"),

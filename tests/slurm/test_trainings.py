@@ -88,7 +88,7 @@ def test_a_training_started_by_srun_finds_its_ranks_and_ends_well(
         "--set",
         "fill.name=penalty",
         "--set",
-        "rounds.waits=[[8,0],[0,8]]",
+        "rounds.local_budget=[[8,0],[0,8]]",
         "--out",
         run,
     )

@@ -74,7 +74,7 @@ def trained(solver, out=None, resume=False, **settings):
         (Petra(), {}),
         (PDASGD(), {}),
         (LocalUpdates(style="overlapping", chunks=2), {}),
-        (DDG(), {"fill": AugmentedLagrangian(), "waits": [(2, 1), (2, 1), (0, 2)]}),
+        (DDG(), {"fill": AugmentedLagrangian(), "local_budget": [(2, 1), (2, 1), (0, 2)]}),
         (AugmentedLagrangian(), {"window": 2, "sweeps": 2}),
         (BlockADMM(), {"window": 2}),
     ],

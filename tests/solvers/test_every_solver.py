@@ -144,7 +144,7 @@ def test_replicas_are_asked_once_a_step_where_waits_are_filled():
         block.sync = watching = Watching(block.module)
         mine = DDG(micro_batches=2).start(block, links, problem.setup(window=0))
         local = Penalty().start(block, links, problem.setup(window=2))
-        mine.filling = LocalWork(local, LocalBudget(0, 2))
+        mine.local_work = LocalWork(local, LocalBudget(0, 2))
         mine.train(problem.window())
         mine.drain()
         watching.join()

@@ -166,8 +166,8 @@ def command(chosen: Prediction, settings: Config) -> str:
         words.append(_grid_flags(chosen.grid))
     words.append(chosen.recipe.flags())
     texts = [f"split.cuts={json.dumps(chosen.cuts)}"] if chosen.cuts else []
-    if any(map(any, chosen.waits)):
-        texts.append(f"rounds.waits={json.dumps(chosen.waits)}")
+    if any(map(any, chosen.local_budgets)):
+        texts.append(f"rounds.local_budget={json.dumps(chosen.local_budgets)}")
     texts += _changed_settings(settings, chosen.grid.replicas)
     return " ".join([*words, *(f"--set {quote(text)}" for text in texts)])
 

@@ -61,7 +61,7 @@ class Memory:
         size, m = len(whole), exact.micro_batches or 1
         if not (recipe.solver.alternates or recipe.solver.exact):
             part = ceil(size / recipe.solver.num_micro_batches(size, K))
-            local = self.graph(module, whole[:part]) if method.setup.fills else 0
+            local = self.graph(module, whole[:part]) if method.setup.local_work else 0
             return recipe.solver.held_bytes(module, whole, k, K, self.graph) + local, part
         share, a_sample = ceil(size / m), self.graph(module, whole) / size
         flying = min(m, K - k)

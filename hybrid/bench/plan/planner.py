@@ -24,7 +24,6 @@ from hybrid.data import Data
 from hybrid.links import LinkSpeed, run_virtual
 from hybrid.links.grid import Grid, GridPlace, grids, share_size
 from hybrid.links.virtual import VirtualLinks
-from hybrid.method.make_method import check_fill_solver
 from hybrid.method.method import Method
 from hybrid.method.optimizers import count_copies
 from hybrid.method.problem import Problem, check_size
@@ -33,6 +32,7 @@ from hybrid.ranks import launch
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.solvers import Batch, Solver, registry
+from hybrid.solvers.local_work.work import check_local_method
 from hybrid.training import build
 
 LONGEST = 64
@@ -61,7 +61,7 @@ class Planner:
         self.threads = settings.train.threads or 1
         launch.keep_memory()
         torch.set_num_threads(self.threads)
-        check_fill_solver(methods.solver(settings), methods.named(settings, "fill"))
+        check_local_method(methods.solver(settings), methods.named(settings, "fill"))
         self.size = settings.train.batch_size
         check_size(self.size, data)
         options = build.build_options(settings)
@@ -219,8 +219,8 @@ class Planner:
         def program(links: Any) -> dict[str, Any]:
             row = MethodContender(timed, links, partial(clocked, links, self.device))
             row.train(still_batches(self.data, self.size, warm_up, CPU))
-            waits = [tuple(pair) for pair in row.rounds.waits]
-            return {**self._timed(row, links, steps), "waits": waits}
+            budgets = [tuple(pair) for pair in row.rounds.local_budgets]
+            return {**self._timed(row, links, steps), "local_budgets": budgets}
 
         # replicas that only let time pass do all the same: one of them is enough
         one = replicas > 1 and not real
@@ -230,10 +230,10 @@ class Planner:
             *((1, likewise) if one else (replicas, VirtualLinks)),
         )
         elapsed, images = (max(r[of] for r in ranks) for of in ("seconds", "images"))
-        waits = ranks[0]["waits"]
+        budgets = ranks[0]["local_budgets"]
         local = setup.sweeps if setup.stored_batches else 0.0
-        if waits:
-            local = micro_batches * sum(map(sum, waits)) / (len(waits) * share)
+        if budgets:
+            local = micro_batches * sum(map(sum, budgets)) / (len(budgets) * share)
         return Prediction(
             Grid(len(blocks), replicas),
             recipe,
@@ -245,7 +245,7 @@ class Planner:
             self.memory(blocks, recipe, replicas),
             share,
             self.settings.optimizer.name,
-            waits,
+            budgets,
         )
 
     def _timed(self, row: MethodContender, links: VirtualLinks, steps: int) -> dict[str, float]:

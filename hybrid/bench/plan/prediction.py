@@ -9,7 +9,7 @@ from hybrid.bench.recipes import Recipe
 from hybrid.links.grid import Grid
 
 FILL_WORTH, SWEEP_WORTH = 0.3, 0.6
-"""Progress of local work over that of steps on as many images: in waits, and in sweeps.
+"""Progress of local work over that of steps on as many images: in budgets, and in sweeps.
 
 Measured: docs/benchmarks/auxiliary/filled-waits.md, and sweeps.md beside it.
 """
@@ -32,7 +32,7 @@ class Prediction:
     """Of a replica's share."""
     optimizer: str = "sgd"
     """The name of the one whose steps they are."""
-    waits: Sequence[tuple[int, int]] = ()
+    local_budgets: Sequence[tuple[int, int]] = ()
     """Samples of local steps that each block has time for in a tick; empty: none are asked for."""
     speed_up: float = 0.0
     """Over the fastest way to train on one rank."""

@@ -30,12 +30,14 @@ def schedule_text(given: Mapping[str, Any]) -> str:
     solver = methods.solver(settings)
     size = settings.train.batch_size // (settings.split.replicas or 1)
     m = solver.num_micro_batches(size, count)
-    span, pairs = Span.of([m] * BATCHES), settings.rounds.waits or [(0, 0)] * count
-    if settings.rounds.waits and not isinstance(methods.named(settings, "fill"), Solver):
-        raise ValueError("rounds.waits has an effect only with a method for local work: fill.name")
+    span, pairs = Span.of([m] * BATCHES), settings.rounds.local_budget or [(0, 0)] * count
+    if settings.rounds.local_budget and not isinstance(methods.named(settings, "fill"), Solver):
+        raise ValueError(
+            "rounds.local_budget has an effect only with a method for local work: fill.name"
+        )
     if len(pairs) != count:
         raise ValueError(
-            f"rounds.waits has {len(pairs)} pairs for {count} blocks: give one a block"
+            f"rounds.local_budget has {len(pairs)} pairs for {count} blocks: give one a block"
         )
     schedules = []
     if isinstance(solver, Scheduled):

@@ -40,7 +40,11 @@ def default_solver(rounds: Mapping[str, Any], fill: object) -> str:
     every, window = rounds.get("correct_every"), rounds.get("window")
     corrected = every not in (None, 0, 1) or rounds.get("serial_end")
     windowed = rounds.get("sweeps") is not None or every == 1 or (window and not corrected)
-    return registry.WINDOWED if windowed and fill == registry.FILLS.default else registry.DEFAULT
+    return (
+        registry.WINDOWED
+        if windowed and fill == registry.LOCAL_METHODS.default
+        else registry.DEFAULT
+    )
 
 
 def _last_start(run: Facts) -> int:
@@ -92,7 +96,7 @@ ENDS_BEFORE_LAST = Needs(
     "take fewer serial epochs, or more train.epochs",
     here=lambda run: f"train.epochs is {run.train.epochs}, in rounds of {run.setup.window}",
 )
-FILLS = Acts("idle ranks take local steps", lambda run: run.setup.fills)
+LOCAL_WORK = Acts("idle ranks take local steps", lambda run: run.setup.local_work)
 CAN_CLOSE = Acts(
     "the solver is neither exact nor alternates with corrections",
     lambda run: not run.solver.alternates and not run.solver.exact,
@@ -118,7 +122,7 @@ class RoundOptions:
     """Initial epochs of exact training only, without delays or local steps."""
     serial_end: Annotated[bool, CAN_CLOSE] = False
     """End each epoch with a serial round, without delays, before the test."""
-    waits: Annotated[Sequence[tuple[_Count, _Count]], FILLS] = ()
+    local_budget: Annotated[Sequence[tuple[_Count, _Count]], LOCAL_WORK] = ()
     """Local samples per tick for each block, [before, after] its backward pass; empty:
     predicted."""
     memory_gb: Annotated[float, Field(gt=0, le=LARGE)] = 4.0
@@ -140,12 +144,12 @@ class RoundSettings(Section, RoundOptions):
             raise ValueError("it must be an integer of at least 1, or all")
         return window
 
-    @field_validator("waits", mode="before")
+    @field_validator("local_budget", mode="before")
     @classmethod
-    def _a_list(cls, waits: object) -> object:
-        if not isinstance(waits, list | tuple):
+    def _as_tuples(cls, pairs: object) -> object:
+        if not isinstance(pairs, list | tuple):
             raise ValueError("it must be a list of pairs [before, after]")
-        return tuple(tuple(x) if isinstance(x, list) else x for x in waits)
+        return tuple(tuple(x) if isinstance(x, list) else x for x in pairs)
 
 
 for _name, _help in field_docs(RoundOptions).items():

@@ -76,8 +76,8 @@ ALIKE_IN_FLOAT16 = Needs(
     "choose bfloat16, or sync.name=all-reduce",
 )
 ADDS_ALIKE = Needs(
-    "in float16 no waits are filled, since the loss scale may change within a step",
-    lambda run: run.train.precision != "float16" or not run.setup.fills,
+    "in float16 there is no local work, since the loss scale may change within a step",
+    lambda run: run.train.precision != "float16" or not run.setup.local_work,
     "choose bfloat16, or fill.name=none",
 )
 NO_DRAWS = Needs(

@@ -198,7 +198,10 @@ def test_a_schedule_is_the_one_that_blocks_go_through(hybrid, solver):
         (["--schedule", "--solver", "penalty"], "'penalty', which has no schedule of passes"),
         (["--schedule", "--depth", "1"], "--depth has no effect with --schedule"),
         (["--solver", "ddg"], "--solver has no effect without --schedule"),
-        (["--schedule", "--set", "rounds.waits=[[1,0],[0,1]]"], "only with a method for local"),
+        (
+            ["--schedule", "--set", "rounds.local_budget=[[1,0],[0,1]]"],
+            "only with a method for local",
+        ),
     ],
 )
 def test_what_a_schedule_cannot_show_is_said(hybrid, words, said):

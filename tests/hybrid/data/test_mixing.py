@@ -109,7 +109,7 @@ SWEEPING = {"solver": AugmentedLagrangian()}
 WAYS = {
     "alone": (1, SWEEPING),
     "two blocks": (2, SWEEPING),
-    "waits": (2, {"solver": DDG(), "fill": "penalty", "waits": [(4, 0), (0, 6)]}),
+    "waits": (2, {"solver": DDG(), "fill": "penalty", "local_budget": [(4, 0), (0, 6)]}),
     "windows": (2, {**SWEEPING, "window": 2}),
     "sweeps": (2, {**SWEEPING, "window": 3, "sweeps": 2}),
 }

@@ -151,7 +151,7 @@ def test_hostile_files_are_one_line_each_in_bounds_and_run_nothing(run, tmp_path
         assert (row["seen"], row["seconds"] < 20) == ([], True)
 
 
-KEYS = ("step", "units", "states", "shared", "totals", "waits", "format")
+KEYS = ("step", "units", "states", "shared", "totals", "local_budget", "format")
 
 
 def lacking(key: str, body: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ def lacking(key: str, body: dict[str, Any]) -> None:
         ({"residual": [float("nan")]}, "residual.0 is nan"),
         ({"shared": None}, "shared is None"),
         ({"units": {"stem": None}}, "units.stem is None"),
-        ({"waits": [[1, 2**21]]}, "waits.0.1 is 2097152"),
+        ({"local_budget": [[1, 2**21]]}, "local_budget.0.1 is 2097152"),
         ({"tested": {"a": "\x1b[2J"}}, "tested.a is '\\x1b[2J'"),
         *((partial(lacking, key), "") for key in KEYS),
     ],

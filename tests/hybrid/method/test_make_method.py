@@ -46,7 +46,7 @@ def blocks():
     [
         (AugmentedLagrangian(beta=0.5), {"window": 4, "memory_gb": 1e-6}, {}),
         (DDG(4), {}, {"fill": Penalty(), "train": {"precision": "float16"}}),
-        (DDG(4), {"waits": [(8, 0)]}, {"fill": Penalty()}),
+        (DDG(4), {"local_budget": [(8, 0)]}, {"fill": Penalty()}),
         (AugmentedLagrangian(lam_step=0.5), {"window": 4}, {}),
         (DDG(4), {}, {"sync": LocalSGD(), "replicas": 2, "train": {"ema": 0.9}}),
         (DDG(4), {}, {"replicas": 64}),

@@ -9,13 +9,13 @@ from hybrid.method.options import Options
 from hybrid.settings.config import OptimizerSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop, Penalty
-from hybrid.solvers.local_work.work import Unfilled
+from hybrid.solvers.local_work.work import NoLocalWork
 from hybrid.solvers.sync.diloco import DiLoCo
 
 
 def test_what_has_settings_is_given_by_name_or_as_an_object():
     assert Options("ddg").solver == Options(DDG()).solver == Options().solver == DDG()
-    assert Options("ddg").fill == Unfilled()
+    assert Options("ddg").fill == NoLocalWork()
     assert Options("ddg", fill="penalty").fill == Options(fill=Penalty()).fill == Penalty()
     made = Options("ddg", sampler="auto-assist", sync="diloco", correction=Backprop())
     assert (made.sampler, made.sync, made.correction) == (AutoAssist(), DiLoCo(), Backprop())

@@ -36,10 +36,10 @@ from hybrid.solvers import (
 BLOCKS, STEPS = 2, 10
 WAYS: dict[str, dict[str, Any]] = {
     "serial": {"solver": Backprop(micro_batches=2)},
-    "waits filled": {
+    "local work": {
         "solver": DDG(micro_batches=2),
         "fill": "augmented-lagrangian",
-        "waits": [(4, 0), (0, 8)],
+        "local_budget": [(4, 0), (0, 8)],
         "model": "resnet8",
     },
     "windows": {"solver": AugmentedLagrangian(), "window": 3, "sweeps": 2},
@@ -143,12 +143,12 @@ def test_a_run_may_stop_at_an_epochs_last_report_and_in_the_next_epoch(
     run = tmp_path / "run"
     ask_at(monkeypatch, report)
     with pytest.raises(StoppedError):
-        train("waits filled", run, few)
+        train("local work", run, few)
     monkeypatch.undo()
     manifest = read_manifest(newest(run))
     assert manifest["epoch"] == 1
     assert bool(manifest["states"]) == (report == 3), "records outlive no epoch"
-    assert_same(train("waits filled", run, few, resume=True), undisturbed("waits filled")[0])
+    assert_same(train("local work", run, few, resume=True), undisturbed("local work")[0])
 
 
 def test_signals_are_heard_while_listening_only_and_the_first_counts() -> None:
@@ -196,7 +196,7 @@ def test_a_run_that_is_asked_to_stop_before_it_begins_leaves_no_folder(
 ) -> None:
     monkeypatch.setattr(StopRequest, "__call__", lambda self: "SIGTERM")
     with pytest.raises(StoppedError, match="stopped by SIGTERM before training began; nothing"):
-        train("waits filled", tmp_path / "run", few)
+        train("local work", tmp_path / "run", few)
     assert not (tmp_path / "run").exists()
 
 

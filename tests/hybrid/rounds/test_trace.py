@@ -24,7 +24,7 @@ WINDOW = {"window": 2}
 MODES = {
     "backprop": (Backprop(micro_batches=2), {}),
     "augmented-lagrangian": (AugmentedLagrangian(), WINDOW),
-    "ddg, waits": (DDG(), {"fill": "augmented-lagrangian", "waits": [(8, 8), (0, 16)]}),
+    "ddg, waits": (DDG(), {"fill": "augmented-lagrangian", "local_budget": [(8, 8), (0, 16)]}),
     "block-admm": (BlockADMM(), WINDOW),
     "auxnet": (AuxNet(), WINDOW),
     "ddg": (DDG(micro_batches=2), {}),

@@ -77,7 +77,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(monkeypatch, tre
         ("schedule.name", "cosin", "did you mean 'cosine'?"),
         ("rounds.window", 0, "an integer of at least 1, or all"),
         ("split.cuts", "layer2.0", "a valid list"),
-        ("rounds.waits", "most", "a list of pairs"),
+        ("rounds.local_budget", "most", "a list of pairs"),
         ("optimizer.lr", float("inf"), "a finite number"),
         ("links.kind", "tcp", "auto, threads, mpi, torch, virtual"),
     ],

@@ -87,13 +87,16 @@ def test_a_run_that_names_no_method_has_the_default_or_the_one_for_windows():
         assert config.solver["name"] == registry.DEFAULT
 
 
-WAITS = [(8, 8), (0, 8)]
+BUDGETS = [(8, 8), (0, 8)]
 
 
 @pytest.fixture
 def stored(tmp_path):
     """The settings that a run with filled waits has written."""
-    tree = {"fill": {"name": "penalty", "beta": 0.5}, "rounds": {"waits": WAITS, "memory_gb": 2.0}}
+    tree = {
+        "fill": {"name": "penalty", "beta": 0.5},
+        "rounds": {"local_budget": BUDGETS, "memory_gb": 2.0},
+    }
     path = tmp_path / "config.toml"
     path.write_text(to_toml(resolve(tree)))
     return path
@@ -102,7 +105,7 @@ def stored(tmp_path):
 @pytest.mark.parametrize("overrides", [{}, {"solver.name": "ddg"}, {"train.epochs": 9}], ids=str)
 def test_a_run_taken_up_again_has_its_own_rounds(stored, overrides):
     config = load(None, overrides, base=stored)
-    assert config.rounds == RoundSettings(waits=WAITS, memory_gb=2.0)
+    assert config.rounds == RoundSettings(local_budget=BUDGETS, memory_gb=2.0)
     assert config.fill["beta"] == 0.5
 
 

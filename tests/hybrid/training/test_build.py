@@ -16,7 +16,7 @@ STORED = {
     "solver.name": "ddg",
     "solver.micro_batches": 4,
     "fill.name": "penalty",
-    "rounds.waits": WAITS,
+    "rounds.local_budget": WAITS,
     "split.cuts": CUTS,
     "split.blocks": 2,
     "split.replicas": 1,
@@ -49,7 +49,7 @@ def test_cuts_and_timetable_stay_with_the_number_of_blocks(before, after, ranks,
     config = resumed(ranks, split__replicas=after, stored={"split.replicas": before})
     assert (config.split.blocks, config.split.replicas) == (2, after)
     assert config.split.cuts == CUTS
-    assert list(config.rounds.waits) == WAITS
+    assert list(config.rounds.local_budget) == WAITS
 
 
 def test_cuts_and_timetable_of_other_blocks_are_dropped(resumed):
@@ -59,7 +59,7 @@ def test_cuts_and_timetable_of_other_blocks_are_dropped(resumed):
         (resumed(split__blocks=3), (3, 1)),
     ):
         assert (found.split.blocks, found.split.replicas) == grid
-        assert (found.split.cuts, list(found.rounds.waits)) == ([], [])
+        assert (found.split.cuts, list(found.rounds.local_budget)) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_cuts_and_timetable_of_other_blocks_are_dropped(resumed):
     ids=str,
 )
 def test_a_timetable_that_no_longer_fits_is_dropped_unless_it_is_asked_for(asked, resumed):
-    assert not resumed(**asked).rounds.waits
+    assert not resumed(**asked).rounds.local_budget
     if asked.keys().isdisjoint({"fill__name", "solver__name"}):
         wanted = [(2, 2), (0, 2)]
-        assert list(resumed(**asked, rounds__waits=wanted).rounds.waits) == wanted
+        assert list(resumed(**asked, rounds__local_budget=wanted).rounds.local_budget) == wanted
         found = resumed(file="[rounds]\nwaits = [[2, 2], [0, 2]]", **asked)
-        assert list(found.rounds.waits) == wanted
+        assert list(found.rounds.local_budget) == wanted
 
 
 @pytest.mark.parametrize("asked", [{"fill__name": "augmented-lagrangian"}, {"train__epochs": 9}])
 def test_a_timetable_that_fits_stays(asked, resumed):
-    assert list(resumed(**asked).rounds.waits) == WAITS
+    assert list(resumed(**asked).rounds.local_budget) == WAITS

@@ -65,8 +65,8 @@ def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, few, by_h
 WAYS: dict[str, tuple[Any, tuple[object, ...], dict[str, Any]]] = {
     "waits": (
         DDG(),
-        ("--set", "fill.name=penalty", "--set", "rounds.waits=[[8,0],[0,8]]"),
-        {"fill": "penalty", "waits": [(8, 0), (0, 8)]},
+        ("--set", "fill.name=penalty", "--set", "rounds.local_budget=[[8,0],[0,8]]"),
+        {"fill": "penalty", "local_budget": [(8, 0), (0, 8)]},
     ),
     "fdg": (FDG(), (), {}),
 }

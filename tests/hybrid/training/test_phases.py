@@ -92,7 +92,10 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "petra": (Petra(micro_batches=4), {"model": "revnet8"}),
     "pd-asgd": (PDASGD(), {}),
     "local updates": (LocalUpdates(), {}),
-    "waits": (DDG(micro_batches=4), {"fill": AugmentedLagrangian(), "waits": [(4, 0), (0, 8)]}),
+    "waits": (
+        DDG(micro_batches=4),
+        {"fill": AugmentedLagrangian(), "local_budget": [(4, 0), (0, 8)]},
+    ),
     "windows": (ADMM, WINDOWS),
     "uncorrected": (ADMM, WINDOWS | {"correct_every": 0}),
     "kept": (ADMM, KEPT),

@@ -87,7 +87,7 @@ def test_replicas_have_the_bits_of_one_chain_that_accumulates(replicas, batch, b
 
 def _window(name):
     if name == "ddg":
-        return {"fill": "augmented-lagrangian", "waits": [(2, 2), (0, 4)]}
+        return {"fill": "augmented-lagrangian", "local_budget": [(2, 2), (0, 4)]}
     alternates = registry.solver_class(name).alternates
     return {"window": 2} if alternates else {}
 

@@ -35,7 +35,7 @@ from hybrid.training.run import Run
 KEPT: dict[str, Any] = {"window": "all", "correct_every": 0}
 WINDOWS: dict[str, Any] = {"window": 2, "sweeps": 2}
 FILL = AugmentedLagrangian(beta=0.1)
-FILLED: dict[str, Any] = {"fill": FILL, "waits": [(5, 0), (0, 8)]}
+FILLED: dict[str, Any] = {"fill": FILL, "local_budget": [(5, 0), (0, 8)]}
 BALANCED: dict[str, Any] = {"beta": 0.1, "lam_step": 0.3, "balance_ratio": 1.2}
 ADMM: dict[str, Any] = {"rho": 0.1, "balance_ratio": 1.5}
 FOLLOWING = AugmentedLagrangian(**BALANCED, lam_move="step")

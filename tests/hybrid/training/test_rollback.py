@@ -19,10 +19,10 @@ EVERY = 5
 """Steps an epoch."""
 WAYS: dict[str, dict[str, Any]] = {
     "serial": {"solver": Backprop()},
-    "waits filled": {
+    "local work": {
         "solver": DDG(micro_batches=2),
         "fill": "augmented-lagrangian",
-        "waits": [(4, 0), (0, 8)],
+        "local_budget": [(4, 0), (0, 8)],
     },
     "windows": {"solver": AugmentedLagrangian(), "window": 4},
     "kept": {"solver": BlockADMM(rho=0.1), "window": "all", "correct_every": 0},
@@ -66,7 +66,7 @@ def test_serial_training_goes_back_and_on_with_half_the_step(few, tmp_path, monk
     assert steps == sorted(steps), "what was logged after the checkpoint is forgotten"
 
 
-@pytest.mark.parametrize("way", ["waits filled"])
+@pytest.mark.parametrize("way", ["local work"])
 def test_local_steps_are_halved_first(way, few, tmp_path, monkeypatch):
     expected = [{"exact": 1.0, "local": 0.5}, {"exact": 0.5, "local": 0.25}]
     for kind, needed in (("local", 1), ("exact", 2)):

@@ -94,7 +94,7 @@ METHODS = {
 def test_two_inputs_of_different_shapes_train_as_one_tensor_of_both(kind, method, blocks):
     solver, settings = METHODS[method]
     if method == "waits":
-        settings = settings | {"waits": [(2, 2)] * blocks}
+        settings = settings | {"local_budget": [(2, 2)] * blocks}
     found = trained(kind, blocks, solver, **settings)
     assert_same(found, trained(torch.Tensor, blocks, solver, **settings))
 
@@ -107,7 +107,7 @@ def test_a_sample_is_read_once_an_epoch(solver):
     """By local steps on earlier mini-batches, too."""
     train = Counted(64)
     blocks = split(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), cuts=["2"])
-    local = {"fill": "augmented-lagrangian", "waits": [(8, 0), (0, 8)]}
+    local = {"fill": "augmented-lagrangian", "local_budget": [(8, 0), (0, 8)]}
     fill = {} if solver.name == "backprop" else local
     trainer = Trainer(blocks, solver, train=SHORT, quiet=True, **fill)
     trainer.fit(data.Mapped(train), Counted(8))

@@ -60,7 +60,7 @@ def test_the_summary_has_what_scripts_depend_on(few, tmp_path):
     run = tmp_path / "run"
     found = trainer(AugmentedLagrangian(), run, 4, **ONCE).fit(*few)
     assert summary(run) == found
-    per_rank = (*("idle_share", "bytes_sent", "peak_memory_bytes", "delay"), "fill_steps")
+    per_rank = (*("idle_share", "bytes_sent", "peak_memory_bytes", "delay"), "local_steps")
     assert all(len(found[key]) == 4 for key in per_rank)
     assert len(found["residual"]) == 3
     assert (found["kernels"], found["gpu_memory_bytes"]) == ("torch", [0] * 4)
@@ -75,18 +75,18 @@ def test_the_summary_has_what_scripts_depend_on(few, tmp_path):
 
 def test_local_steps_in_waits_are_counted_and_timed_on_each_rank_through_a_resume(few, tmp_path):
     # a virtual clock stands while others work
-    settings = {"waits": [(8, 0), (8, 8), (0, 0)], "links": LinkSettings(kind="virtual")}
+    settings = {"local_budget": [(8, 0), (8, 8), (0, 0)], "links": LinkSettings(kind="virtual")}
     found = filled(3, tmp_path, **settings).fit(*few, epochs=1)
     # two ticks a mini-batch, the first of five of which has no records to work on
-    assert found["fill_steps"] == [8, 16, 0]
+    assert found["local_steps"] == [8, 16, 0]
     events = traces.spans(tmp_path)
-    for rank, seconds in enumerate(found["fill_seconds"]):
+    for rank, seconds in enumerate(found["local_seconds"]):
         own = [e["dur"] for e in events if e["pid"] == rank and e["name"] == "local step"]
-        assert len(own) == found["fill_steps"][rank]
+        assert len(own) == found["local_steps"][rank]
         assert sum(own) / 1e6 <= seconds <= found["parallel_seconds"]
     again = filled(3, tmp_path, resume=True, **settings).fit(*few, epochs=2)
-    assert again["fill_steps"] == [16, 32, 0]
-    assert again["fill_seconds"][1] > found["fill_seconds"][1]
+    assert again["local_steps"] == [16, 32, 0]
+    assert again["local_seconds"][1] > found["local_seconds"][1]
 
 
 @pytest.mark.parametrize(("ratio", "returns"), [(1e-9, 1), (1e9, 0)])
@@ -103,20 +103,20 @@ def test_a_resumed_run_has_the_timetable_of_its_checkpoint(few, tmp_path, monkey
     made = filled(3, tmp_path, train={"report_every": 1}, checkpoint=OFTEN, **slow)
     made.fit(*few, epochs=2)
     expected = digests(tmp_path)
-    waits = checkpoint.read_manifest(newest(tmp_path))["waits"]
+    waits = checkpoint.read_manifest(newest(tmp_path))["local_budget"]
     assert len(waits) == 3
     assert all(map(any, waits))
     interrupted(tmp_path, 7)
     monkeypatch.setattr("hybrid.method.method.fit_local_work", lambda *_: [LocalBudget(0, 0)] * 3)
     filled(3, tmp_path, train={"report_every": 1}, resume=True, **slow).fit(*few, epochs=2)
-    assert checkpoint.read_manifest(newest(tmp_path))["waits"] == waits
+    assert checkpoint.read_manifest(newest(tmp_path))["local_budget"] == waits
     assert digests(tmp_path) == expected
 
 
 def test_where_nobody_waits_the_hybrid_is_the_delayed_pipeline_bit_for_bit(few, tmp_path):
     """Even blocks of threads, whose messages take no time."""
     plain = trainer(DDG(), tmp_path / "plain", **ONCE)
-    found = trained_weights(filled(2, tmp_path / "filled", waits=[(0, 0)] * 2, **ONCE), few)
+    found = trained_weights(filled(2, tmp_path / "filled", local_budget=[(0, 0)] * 2, **ONCE), few)
     assert_same(found, trained_weights(plain, few))
 
 
@@ -126,17 +126,17 @@ def test_where_nobody_waits_the_hybrid_is_the_delayed_pipeline_bit_for_bit(few, 
         {"fill": "penalty"},
         {"fill": AugmentedLagrangian(filter=2)},
         {"fill": "none"},
-        {"waits": [(4, 0), (0, 4)]},
+        {"local_budget": [(4, 0), (0, 4)]},
     ],
     ids=str,
 )
 def test_a_run_goes_on_in_mid_epoch_with_other_local_steps(other, few, tmp_path):
     """Records of another kind are left out; a block that had none begins with the next ones."""
     settings = {"train": {"report_every": 1}, "checkpoint": OFTEN}
-    filled(2, tmp_path, waits=[(0, 0), (0, 8)], **settings).fit(*few, epochs=2)
+    filled(2, tmp_path, local_budget=[(0, 0), (0, 8)], **settings).fit(*few, epochs=2)
     stopped(tmp_path, 4)
     assert checkpoint.read_manifest(newest(tmp_path))["step"] == 4  # of 5 in an epoch
-    again = {"fill": "augmented-lagrangian", "waits": [(0, 0), (0, 8)], **other}
+    again = {"fill": "augmented-lagrangian", "local_budget": [(0, 0), (0, 8)], **other}
     again = again if again["fill"] != "none" else {"fill": "none"}
     made = trainer(DDG(), tmp_path, 2, resume=True, **again, **settings)
     torch.use_deterministic_algorithms(True)  # unwritten memory is nan
@@ -148,7 +148,7 @@ def test_a_run_goes_on_in_mid_epoch_with_other_local_steps(other, few, tmp_path)
 
 
 def test_a_timetable_that_a_resume_replaces_is_told(few, tmp_path, capsys):
-    filled(2, tmp_path, waits=[(4, 0), (0, 4)], **ONCE).fit(*few)
+    filled(2, tmp_path, local_budget=[(4, 0), (0, 4)], **ONCE).fit(*few)
     for parts, told in ((DDG().num_micro_batches(32, 2), False), (1, True)):
         again = {"fill": "augmented-lagrangian", "resume": True, "quiet": False}
         trainer(DDG(micro_batches=parts), tmp_path, **again).fit(*few, epochs=3 if told else 2)
@@ -162,7 +162,10 @@ def test_a_timetable_that_a_resume_replaces_is_told(few, tmp_path, capsys):
         ({"fill": BlockADMM()}, "fill is BlockADMM("),
         ({"fill": AugmentedLagrangian(filter=3)}, "the filter is 3"),
         ({"fill": AugmentedLagrangian(momentum=0.5)}, "fill.momentum is 0.5, which has an effect"),
-        ({"fill": "penalty", "waits": [(30, 9), (0, 8)]}, "rounds.waits gives block 0 30 and 9"),
+        (
+            {"fill": "penalty", "local_budget": [(30, 9), (0, 8)]},
+            "rounds.local_budget gives block 0 30 and 9",
+        ),
         ({"solver": FDG(), "fill": "ddg"}, "unknown local method 'ddg'"),
         ({"solver": Backprop(), "fill": "penalty"}, "fill.name is 'penalty', but backprop has no"),
     ],
@@ -175,7 +178,11 @@ def test_local_steps_that_cannot_be_are_refused(settings, said, few):
 
 def test_a_local_step_of_one_value_that_batchnorm_cannot_normalize_ends_the_run(few):
     layers = nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)
-    waits = {"fill": "penalty", "waits": [(1, 0), (0, 2)], "train": {"epochs": 1, "batch_size": 16}}
+    waits = {
+        "fill": "penalty",
+        "local_budget": [(1, 0), (0, 2)],
+        "train": {"epochs": 1, "batch_size": 16},
+    }
     run = trainer_of(nn.Sequential(*layers), DDG(micro_batches=4), cuts=["4"], **waits)
     assert "Expected more than 1 value per channel when training" in refused(run, few)
 

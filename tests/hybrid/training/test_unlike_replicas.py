@@ -76,7 +76,7 @@ UNEVEN = {
         {
             "train": {"batch_size": 17},
             "fill": AugmentedLagrangian(),
-            "waits": [(2, 2), (0, 4), (0, 3)],
+            "local_budget": [(2, 2), (0, 4), (0, 3)],
         },
     ),
 }

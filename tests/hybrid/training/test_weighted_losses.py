@@ -78,7 +78,7 @@ def network():
 def trained(loss, targets, solver, replicas, settings):
     model = network()
     if settings.get("fill"):
-        settings = settings | {"waits": [(1, 1), (0, 0), (0, 2)]}
+        settings = settings | {"local_budget": [(1, 1), (0, 0), (0, 2)]}
     made = trainer_of(
         model,
         solver,

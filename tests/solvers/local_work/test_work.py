@@ -51,9 +51,9 @@ def filled(problem, solver, waits, fill=FILL, at=None, run=run_threads, before=N
         setup = problem.setup(window=0)
         program = solver.start(block, links, setup)
         if waits is not None:
-            records = replace(setup, stored_batches=STORED_BATCHES, fills=True)
+            records = replace(setup, stored_batches=STORED_BATCHES, local_work=True)
             local = fill.start(block, links, records)
-            program.filling = LocalWork(local, LocalBudget(*waits[block.index]))
+            program.local_work = LocalWork(local, LocalBudget(*waits[block.index]))
         return program
 
     def program(block, links):
@@ -63,13 +63,13 @@ def filled(problem, solver, waits, fill=FILL, at=None, run=run_threads, before=N
             state = type(mine.state())(flight=copied(mine.state().flight))
             block.module.zero_grad()
             mine = start(block, links)
-            if mine.filling is not None:
-                mine.filling.expect(problem.batches[:at], compatible=first[2] is fill)
+            if mine.local_work is not None:
+                mine.local_work.expect(problem.batches[:at], compatible=first[2] is fill)
             mine.load_state(state)
         mine.train(problem.window(1, at or 0))
         mine.drain()
         assert mine.state().flight == {}
-        steps = mine.filling.stats.steps if mine.filling else 0
+        steps = mine.local_work.stats.steps if mine.local_work else 0
         return links.traffic.total_bytes, steps
 
     sent, problem.steps = zip(*problem.on_every_block(program, MOMENTUM, run), strict=True)

@@ -143,10 +143,10 @@ RAMP = {"name": "cosine", "warmup_epochs": 0.5}
         {
             "solver": DDG(2, clip_norm=0.1),
             "fill": "augmented-lagrangian",
-            "waits": [(1, 0), (1, 0), (0, 1)],
+            "local_budget": [(1, 0), (1, 0), (0, 1)],
         },
     ],
-    ids=["ddg", "fdg", "clipped", "newest weights", "replicas", "corrected", "waits filled"],
+    ids=["ddg", "fdg", "clipped", "newest weights", "replicas", "corrected", "local work"],
 )
 def test_copies_are_alike_after_late_steps(settings):
     assert_alike(trained_blocks(3, **settings))

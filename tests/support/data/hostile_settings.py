@@ -74,7 +74,7 @@ def _choices() -> dict[str, list[Any]]:
         "data.dir": ["", "/nowhere"],
         "solver.name": sorted(registry.OWN),
         "split.cuts": [[], ["layer2.0"], ["layer2.0", "head"], ["head", "layer2.0"], ["stem"]],
-        "rounds.waits": [[], [[64, 0], [0, 16]], [[0, 0]], [[1, 1], [1, 1]]],
+        "rounds.local_budget": [[], [[64, 0], [0, 16]], [[0, 0]], [[1, 1], [1, 1]]],
         "rounds.window": [1, 4, 1000, "all"],
     }
     return {key: named.get(key) or _of(annotated.get(key)) for key in KEYS}

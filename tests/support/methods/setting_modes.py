@@ -94,7 +94,7 @@ def delayed() -> Iterator[Mode]:
     yield Mode("ddg", "no stash", {"solver.stash": False}, {}, tries)
     yield Mode("ddg", "first serially", {"rounds.serial_epochs": 1, "data.limit": 48}, {}, tries)
     for fill in ("augmented-lagrangian", "penalty"):
-        waits = {"fill.name": fill, "fill.beta": 0.1, "rounds.waits": [(4, 0), (0, 8)]}
+        waits = {"fill.name": fill, "fill.beta": 0.1, "rounds.local_budget": [(4, 0), (0, 8)]}
         tries = {**tries, "fill.name": ["none", "penalty"]}
         yield Mode("ddg", f"{fill} in waits", waits, {}, tries)
 
@@ -215,7 +215,7 @@ OTHERS: dict[str, list[Any]] = {
     "window": [1, "all"],
     "sweeps": [3],
     "serial_epochs": [0.5],
-    "waits": [[(4, 0), (0, 4)]],
+    "local_budget": [[(4, 0), (0, 4)]],
     "gamma": [0.1, 0.2],
     "decay": [0.1],
     "history": [2],

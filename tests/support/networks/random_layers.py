@@ -33,7 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "waits": {
         "solver": DDG(micro_batches=2),
         "fill": AugmentedLagrangian(storage="bfloat16"),
-        "waits": [(3, 0), (0, 4)],
+        "local_budget": [(3, 0), (0, 4)],
     },
 }
 

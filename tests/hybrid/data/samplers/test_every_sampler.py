@@ -109,7 +109,7 @@ def test_the_choice_is_the_same_under_mpirun(world, tmp_path, few):
     assert_same(weights(out), trained_weights(made, (few[0], digits()[1])))
 
 
-FILLED = {"fill": "augmented-lagrangian", "waits": [(16, 0), (0, 8)]}
+FILLED = {"fill": "augmented-lagrangian", "local_budget": [(16, 0), (0, 8)]}
 RESUMES = [
     # between two epochs, and in the second one
     *((Backprop(), each, 3, 6, {}) for each in EXAMPLES.values()),
@@ -117,7 +117,7 @@ RESUMES = [
     (DDG(), SelectiveBackprop(lag=4), 2, 10, {}),  # mini-batches are under way between blocks
     # the records that fill waits are of mini-batches that the sampler chose before
     # and asks all ranks for, of which one may have no waits
-    (DDG(), SelectiveBackprop(lag=4), 2, 10, {**FILLED, "waits": [(0, 0), (0, 8)]}),
+    (DDG(), SelectiveBackprop(lag=4), 2, 10, {**FILLED, "local_budget": [(0, 0), (0, 8)]}),
 ]
 
 

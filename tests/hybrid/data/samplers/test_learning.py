@@ -75,7 +75,7 @@ class Noting(Learning):
         (PDASGD(), {"blocks": 1}),
         *((solver, {"window": 2}) for solver in (Penalty(), AugmentedLagrangian(), BlockADMM())),
         (AuxNet(), {"window": 3}),
-        (DDG(), {"fill": "augmented-lagrangian", "waits": [(16, 0), (0, 8)]}),
+        (DDG(), {"fill": "augmented-lagrangian", "local_budget": [(16, 0), (0, 8)]}),
         (AugmentedLagrangian(), {"window": 2, "correct_every": 0}),
     ],
     ids=lambda value: getattr(value, "name", None),
