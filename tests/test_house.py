@@ -92,7 +92,7 @@ ROOMS = {
     "solvers/kernels": 420,
     "solvers/layers": 570,
     "solvers/local": 350,
-    "solvers/local_work": 540,
+    "solvers/local_work": 570,
     "solvers/numerics": 1_170,
     "solvers/optimizers": 370,
     "solvers/splitting": 1_440,
