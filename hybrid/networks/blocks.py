@@ -36,8 +36,8 @@ class Blocks:
     starts: list[int]
     costs: list[Cost] = field(default_factory=list)
     """The cost of each unit for one sample, as it was balanced; empty for explicit cuts."""
-    unread: Any = None
-    """Weights in files that are read when a training begins: `local_init.Unread`."""
+    pending: Any = None
+    """Weights in files that are read when a training begins: `local_init.PendingWeights`."""
     modes: Modes | None = None
     """Of the model's modules; None: they are not settled."""
 

@@ -1,4 +1,4 @@
-"""A rank's own units: a network built from its seed, whose other weights take no memory.
+"""The units of this rank: a network built from its seed, whose other weights take no memory.
 
 A constructor makes large tensors in an order that does not depend on where they lie. Without
 memory, on torch's meta device, it tells which of them become parameters of which block. Built
@@ -6,7 +6,7 @@ again, a parameter of another block lies in one buffer that all of these share: 
 by the same kernel, so the generator advances, and what follows has the bits of the whole network.
 
 Where a file has the weights, none is drawn. The network is made without their memory, cut on zeros
-that share one memory, and a rank reads the tensors of its own block.
+that share one memory, and a rank reads the tensors of its block.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def divide(make: Callable[[], nn.Module], cut: Cut, measured: bool) -> Division:
 
 
 def build_local(
-    make: Callable[[], nn.Module], division: Division, own: Collection[int]
+    make: Callable[[], nn.Module], division: Division, local: Collection[int]
 ) -> nn.Module:
-    """The network, in which the weights of the blocks in `own` have the bits that `make` gives.
+    """The network, in which the weights of the blocks in `local` have the bits that `make` gives.
 
     Other blocks' large parameters share memory, in which anything may stand.
     """
-    foreign = {i: a for i, a in division.allocations.items() if a.blocks.isdisjoint(own)}
+    foreign = {i: a for i, a in division.allocations.items() if a.blocks.isdisjoint(local)}
     if not foreign:
         return make()
     restore, allocations = remember_generators(), _Allocations(foreign)
@@ -94,13 +94,13 @@ def build_local(
     return network
 
 
-def share_memory(blocks: Blocks, own: Collection[int]) -> None:
-    """Give the large parameters of all blocks but those in `own` one memory, which is all zeros.
+def share_memory(blocks: Blocks, local: Collection[int]) -> None:
+    """Give the large parameters of all blocks but those in `local` one memory, which is all zeros.
 
     Nobody may write there, so the system has no page of it. Shapes and layouts are as they were:
     units run, cost as much, and a loss can be tried out.
     """
-    others = _large_parameters(blocks, own)
+    others = _large_parameters(blocks, local)
     zeros = _zeros_for(others)
     for p in others:
         p.data = zeros(p)
@@ -109,7 +109,7 @@ def share_memory(blocks: Blocks, own: Collection[int]) -> None:
 def free_remote(blocks: Blocks, index: int) -> None:
     """Give the large parameters of all blocks but `index` one number each, as their memory.
 
-    Who writes there gets torch's error. ValueError if that has happened to the block's own.
+    Who writes there gets torch's error. ValueError if that has happened to the block itself.
     """
     for name, p in blocks.module(index).named_parameters():
         if p.nbytes >= LARGE and not any(p.stride()):
@@ -146,8 +146,8 @@ def without_weights() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Unread:
-    """The weights of a network that is all zeros until `read_weights`."""
+class PendingWeights:
+    """Weights in files, for a network that is all zeros until `read_weights`."""
 
     weights: Weights
     names: Mapping[str, str]
@@ -156,7 +156,7 @@ class Unread:
     """Those in the network of what has not been read."""
 
 
-def leave_unread(model: nn.Module, weights: str | Path | None) -> Unread | None:
+def find_pending_weights(model: nn.Module, weights: str | Path | None) -> PendingWeights | None:
     """The weights in a file or folder, for a network that gets zeros; None: for one that has its.
 
     ValueError if they are not the network's, or if something has no numbers that no file has.
@@ -172,7 +172,7 @@ def leave_unread(model: nn.Module, weights: str | Path | None) -> Unread | None:
     there = Weights(weights)
     names = find_names(there, model)
     lay_zeros(model)
-    return Unread(there, names, set(names))
+    return PendingWeights(there, names, set(names))
 
 
 def lay_zeros(model: nn.Module) -> None:
@@ -200,33 +200,33 @@ def lay_under(model: nn.Module, memory: Callable[[Tensor], Tensor]) -> None:
         _lay_under(p, memory(p))
 
 
-def read_weights(blocks: Blocks, own: Collection[int]) -> None:
+def read_weights(blocks: Blocks, local: Collection[int]) -> None:
     """Read those weights of these blocks that have not been read, in the network's number formats.
 
     What is read has memory of its own.
     """
-    unread = blocks.unread
-    if unread is None:
+    pending = blocks.pending
+    if pending is None:
         return
     targets: dict[str, Tensor] = {}
-    for unit in (u for k in own for u in blocks.units_of(k)):
+    for unit in (u for k in local for u in blocks.units_of(k)):
         parameters = unit.parameters()
-        once = {id(p): name for name, p in parameters.items() if name in unread.waiting}
-        targets |= {unread.names[name]: parameters[name] for name in once.values()}
+        once = {id(p): name for name, p in parameters.items() if name in pending.waiting}
+        targets |= {pending.names[name]: parameters[name] for name in once.values()}
         buffers = ((n, x) for n, x in unit.tensors().items() if n not in parameters)
-        targets |= {unread.names[n]: x for n, x in buffers if n in unread.waiting}
-        unread.waiting.difference_update(parameters, unit.tensors())
-    for name, found in unread.weights.read(targets):
+        targets |= {pending.names[n]: x for n, x in buffers if n in pending.waiting}
+        pending.waiting.difference_update(parameters, unit.tensors())
+    for name, stored in pending.weights.read(targets):
         target = targets[name]
         if isinstance(target, nn.Parameter):
-            target.data = torch.empty_like(target.data).copy_(found)
+            target.data = torch.empty_like(target.data).copy_(stored)
             if not target.isfinite().all():
                 raise ValueError(
-                    f"weights {unread.weights.files[name]}: {name!r} has nan or inf in it, as "
+                    f"weights {pending.weights.files[name]}: {name!r} has nan or inf in it, as "
                     f"{target.dtype}: copy the file anew, or take a wider number format"
                 )
         else:
-            target.copy_(found)
+            target.copy_(stored)
 
 
 class _OnCPU(TorchFunctionMode):
@@ -256,9 +256,9 @@ def _lay_under(p: nn.Parameter, memory: Tensor) -> None:
     swap_tensors(p, other)
 
 
-def _large_parameters(blocks: Blocks, own: Collection[int]) -> list[nn.Parameter]:
-    """Those of all blocks but `own`."""
-    excluded = {id(p) for k in own for p in blocks.module(k).parameters()}
+def _large_parameters(blocks: Blocks, local: Collection[int]) -> list[nn.Parameter]:
+    """Those of all blocks but `local`."""
+    excluded = {id(p) for k in local for p in blocks.module(k).parameters()}
     every = (p for k in range(len(blocks)) for p in blocks.module(k).parameters())
     large = (p for p in every if p.nbytes >= LARGE and p.is_floating_point())
     return [p for p in large if id(p) not in excluded]

@@ -16,7 +16,7 @@ from hybrid.errors import no_exit, one_line
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.calls import Calls
 from hybrid.networks.costs import count_costs, measure_costs, merge_units
-from hybrid.networks.local_init import leave_unread
+from hybrid.networks.local_init import find_pending_weights
 from hybrid.networks.units import Chain, Unit, check_shared_tensors, is_sequence, units
 from hybrid.solvers.acting import nearest
 from hybrid.solvers.local_work.budget import Cost
@@ -59,7 +59,7 @@ def split(
     """
     sample = dict(sample) if isinstance(sample, Mapping) else sample  # such as a tokenizer's batch
     _check_arguments(model, blocks, cuts, balance, sample)
-    unread = leave_unread(model, weights)
+    pending = find_pending_weights(model, weights)
     cost = partial(_compute_costs, model, balance, sample)
     chain = units(model) if is_sequence(model) else []
     if chain and sample is not None and cuts is None and blocks != 1:
@@ -73,7 +73,7 @@ def split(
     _check_complete(cut)
     check_shared_tensors([cut.module(index) for index in range(len(cut))])
     cut.check_changed_buffers()
-    cut.unread = unread
+    cut.pending = pending
     return cut
 
 

@@ -84,7 +84,7 @@ class Chain(nn.Sequential):
         self.classes = classes
 
     def sample(self, count: int) -> Tensor:
-        """So many made-up inputs, always the same."""
+        """Return `count` made-up inputs, always the same."""
         if len(self.input_shape) == 1:
             return torch.zeros(count, *self.input_shape, dtype=torch.int64)
         x = torch.randn(count, *self.input_shape, generator=torch.Generator().manual_seed(0))

@@ -101,7 +101,7 @@ def _reason_not_to(method: Method, data: Data) -> str:
         return "train.verify is never"
     if not is_checked(method, data):
         return UNCHECKED
-    if method.problem.blocks.unread is not None:
+    if method.problem.blocks.pending is not None:
         return "the weights are in files, and each rank reads those of its block"
     return ""
 

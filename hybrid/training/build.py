@@ -343,7 +343,7 @@ def build_blocks(resolved: Config, train: Data, division: Division | None = None
     made = local_init.build_local(partial(build_network, resolved, train), division, own)
     blocks = _cut(resolved, train, made, division.cuts)
     blocks = replace(blocks, starts=division.starts, costs=division.costs)
-    if blocks.unread is None:
+    if blocks.pending is None:
         local_init.share_memory(blocks, own)
     return blocks
 

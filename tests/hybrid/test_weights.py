@@ -105,12 +105,12 @@ def test_a_block_reads_its_own_tensors_alone(tmp_path):
     with without_weights():
         model = nn.Sequential(*(nn.Linear(200, 200) for _ in range(4)))
     blocks = split(model, cuts=["2"], weights=tmp_path / INDEX)
-    for file in {blocks.unread.weights.files[name] for name in ("0.weight", "1.weight")}:
+    for file in {blocks.pending.weights.files[name] for name in ("0.weight", "1.weight")}:
         file.unlink()
     read_weights(blocks, [1])
     assert torch.equal(model[3].weight, tensors["3.weight"])
     assert not model[0].weight.any()
-    assert blocks.unread.waiting == {f"{n}.{kind}" for n in "01" for kind in ("weight", "bias")}
+    assert blocks.pending.waiting == {f"{n}.{kind}" for n in "01" for kind in ("weight", "bias")}
     model[3].weight.data.zero_()
     read_weights(blocks, [1])  # a second time nothing is
     assert not model[3].weight.any()

@@ -108,14 +108,6 @@ def test_even_blocks_are_even_in_units_along_a_graph_too():
     assert [len(blocks.units_of(k)) for k in range(4)] == [2, 2, 2, 2]
 
 
-def test_blocks_are_told_in_a_line_each():
-    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    told = str(split(network, cuts=["2"])).splitlines()
-    assert told == ["block 0: 0 to 1, 40 parameters", "block 1: 2 to 2, 18 parameters"]
-    balanced = str(split(network, 2, sample=torch.zeros(2, 4))).splitlines()
-    assert all(line.endswith("% of the cost") for line in balanced)
-
-
 def test_blocks_share_their_tensors_with_the_model_under_its_names():
     model = resnet()
     blocks = split(model, 3, balance="even")
@@ -177,3 +169,26 @@ def test_cuts_keep_out_of_what_has_no_row_for_each_sample(layers):
         assert torch.equal(value, model(x))
     said = refusal(split(model, cuts=["2"], sample=x).with_bundles, x)
     assert said.startswith("what goes into 2 has shape")
+
+
+def test_blocks_say_their_units_parameters_and_shares_and_not_the_whole_module():
+    blocks = split(models.build("resnet8", 10, 1, 8), 2)
+    first, second = repr(blocks).splitlines()
+    assert first == "block 0: stem to layer1.0, 4,848 parameters, 42% of the cost"
+    assert second.startswith("block 1: layer2.0 to head, 70,154 parameters, ")
+    assert blocks._repr_html_().startswith(
+        "<table><tr><th>block</th><th>units</th><th>parameters</th><th>share of the cost</th></tr>"
+        "<tr><td>0</td><td>stem to layer1.0</td><td>4,848</td><td>42%</td></tr>"
+    )
+
+
+def test_blocks_of_explicit_cuts_have_no_share_and_names_are_escaped():
+    model = nn.Sequential()
+    model.add_module("<b>", nn.Linear(2, 2))
+    model.add_module("after", nn.Linear(2, 2))
+    blocks = split(model, cuts=["after"])
+    assert repr(blocks) == (
+        "block 0: <b> to <b>, 6 parameters\nblock 1: after to after, 6 parameters"
+    )
+    assert "<td>&lt;b&gt; to &lt;b&gt;</td><td>6</td></tr>" in blocks._repr_html_()
+    assert "share" not in blocks._repr_html_()

@@ -5,7 +5,6 @@ import torch
 from answers import refusal
 from zoo_packages import installed, package
 
-from hybrid import split
 from hybrid.networks.models import build, gpt
 from hybrid.networks.units import units
 
@@ -99,27 +98,6 @@ def test_with_its_weights_it_computes_what_transformers_gpt_2_does():
         assert torch.allclose(ours(x).transpose(1, 2), theirs(x).logits, atol=1e-12)
 
 
-def test_the_weights_that_end_a_branch_are_smaller_by_the_root_of_the_number_of_branches():
-    torch.manual_seed(0)
-    network = gpt(8, 128)
-    for layer in network.layers:
-        assert layer.qkv.weight.detach().std() == pytest.approx(0.02, rel=0.05)
-        for last in layer.attn_proj, layer.mlp_proj:
-            assert last.weight.detach().std() == pytest.approx(0.02 / 4, rel=0.05)
-            assert not last.bias.any()
-
-
-def test_blocks_give_what_the_network_gives():
-    network = build("gpt-3-64", 256, length=32)
-    blocks = split(network, 3)
-    x = tokens(2, 32)
-    value = x
-    for k in range(3):
-        value = blocks.module(k)(value)
-    assert torch.equal(value, network(x))
-    assert str(split(network, 2)).count("% of the cost") == 2
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
@@ -143,3 +121,13 @@ def test_blocks_give_what_the_network_gives():
 )
 def test_what_cannot_be_is_one_line(name, shape, said):
     assert said in refusal(build, name, 256, **shape)
+
+
+def test_the_weights_that_end_a_branch_are_smaller_by_the_root_of_the_number_of_branches():
+    torch.manual_seed(0)
+    network = gpt(8, 128)
+    for layer in network.layers:
+        assert layer.qkv.weight.detach().std() == pytest.approx(0.02, rel=0.05)
+        for last in layer.attn_proj, layer.mlp_proj:
+            assert last.weight.detach().std() == pytest.approx(0.02 / 4, rel=0.05)
+            assert not last.bias.any()
