@@ -1,9 +1,5 @@
 """A chain of blocks: who works when, how many are under way, and paths as their counters say."""
 
-from collections import Counter
-from time import thread_time
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -77,20 +73,6 @@ def test_the_picture_of_the_docstring():
         "F0 F1 B0 F2 B1 F3 B2 B3",
         "F0 B0 F1 B1 F2 B2 F3 B3",
     ]
-
-
-def test_an_epoch_of_instances_takes_a_second_at_most():
-    lengths = drawn([[0.7] * 7] * 4, 0, 1250)
-    start = thread_time()
-    passes(4, 8, lengths)
-    assert thread_time() - start < 1
-
-
-def test_units_are_taken_as_often_as_their_probability_says():
-    n = 4000
-    counts = Counter(u for i in range(n) for u in draw_path(0, 3, i, [FLAT])[0])
-    for u, p in enumerate(FLAT):
-        assert counts[u] / n == pytest.approx(p, abs=4 * (p * (1 - p) / n) ** 0.5)
 
 
 def test_a_path_depends_on_seed_step_and_sample_alone_and_not_on_the_cuts():

@@ -159,8 +159,3 @@ def test_nodes_that_cannot_be():
         Layer(nn.BatchNorm1d(3))
     with pytest.raises(ValueError, match="min_update_frequency is 0; it must be at least 1"):
         Layer(module, sgd, 0)
-
-
-def test_at_least_one_instance_is_active():
-    with pytest.raises(ValueError, match="max_active_keys is 0; it must be at least 1"):
-        Static(graph({}, [("in", "loss")]), 0)

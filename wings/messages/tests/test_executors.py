@@ -92,20 +92,6 @@ def test_outcomes_come_in_the_order_of_instances_and_evaluation_leaves_no_trace(
     )
 
 
-def test_a_run_of_nothing_is_over_at_once():
-    mods = modules("first", "body", "last")
-    assert Static(looped(mods), 3).run([]) == []
-
-
-def test_a_shorter_path_takes_fewer_ticks():
-    def ticks(instances):
-        executor = Static(looped(modules("first", "body", "last")), 1)
-        executor.run([entries(samples(16))[i] for i in instances])
-        return executor.ticks
-
-    assert ticks([3]) - ticks([0]) == 4 * TURNS[3]  # body and loop, up and down
-
-
 @pytest.mark.parametrize("first", [0, 5])
 def test_instances_that_cannot_be_read_end_the_run_with_their_own_reason(first):
     def feed():

@@ -74,16 +74,6 @@ def test_staleness_in_a_chain_is_bounded_by_the_instances_that_are_active(
         assert layer.updates == ceil(count / every)
 
 
-def test_staleness_is_real_and_grows_towards_the_first_layer():
-    built = chain(modules("a", "b", "c", "d"), 1)
-    Static(built, 16).run(entries(samples(40)))
-    means = [
-        sum(late * n for late, n in layer.staleness.items()) / 40 for layer in built.layers.values()
-    ]
-    assert means == sorted(means, reverse=True)
-    assert means[0] > 2 * means[-1]
-
-
 def test_a_gradient_is_taken_at_the_weights_of_now_and_the_input_of_then():
     (module,) = modules("a").values()
     layer = Layer(module, torch.optim.SGD(module.parameters(), lr=1.0))

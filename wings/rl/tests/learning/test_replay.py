@@ -12,18 +12,6 @@ def rows(first, count):
     return torch.arange(first, first + count).float().view(-1, 1).expand(-1, 8).clone()
 
 
-@given(size=st.integers(2, 9), counts=st.lists(st.integers(1, 2), max_size=20))
-def test_the_newest_rows_are_kept_each_in_its_place(size, counts):
-    replay = Replay(size, states=2, actions=2)
-    added = 0
-    for count in counts:
-        replay.add(rows(added, count))
-        added += count
-    assert len(replay) == min(added, size)
-    for n in range(max(0, added - size), added):
-        assert replay.rows[n % size].tolist() == [n] * 8
-
-
 @given(size=st.integers(2, 9), added=st.integers(1, 20))
 def test_only_rows_that_are_there_are_drawn_and_all_of_them(size, added):
     replay = Replay(size, states=2, actions=2)

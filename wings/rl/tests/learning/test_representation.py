@@ -77,11 +77,3 @@ def test_the_loss_of_the_learner_gives_it_exactly_no_gradient():
     assert all(p.grad is None for p in network.parameters())
     assert torch.equal(flat(network), before)
     assert not torch.equal(flat(learner.policy), acted)
-
-
-def test_gradients_reach_the_actions_through_psi():
-    network = made(8, 2)
-    action = torch.zeros(4, ACTIONS, requires_grad=True)
-    Frozen(network.psi)(torch.randn(4, 11), action).sum().backward()
-    assert action.grad is not None
-    assert action.grad.abs().sum() > 0
