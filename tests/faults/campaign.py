@@ -13,14 +13,14 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 
-from tests.faults import kinds, sharing, storage
+from tests.faults import kinds, storage
 from tests.faults.kinds import PATIENCE, Fault, Scene
 from tests.faults.processes import Job
 from tests.faults.training import GRIDS, WAYS, References, Training, result, whole
 
 LIMIT = 10.0
 """Seconds from a fault to the end of every process, on a machine that has its cores to itself."""
-KINDS: tuple[Fault, ...] = (*kinds.KINDS, *storage.KINDS, *sharing.KINDS)
+KINDS: tuple[Fault, ...] = (*kinds.KINDS, *storage.KINDS)
 CRASHES = [sign for n in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS) for sign in (-n, 128 + n)]
 _LAUNCHER_SAYS = re.compile(
     r"noticed that process rank|one or more processes exited with non-zero|MPI_ABORT was invoked"
@@ -73,6 +73,7 @@ def outcomes(
     """
     references = References(root)
     chosen = [k for k in KINDS if only in k.name and set(launchers) <= set(k.launchers)]
+    chosen = [k for k in chosen if storage.can_mount() or not k.mounts]
     for number in range(seed, seed + runs):
         folder = root / f"fault-{number}"
         folder.mkdir()

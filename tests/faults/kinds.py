@@ -1,4 +1,4 @@
-"""What can go wrong from outside: signals, delays, clocks. Each decides by its seed where and when.
+"""What can go wrong with processes and data. Each kind decides by its seed where and when.
 
 A kind acts in three turns: it prepares a run and yields what to arm inside the program; it gets the
 job and strikes while that goes on; it mends what must be mended before the run can be resumed.
@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from tests.faults.processes import Job, send
-from tests.faults.training import References, Training
+from tests.faults.training import SAMPLES, References, Training
 
 PATIENCE = 60.0
 """Seconds a run may take to get to where it is struck, or to its end, on a quiet machine."""
@@ -85,6 +85,8 @@ class Fault:
     """Whether the run that is struck is itself a resumed one."""
     workers: int = 0
     """Processes that make each rank's mini-batches."""
+    mounts: bool = False
+    """Whether it mounts a file system."""
 
 
 def moment(scene: Scene, job: Job, among: tuple[str, ...] = MOMENTS) -> str:
@@ -164,6 +166,46 @@ def late_rank(scene: Scene) -> Acts:
     yield {"kind": "late", "rank": rank, "seconds": seconds}
 
 
+def stopped_rank(scene: Scene) -> Acts:
+    """A rank stands still for ever, and the others wait `links.timeout` seconds for it."""
+    scene.words += ["--set", "links.timeout=3"]
+    job = yield {}
+    ranks = training_ranks(scene, job)
+    if ranks:
+        which = scene.random.randrange(len(ranks))
+        send(ranks[which], signal.SIGSTOP)
+        scene.now(f"rank {which}")
+        sleep(0.05)
+        scene.missed = (scene.out / "summary.json").exists()
+        if scene.missed:  # it was stopped when the training was over
+            send(ranks[which], signal.SIGCONT)
+
+
+def training_ranks(scene: Scene, job: Job) -> list[int]:
+    """The ranks, as soon as they train: such a run is over in a second."""
+    end = monotonic() + PATIENCE
+    while not lines_of(scene.out) and job.status() is None and monotonic() < end:
+        sleep(0.002)
+    scene.missed = job.status() is not None
+    return [] if scene.missed else job.ranks()
+
+
+def other_items(scene: Scene) -> Acts:
+    """The data of one rank are a stale copy, in which each item has moved by one."""
+    rank = scene.random.randrange(1, scene.training.ranks)
+    scene.now(f"on rank {rank}")
+    yield {"kind": "other items", "rank": rank}
+
+
+def hanging_item(scene: Scene) -> Acts:
+    """An item never comes, in a worker of a rank that reads items."""
+    rank = scene.random.choice((0, scene.training.ranks - 1))
+    rank = 0 if scene.training.launcher == "threads" else rank
+    item = scene.random.randrange(SAMPLES)
+    scene.now(f"item {item} on rank {rank}")
+    yield {"kind": "hanging item", "rank": rank, "item": item}
+
+
 def poison(scene: Scene) -> Acts:
     """Weights that are no numbers: fails with a word, or rolls back and ends well.
 
@@ -201,6 +243,9 @@ KINDS = (
     # while Python itself starts, Ctrl-C is Python's to answer
     Fault("Ctrl-C", signals(signal.SIGINT, to="launcher", among=("train", "write"))),
     Fault("a rank stands still", slow_rank, (0,), ON_RANKS, timed=False),
+    Fault("a rank stands still for ever", stopped_rank, launchers=ON_RANKS),
     Fault("a rank starts late", late_rank, (0,), ON_RANKS, timed=False),
     Fault("NaN in the weights", poison, ANY, timed=False),
+    Fault("a rank has other data", other_items, launchers=ON_RANKS, timed=False, workers=1),
+    Fault("an item never comes", hanging_item, timed=False, workers=1),
 )

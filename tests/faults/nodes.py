@@ -31,6 +31,7 @@ from random import Random
 from time import monotonic, sleep
 from typing import Any
 
+from tests.faults.processes import descendants, send
 from tests.support.ranks.world import for_mpirun
 
 LIMIT = 120.0
@@ -89,9 +90,8 @@ class Nodes:
 
     def lose(self, number: int) -> None:
         agent = self.agents.pop(number)
-        for pid in [agent.pid, *_descendants(agent.pid)]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid in [agent.pid, *descendants(agent.pid)]:
+            send(pid, signal.SIGKILL)
         agent.wait()
 
     def steps(self) -> int:
@@ -166,15 +166,6 @@ def _fault(out: Path) -> str:
             steps.append((found["step"], found["samples"]))
     wrong = [(a, b) for a, b in pairwise(steps) if b[0] <= a[0]]
     return f"steps {wrong[0]} follow each other" if wrong else ""
-
-
-def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *_descendants(child)]
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

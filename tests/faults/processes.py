@@ -186,6 +186,11 @@ def _children(pid: int) -> list[int]:
         return []
 
 
+def descendants(pid: int) -> list[int]:
+    """Its children, theirs, and so on."""
+    return [each for child in _children(pid) for each in (child, *descendants(child))]
+
+
 def _listens(pid: int) -> bool:
     """Whether a process catches SIGUSR1; one that has ended is waited for no longer."""
     try:

@@ -18,8 +18,6 @@ def main() -> None:
     kind = fault.get("kind")
     if kind == "late" and mine:
         time.sleep(fault["seconds"])
-    elif kind == "streams":
-        _lose_the_streams(fault["which"])
     elif kind == "limit":
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault["bytes"], fault["bytes"]))
     elif kind == "poison":
@@ -27,17 +25,6 @@ def main() -> None:
     from hybrid.__main__ import main
 
     main()
-
-
-def _lose_the_streams(which: str) -> None:
-    """Nobody reads stdout and stderr, or their disk is full."""
-    if which == "full":
-        lost = os.open("/dev/full", os.O_WRONLY)
-    else:
-        reading, lost = os.pipe()
-        os.close(reading)
-    for stream in (1, 2):
-        os.dup2(lost, stream)
 
 
 def _poison(number: int, call: int) -> None:

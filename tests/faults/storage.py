@@ -24,9 +24,6 @@ def can_mount() -> bool:
 
 def disk_full(scene: Scene) -> Acts:
     """A small disk that something else fills: a tmpfs of its own below the run folder's parent."""
-    if not can_mount():
-        yield from file_limit(scene)
-        return
     disk = scene.out.parent / "disk"
     disk.mkdir()
     run_quietly("mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(disk))
@@ -56,41 +53,23 @@ def read_only(scene: Scene) -> Acts:
     A run that has written all its checkpoints by then ends well.
     """
     folder = scene.out / "checkpoints"
-    if not can_mount():
-        scene.out.mkdir(parents=True)
-        folder.touch()
     job = yield {}
-    if can_mount():
-        when = moment(scene, job, ("train",))
-        folder.mkdir(exist_ok=True)
-        scene.now(when)
-        close(folder)
-    else:
-        scene.now("a file in its place")
+    when = moment(scene, job, ("train",))
+    folder.mkdir(exist_ok=True)
+    scene.now(when)
+    close(folder)
     yield {}
-    if can_mount():
-        run_quietly("umount", "-l", str(folder))
-    else:
-        shutil.rmtree(scene.out)
+    run_quietly("umount", "-l", str(folder))
 
 
 def read_only_resume(scene: Scene) -> Acts:
     """The whole run folder is read-only when the run is resumed."""
     scene.stopped()
-    config, kept = scene.out / "config.toml", scene.out / "config.kept"
-    if can_mount():
-        close(scene.out)
-    else:
-        config.rename(kept)
-        config.mkdir()
+    close(scene.out)
     scene.now("")
     yield {}
     yield {}
-    if can_mount():
-        run_quietly("umount", "-l", str(scene.out))
-    else:
-        config.rmdir()
-        kept.rename(config)
+    run_quietly("umount", "-l", str(scene.out))
 
 
 def damage(scene: Scene) -> Acts:
@@ -142,10 +121,10 @@ def run_quietly(*command: str) -> bool:
 
 _RESUMED = {"timed": False, "resumes": True}
 KINDS = (
-    Fault("the disk is full", disk_full),
+    Fault("the disk is full", disk_full, mounts=True),
     Fault("no large files", file_limit, timed=False),
-    Fault("a read-only folder", read_only, ANY),
-    Fault("resumed in a read-only folder", read_only_resume, **_RESUMED),
+    Fault("a read-only folder", read_only, ANY, mounts=True),
+    Fault("resumed in a read-only folder", read_only_resume, mounts=True, **_RESUMED),
     Fault("a damaged checkpoint", damage, ANY, **_RESUMED),
     Fault("another run's checkpoint", foreign, (1,), **_RESUMED),
 )

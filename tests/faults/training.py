@@ -88,18 +88,8 @@ class Training:
         waits = [[2, 0], *[[0, 0]] * (self.blocks - 2), [0, 2]]
         filled = ("--set", f"rounds.local_budget={waits}") if self.way == "local work" else ()
         grid = ("--replicas", str(self.replicas), *SYNCS[self.sync]) if self.replicas > 1 else ()
-        return [
-            "train",
-            *_SIZE,
-            *data,
-            *ON_A_GRID[self.way],
-            *filled,
-            *named,
-            *blocks,
-            *grid,
-            "--out",
-            str(out),
-        ]
+        way = (*_SIZE, *data, *ON_A_GRID[self.way], *filled)
+        return ["train", *way, *named, *blocks, *grid, "--out", str(out)]
 
 
 def result(out: Path) -> dict[str, list[str]]:

@@ -40,10 +40,6 @@ class Layer(Node):
         optimizer: torch.optim.Optimizer | None = None,
         min_update_frequency: int = 1,
     ) -> None:
-        if min_update_frequency < 1:
-            raise ValueError(
-                f"min_update_frequency is {min_update_frequency}; it must be at least 1"
-            )
         self.module, self.optimizer = module, optimizer
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         _check_repeatable(module)
@@ -77,15 +73,10 @@ class Layer(Node):
             x, y = self._run(x)
         if y.requires_grad:
             torch.autograd.backward([y], [gradient])
-        # of indices: nothing, but a message all the same, for those that wait for it
-        dx = (
-            torch.zeros(x.shape, dtype=gradient.dtype, device=x.device)
-            if x.grad is None
-            else x.grad
-        )
         if self._updates.add(updates):
             self._step()
-        return [Message(0, state, dx)]
+        # of indices: nothing, but a message all the same, for those that wait for it
+        return [Message(0, state, gradient.new_zeros(x.shape) if x.grad is None else x.grad)]
 
     def drain(self) -> None:
         """The end of a run: steps with what is left over."""
