@@ -77,7 +77,8 @@ def train(given):
 def others(setting, mode):
     """Settings by which one differs from what a mode has."""
     section, _, key = setting.partition(".")
-    config = build.read_settings(None, asked(mode), None, False).model_dump()
+    settings = build.read_settings(None, asked(mode), None, False)
+    config = {**settings.model_dump(), "rounds": vars(build.build_options(settings).rounds)}
     current = config[section][key]
     values = mode.tries.get(setting) or OTHERS.get(setting) or OTHERS.get(key)
     values = values or by_type(section, key, current, config)
@@ -108,7 +109,7 @@ def fault(setting, way, mode):
     except DivergedError:
         return ""
     except ValueError as error:
-        named = [key.split(".")[1] for key in (setting, *mode.settings)]
+        named = [key.split(".")[1] for key in (*way, *mode.settings)]
         return "" if any(key in str(error) for key in named) else f"{what} is refused for {error}"
     reasons = {**LISTED, **mode.same}
     listed = reasons.get(f"{setting}={way[setting]}", reasons.get(setting, ""))

@@ -81,7 +81,9 @@ def alone(
     yield Mode(solver, "alone", settings, same, tries)
     # five mini-batches: a window of one between two serial ones is exact
     rarely: Values = {"data.limit": 40, "rounds.window": 2, "rounds.correct_every": 2}
-    yield Mode(solver, "every second", {**settings, **(corrected or {}), **rarely}, same, tries)
+    rarely |= {**settings, **(corrected or {})}
+    same = {**same, "rounds.serial_end": "the last round is serial anyway"}
+    yield Mode(solver, "every second", rarely, same, tries)
 
 
 def delayed() -> Iterator[Mode]:
@@ -228,7 +230,7 @@ OTHERS: dict[str, list[Any]] = {
     "model.name": ["wrn-10-1"],
     "model.weights": ["none.safetensors"],
     "data.name": ["synthetic"],
-    "fill.name": ["penalty"],
+    "fill.name": [{"fill.name": "penalty", "rounds.waits": [(4, 0), (0, 4)]}],
     "sync.name": ["all-reduce", "local-sgd"],
     "sampler.name": ["uniform", {"sampler.name": "selective-backprop", "sampler.lag": 2}],
     "links.kind": ["threads", "virtual"],
