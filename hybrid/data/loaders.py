@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from copy import deepcopy
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -21,51 +22,49 @@ from torch.utils.data import (
 )
 
 from hybrid.data.dataset import Data
-from hybrid.data.fetching import Workers, own_draws, seed_draws
 from hybrid.data.mapped import Mapped
+from hybrid.data.reader import Workers
+from hybrid.data.sampling import restored_generators, seed_generators
 from hybrid.data.stream import Stream
-from hybrid.errors import format_error
+from hybrid.errors import refused
 
 MOST_PASSES = 64
 """Of a data set: what a sampler without a length gives at most in an epoch."""
 
 
-def as_data(given: Any, workers: int = 0, labels_are_inputs: bool = False) -> Data:
+def as_data(source: Any, workers: int = 0, labels_are_inputs: bool = False) -> Data:
     """What `fit` was given; ValueError for what is no data.
 
     `workers` read ahead; `labels_are_inputs` is as in `Mapped`.
     """
-    if isinstance(given, Data):
-        return given
-    if isinstance(given, DataLoader):
-        return _of_loader(given, workers, labels_are_inputs)
-    several = isinstance(given, tuple | list) and len(given) > 0
-    if several and all(isinstance(x, np.ndarray) for x in given):
-        raise ValueError(
-            "numpy arrays are no data set: give tensors, as torch.from_numpy makes them"
-        )
-    if several and all(isinstance(x, Tensor) for x in given):
-        if len({len(x) for x in given}) > 1:
+    if isinstance(source, Data):
+        return source
+    if isinstance(source, DataLoader):
+        return _of_loader(source, workers, labels_are_inputs)
+    several = isinstance(source, tuple | list) and len(source) > 0
+    if several and all(isinstance(x, Tensor | np.ndarray) for x in source):
+        tensors = [torch.as_tensor(x) for x in source]
+        if len({len(x) for x in tensors}) > 1:
             raise ValueError(
-                f"inputs and targets have {' and '.join(str(len(x)) for x in given)} rows: give as "
-                "many of each"
+                f"inputs and targets have {' and '.join(str(len(x)) for x in tensors)} rows: give "
+                "as many of each"
             )
-        return Mapped(TensorDataset(*given))
-    if not isinstance(given, IterableDataset) and hasattr(given, "__getitem__"):
-        return Mapped(given, workers=workers, labels_are_inputs=labels_are_inputs)
-    if not isinstance(given, Iterable):
+        return Mapped(TensorDataset(*tensors))
+    if not isinstance(source, IterableDataset) and hasattr(source, "__getitem__"):
+        return Mapped(source, workers=workers, labels_are_inputs=labels_are_inputs)
+    if not isinstance(source, Iterable):
         raise ValueError(
-            f"a {type(given).__name__} is no data: give a data set with __len__ and __getitem__, "
+            f"a {type(source).__name__} is no data: give a data set with __len__ and __getitem__, "
             "an iterable, a DataLoader, or a pair of tensors"
         )
-    _refuse_workers(given, workers)
-    return Stream(given, labels_are_inputs=labels_are_inputs)
+    _refuse_workers(source, workers)
+    return Stream(source, labels_are_inputs=labels_are_inputs)
 
 
-def _refuse_workers(given: Any, workers: int) -> None:
+def _refuse_workers(source: Any, workers: int) -> None:
     if workers:
         raise ValueError(
-            f"data.workers is {workers}, but a {type(given).__name__} is read in its order: leave "
+            f"data.workers is {workers}, but a {type(source).__name__} is read in its order: leave "
             "it out, or wrap the iterable in a DataLoader with num_workers"
         )
 
@@ -86,15 +85,12 @@ def _of_loader(loader: DataLoader[Any], workers: int, labels_are_inputs: bool) -
             "leave one of the two out"
         )
     context = getattr(loader, "multiprocessing_context", None)
+    method = "forkserver" if context is None else context.get_start_method()
+    num_workers = loader.num_workers or workers
     data = Mapped(
         loader.dataset,
         collate=None if loader.collate_fn is default_collate else loader.collate_fn,
-        workers=Workers(
-            loader.num_workers or workers,
-            loader.worker_init_fn,
-            loader.timeout,
-            "forkserver" if context is None else context.get_start_method(),
-        ),
+        workers=Workers(num_workers, loader.worker_init_fn, loader.timeout, method),
         labels_are_inputs=labels_are_inputs,
     )
     data.batch_size, data.order = _batch_size_and_order(loader, len(data))
@@ -136,12 +132,12 @@ class SamplerOrder:
     def __init__(self, sampler: Any, dataset: Any, count: int, batched: bool = False) -> None:
         """`sampler` gives numbers below `count`, or lists of them if `batched`."""
         self.count, self.batched = count, batched
-        self.name = type(sampler).__name__
+        self.name = f"the sampler {type(sampler).__name__}"
         # the data set is shared, for it may be large and a copy would know no more
         self._shared = {id(dataset): dataset}
-        self._orders: dict[tuple[int, int], Tensor] = {}
         self._sampler = self._copy(sampler)
         self._length: int | None = None
+        self._drawn = lru_cache(maxsize=2)(self._draw)
         self.batch_size = 0
         """Samples of every batch of a batch sampler."""
         if batched:
@@ -149,78 +145,64 @@ class SamplerOrder:
             self._length = None  # of the seed of a run
 
     def of_epoch(self, seed: int, epoch: int) -> Tensor:
-        key = (seed, epoch)
-        found = self._orders.get(key)
-        if found is None:
-            with own_draws():
-                found = self._draw(seed, epoch)
-            self._orders = dict([*list(self._orders.items())[-1:], (key, found)])
-        return found
+        return self._drawn(seed, epoch)
 
     def _copy(self, sampler: Any) -> Any:
-        try:
+        with refused(f"{self.name} cannot be copied, as every epoch has to begin with it anew"):
             return deepcopy(sampler, dict(self._shared))
-        except Exception as error:  # whatever a user's code raises
-            raise ValueError(
-                f"the sampler {self.name} cannot be copied, as every epoch has to begin with it as "
-                f"it was given: {format_error(error)}"
-            ) from None
 
     def _draw(self, seed: int, epoch: int) -> Tensor:
         sampler = self._copy(self._sampler)
-        try:
-            for each in _within(sampler):
+        with restored_generators(), refused(f"{self.name} fails"):
+            for each in _with_inner_samplers(sampler):
                 if hasattr(each, "set_epoch"):
                     each.set_epoch(epoch)
-            seed_draws(seed, epoch)
-            for each in _within(sampler):
-                _seed_generators(each, seed, epoch)
+            seed_generators(seed, epoch)
+            for each in _with_inner_samplers(sampler):
+                _seed_attributes(each, seed, epoch)
             length = len(sampler) if hasattr(sampler, "__len__") else MOST_PASSES * self.count + 1
-            found = list(islice(sampler, length))
-            samples = [i for batch in found for i in batch] if self.batched else found
+            draws = list(islice(sampler, length))
+            samples = [i for batch in draws for i in batch] if self.batched else draws
             order = torch.tensor([int(i) for i in samples], dtype=torch.int64)
-        except (Exception, SystemExit) as error:  # whatever a user's code raises
-            raise ValueError(f"the sampler {self.name} fails: {format_error(error)}") from None
-        self._check(order, [len(batch) for batch in found] if self.batched else [], epoch)
+        self._check(order, [len(batch) for batch in draws] if self.batched else [], epoch)
         return order
 
     def _check(self, order: Tensor, sizes: list[int], epoch: int) -> None:
         """ValueError for an order that no epoch can have."""
-        name = f"the sampler {self.name}"
         if len(order) > MOST_PASSES * self.count:
             raise ValueError(
-                f"{name} gives more than {MOST_PASSES} times the {self.count} samples in an epoch: "
-                "give it a __len__"
+                f"{self.name} gives more than {MOST_PASSES} times the {self.count} samples in an "
+                "epoch: give it a __len__"
             )
         outside = order[(order < 0) | (order >= self.count)]
         if len(order) == 0 or len(outside):
             what = f"sample {int(outside[0])} of {self.count}" if len(outside) else "no sample"
             raise ValueError(
-                f"{name} gives {what} in epoch {epoch + 1}: let it give 0 to {self.count - 1}"
+                f"{self.name} gives {what} in epoch {epoch + 1}: let it give 0 to {self.count - 1}"
             )
         if self._length not in (None, len(order)):
             raise ValueError(
-                f"{name} gives {len(order)} samples in epoch {epoch + 1}, but {self._length} in "
-                "the first: let it give as many in every epoch"
+                f"{self.name} gives {len(order)} samples in epoch {epoch + 1}, but {self._length} "
+                "in the first: let it give as many in every epoch"
             )
         size = self.batch_size or max(sizes, default=0)
         if any(n != size for n in sizes[:-1]) or any(n > size for n in sizes[-1:]):
             raise ValueError(
-                f"{name} gives batches of {min(sizes)} to {max(sizes)} samples, and mini-batches "
-                "have one size: let all have the same, or give data.Stream(loader, samples=...), "
-                "which cuts them anew"
+                f"{self.name} gives batches of {min(sizes)} to {max(sizes)} samples, and "
+                "mini-batches have one size: let all have the same, or give "
+                "data.Stream(loader, samples=...), which cuts them anew"
             )
         self._length, self.batch_size = len(order), size
 
 
-def _within(sampler: Any) -> list[Any]:
-    """A sampler and the one that it takes samples from, which torch calls `sampler`."""
+def _with_inner_samplers(sampler: Any) -> list[Any]:
+    """A sampler and those that it takes samples from, which torch calls `sampler`."""
     inner = getattr(sampler, "sampler", None)
-    return [sampler] if inner is None else [sampler, *_within(inner)]
+    return [sampler] if inner is None else [sampler, *_with_inner_samplers(inner)]
 
 
-def _seed_generators(sampler: Any, seed: int, epoch: int) -> None:
-    """Seed the generators that a sampler has of its own, whatever it calls them."""
+def _seed_attributes(sampler: Any, seed: int, epoch: int) -> None:
+    """Seed the generators among a sampler's attributes."""
     number = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
     for name, value in list(getattr(sampler, "__dict__", {}).items()):
         if isinstance(value, torch.Generator):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,15 +13,10 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from hybrid.data.dataset import check_classes, spread
-from hybrid.data.fetching import Pool, Workers, own_draws, plain, seed_draws
 from hybrid.data.items import Items, collate_numbers
-from hybrid.errors import format_error
-
-AHEAD = 2
-"""Batches that each worker makes ahead."""
-KEPT = 8
-"""Batches that are kept after their first use: another block of this process, or a local step, may
-ask for them again."""
+from hybrid.data.reader import Key, Reader, Workers, to_tensors
+from hybrid.data.sampling import restored_generators, seed_generators
+from hybrid.errors import refused
 
 
 class Mapped(Items):
@@ -63,13 +54,12 @@ class Mapped(Items):
             )
         super().__init__(labels_are_inputs)
         self.dataset, self.augmented = dataset, augmented
-        self._count = _length(dataset)
-        self._pool = Pool(dataset, collate or collate_numbers, workers)
+        with refused(f"len() of {type(dataset).__name__} fails"):
+            self._count = len(dataset)
+        if self._count == 0:
+            raise ValueError(f"{type(dataset).__name__} has 0 samples: training needs at least 1")
         self._collate, self._workers = collate, workers
-        self._lock = threading.Lock()
-        self._batches: OrderedDict[tuple[Any, ...], Future[Any]] = OrderedDict()
-        self._order: list[tuple[Any, ...]] = []
-        self._place: dict[tuple[Any, ...], int] = {}
+        self._reader = Reader(dataset, collate or collate_numbers, workers)
         self._targets = None if collate else listed_targets(dataset)
         if self._targets is not None and not self._agrees(self._targets):
             self._targets = None
@@ -96,15 +86,12 @@ class Mapped(Items):
         return self._targets[ids % len(self)]
 
     def expect_classes(self, count: int) -> None:
-        if count and type(self.dataset) is TensorDataset:
-            check_classes(self.dataset.tensors[-1], count)
+        if count and self._targets is not None:
+            check_classes(self._targets, count)
         super().expect_classes(count)
 
     def leaves_out(self, target: int) -> bool:
-        known = self._targets
-        if type(self.dataset) is TensorDataset:
-            known = self.dataset.tensors[-1]
-        return known is None or bool((known == target).any())
+        return self._targets is None or bool((self._targets == target).any())
 
     def sample(self, count: int) -> tuple[Any, Any]:
         ids = torch.arange(min(2, self._count))
@@ -113,11 +100,11 @@ class Mapped(Items):
         return inputs, targets
 
     def _single_samples(self) -> list[tuple[Any, Any]]:
-        found = []
+        samples = []
         for i in sorted({self._count // 4, self._count // 2, self._count - 1} - {0, 1}):
             with suppress(ValueError):  # from a collate function that takes several only
-                found.append(self._pair(torch.tensor([i]), 0, 0))
-        return found
+                samples.append(self._pair(torch.tensor([i]), 0, 0))
+        return samples
 
     def _agrees(self, targets: Tensor) -> bool:
         """Whether a few items have the targets that the data set lists."""
@@ -131,42 +118,21 @@ class Mapped(Items):
         order = torch.arange(len(self)) if self.order is None else self.order.of_epoch(0, 0)
         ids = order[spread(len(order))].tolist()
         items = []
-        with own_draws(), suppress(Exception, SystemExit):  # whatever a user's code raises
+        with restored_generators(), suppress(Exception, SystemExit):  # of a user's code
             for i in ids if one is None else [ids[one % len(ids)]]:
-                seed_draws(0, 0, i)
-                items.append(plain(self.dataset[i]))
+                seed_generators(0, 0, i)
+                items.append(to_tensors(self.dataset[i]))
             return items
         return []
 
     def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:
-        with self._lock:
-            self._order = [_key(ids, seed, epoch) for ids in batches]
-            self._place = {key: i for i, key in enumerate(self._order)}
+        self._reader.announce([_key(ids, seed, epoch) for ids in batches])
 
     def close(self) -> None:
-        with self._lock:
-            self._batches.clear()
-            self._pool.close()
+        self._reader.close()
 
     def _pair(self, ids: Tensor, seed: int, epoch: int) -> tuple[Any, Any]:
-        """Inputs and targets of the samples; workers begin with those that are needed next."""
-        key = _key(ids, seed, epoch)
-        with self._lock:
-            future = self._submit(key)
-            if self._pool.workers and key in self._place:
-                next_, ahead = self._place[key] + 1, AHEAD * self._pool.workers
-                for other in islice(self._order, next_, next_ + ahead):
-                    self._submit(other)
-            most = KEPT + AHEAD * self._pool.workers
-            while len(self._batches) > most:
-                self._batches.popitem(last=False)
-        return self._split(self._pool.result(future), len(ids))
-
-    def _submit(self, key: tuple[Any, ...]) -> Future[Any]:
-        if key not in self._batches:
-            seed, epoch, *ids = key
-            self._batches[key] = self._pool.submit(ids, seed, epoch)
-        return self._batches[key]
+        return self._split(self._reader.read(_key(ids, seed, epoch)), len(ids))
 
 
 def listed_targets(dataset: Any) -> Tensor | None:
@@ -174,32 +140,19 @@ def listed_targets(dataset: Any) -> Tensor | None:
     if isinstance(dataset, Subset):
         whole = listed_targets(dataset.dataset)
         return None if whole is None else whole[torch.as_tensor(dataset.indices)]
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[-1]
     if getattr(dataset, "target_transform", None) is not None:
         return None
     for name in ("targets", "labels"):
-        found = getattr(dataset, name, None)
-        if isinstance(found, list | tuple | np.ndarray | Tensor) and len(found) == len(dataset):
-            try:
-                targets = torch.as_tensor(found)
-            except (TypeError, ValueError, RuntimeError):
-                continue
-            if targets.dtype == torch.int64 and targets.dim() == 1:
-                return targets
+        listed = getattr(dataset, name, None)
+        if isinstance(listed, list | tuple | np.ndarray | Tensor) and len(listed) == len(dataset):
+            with suppress(TypeError, ValueError, RuntimeError):
+                targets = torch.as_tensor(listed)
+                if targets.dtype == torch.int64 and targets.dim() == 1:
+                    return targets
     return None
 
 
-def _length(dataset: Any) -> int:
-    """How many samples it has; ValueError for none, and for what its __len__ raises."""
-    try:
-        count = len(dataset)
-    except Exception as error:  # whatever a user's code raises
-        raise ValueError(
-            f"len() of {type(dataset).__name__} fails: {format_error(error)}"
-        ) from error
-    if count == 0:
-        raise ValueError(f"{type(dataset).__name__} has 0 samples: training needs at least 1")
-    return count
-
-
-def _key(ids: Tensor, seed: int, epoch: int) -> tuple[Any, ...]:
+def _key(ids: Tensor, seed: int, epoch: int) -> Key:
     return (seed, epoch, *ids.tolist())

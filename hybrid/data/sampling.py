@@ -1,7 +1,12 @@
 """Which samples make which batch, and random numbers that depend on nothing but their counters."""
 
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,3 +61,28 @@ def _mix(bits: Tensor) -> Tensor:
 def _logical_shift(bits: Tensor, count: int) -> Tensor:
     # >> of a signed integer copies the sign bit: the mask clears the copies
     return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+_DRAWING = threading.Lock()
+"""The generators that transforms draw from belong to the process: one thread at a time."""
+
+
+@contextmanager
+def restored_generators() -> Iterator[None]:
+    """Restore the generators of this process after the body, which may seed and draw."""
+    with _DRAWING:
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
+
+
+def seed_generators(*counters: int) -> None:
+    """Seed `random`, numpy and torch by counters, for what a user's code draws from them."""
+    seed = int(np.random.SeedSequence(counters).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)

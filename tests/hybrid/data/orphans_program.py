@@ -13,7 +13,7 @@ from time import sleep
 
 
 def work(folder, kind):
-    from hybrid.data.fetching import end_with_parent
+    from hybrid.data.reader import end_with_parent
 
     place = Path(folder, str(os.getpid()))
     if kind == "late":

@@ -1,7 +1,5 @@
 """A user's data set as training sees it: read ahead, by keys, with a collate of one's own."""
 
-from unittest.mock import Mock
-
 import pytest
 import torch
 from misused import Items, X, Y
@@ -12,7 +10,6 @@ from trainings import assert_same
 
 from hybrid import Trainer, split
 from hybrid.data import Mapped
-from hybrid.data.mapped import AHEAD
 from hybrid.proof.samples import CANDIDATES
 from hybrid.settings.config import TrainSettings
 
@@ -86,17 +83,6 @@ def test_a_collate_of_ones_own_makes_the_batch():
     mapped = Mapped(data, collate=padded)
     assert mapped.batch(FIRST, 0, 0).tolist() == [[1.0] * (i + 1) + [0.0] * (3 - i) for i in FIRST]
     assert mapped.targets(FIRST).tolist() == [0, 1, 2, 3]
-
-
-def test_workers_read_the_next_batches_while_one_is_used(monkeypatch):
-    mapped, submitted = Mapped(Drawing()), []
-    pool = Mock(workers=1, submit=lambda ids, *_: submitted.append(ids), result=Mock())
-    pool.result.return_value = torch.zeros(BATCH, 6), torch.zeros(BATCH)
-    monkeypatch.setattr(mapped, "_pool", pool)
-    batches = [*torch.arange(SAMPLES).split(BATCH)]
-    mapped.expect(batches, 0, 0)
-    mapped.batch(batches[0], 0, 0)
-    assert submitted == [ids.tolist() for ids in batches[: 1 + AHEAD]]
 
 
 def test_a_batch_that_is_asked_for_again_is_not_read_again():

@@ -8,7 +8,6 @@ from streams import (
     BATCH,
     KINDS,
     SAMPLES,
-    Forgetful,
     Plain,
     Sized,
     Streaming,
@@ -87,7 +86,7 @@ def test_what_nobody_asks_for_again_is_dropped():
     data.keep(2 * BATCH)
     for first in range(0, SAMPLES, BATCH):
         data.batch(ids(first), 0, 0)
-    assert sum(part.count for part in data._parts) == 2 * BATCH
+    assert sum(chunk.end - chunk.first for chunk in data._chunks) == 2 * BATCH
 
 
 def test_batches_of_another_size_are_cut_anew():
@@ -107,84 +106,13 @@ def test_batches_of_a_mini_batch_pass_as_they_are():
     assert "let them have the size of a mini-batch" in refusal(data.batch, ids(2, 4), 0, 0)
 
 
-def resumed(make, folder, step=8, **more):
-    """The weights of a run that was killed after a step and went on; and the stream."""
-    trainer(out=folder, checkpoint=OFTEN, settings={"report_every": 2}, **more).fit(make())
-    stopped(folder, step)
-    data = make()
-    made = trainer(out=folder, checkpoint=OFTEN, resume=True, settings={"report_every": 2}, **more)
-    made.fit(data)
-    return dict(made.blocks.model.state_dict()), data
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_equals_one_that_was_not_interrupted(kind, tmp_path):
-    found, _ = resumed(KINDS[kind], tmp_path / "run", blocks=2)
-    assert_same(found, trained(KINDS[kind](), blocks=2, settings={"report_every": 2}))
-
-
-def test_a_resumed_run_goes_on_from_the_streams_own_state(tmp_path):
-    def make():
-        return Stream(Streaming(), SAMPLES)
-
-    found, data = resumed(make, tmp_path / "run", step=10)
-    assert len(data.iterable.loaded) == 1
-    assert data.iterable.given < 2 * SAMPLES - BATCH, "samples before the state are not read again"
-    assert_same(found, trained(make()))
-
-
-def test_a_state_that_leaves_something_out_is_not_believed(tmp_path):
-    def make():
-        return Stream(Forgetful(), SAMPLES)
-
-    found, data = resumed(make, tmp_path / "run", step=10)
-    assert len(data.iterable.loaded) == 2, "one to try, and one to begin anew"
-    assert_same(found, trained(make()))
-
-
-def test_a_state_that_json_cannot_hold_is_not_kept():
-    class Odd(Streaming):
-        def state_dict(self):
-            return {"place": torch.tensor(self.place)}
-
-    data = Stream(Odd(), SAMPLES)
-    for first in range(0, SAMPLES, BATCH):
-        data.batch(ids(first), 0, 0)
-    assert data.state().shared["state"] == ""
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (KeyError("no\nplace"), "state_dict() of the stream Failing fails: KeyError: 'no\\nplace'"),
-        (SystemExit(0), "SystemExit: 0 (test_stream.py, line"),
-        (NotImplementedError(), ""),
-    ],
-)
-def test_a_state_that_raises_is_one_line_and_one_that_is_not_there_is_none(error, said):
-    class Failing(Streaming):
-        def state_dict(self):
-            raise error
-
-    if said:
-        assert said in refusal(Stream, Failing(), SAMPLES)
-    else:
-        assert len(Stream(Failing(), SAMPLES)) == SAMPLES
-
-
-@pytest.mark.parametrize("deep", [False, True])
-def test_a_state_that_cannot_be_compared_or_written_is_not_kept(deep):
-    class Unlike(dict):
-        __eq__ = __hash__ = None
-
-    class Odd(Streaming):
-        def state_dict(self):
-            state = Unlike()
-            for _ in range(5000 * deep):
-                state = {"within": state}
-            return state
-
-    assert len(Stream(Odd(), SAMPLES)) == SAMPLES
+    how = {"blocks": 2, "settings": {"report_every": 2}}
+    in_folder = {"out": tmp_path / "run", "checkpoint": OFTEN, **how}
+    whole = trained(KINDS[kind](), **in_folder)
+    stopped(tmp_path / "run", 8)
+    assert_same(trained(KINDS[kind](), resume=True, **in_folder), whole)
 
 
 def test_a_resumed_run_refuses_a_stream_of_other_samples(tmp_path):

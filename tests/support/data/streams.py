@@ -45,43 +45,21 @@ class Sized(Plain, IterableDataset):
 
 
 class Streaming(Plain):
-    """As Hugging Face streams: another order in every pass, and a state to go on from."""
+    """As Hugging Face streams: another order in every pass."""
 
-    def __init__(self, count=SAMPLES):
-        super().__init__(count)
-        self.epoch, self.place, self.loaded = 0, 0, []
+    epoch = 0
 
     def set_epoch(self, epoch):
         self.epoch = epoch
 
-    def state_dict(self):
-        return {"epoch": self.epoch, "place": self.place}
-
-    def load_state_dict(self, state):
-        self.loaded.append(state)
-        self.start = state
+    def order(self):
+        return torch.randperm(
+            self.count, generator=torch.Generator().manual_seed(self.epoch)
+        ).tolist()
 
     def __iter__(self):
-        start = getattr(self, "start", {"epoch": -1})
-        first = start["place"] if start["epoch"] == self.epoch else 0
-        order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self.epoch))
-        self.opened += 1
-        for i in order[first:].tolist():
-            self.given += 1
-            first = self.place = first + 1
-            yield {"input": X[i], "label": int(Y[i])}
-
-
-class Forgetful(Streaming):
-    """Its state leaves out a buffer of samples, which are shuffled."""
-
-    def __iter__(self):
-        buffer, draw = [], random.Random(self.epoch)
-        for item in super().__iter__():
-            buffer.append(item)
-            if len(buffer) > 5:
-                yield buffer.pop(draw.randrange(len(buffer)))
-        yield from buffer
+        for x, y in super().__iter__():
+            yield {"input": x, "label": y}
 
 
 class Careless(Plain):
