@@ -170,7 +170,7 @@ class Reader:
                 if not self._assigned:
                     self._iterator = iter(loader)  # the workers go on
                 return next(self._iterator)
-            except RuntimeError as error:
+            except (RuntimeError, OSError, EOFError) as error:
                 late = "timed out" in str(error)
                 if late and self._started.get_value() < self.workers.num_workers:
                     continue  # a worker that starts imports what it needs

@@ -94,7 +94,6 @@ BEFORE = {
         *("do not make a batch", "give tensors of one shape, or collate="),
     ),
     "a tensor": ({"train": X}, "an item is a Tensor", "give both"),
-    "numpy arrays": ({"train": (X.numpy(), Y.numpy())}, "numpy arrays are no", "torch.from_numpy"),
     "texts": ({"train": Items(lambda i: ("word", 1))}, "holds str", "convert it"),
     "dicts without a target": (
         {"train": Items(lambda i: {"image": X[i], "kind": Y[i]})},
