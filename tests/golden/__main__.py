@@ -44,8 +44,8 @@ RECIPES = {
     "block-admm, constraint": "rounds.window=4 rounds.sweeps=2 solver.constraint=box:-2:2",
     "auxnet": "rounds.window=4 solver.lam_step=0.1",
     "ddg": "",
-    "ddg, waits": "fill.name=augmented-lagrangian rounds.local_budget=WAITS",
-    "ddg, waits by penalty": "fill.name=penalty rounds.local_budget=WAITS solver.stash=false",
+    "ddg, local work": "fill.name=augmented-lagrangian rounds.local_budget=BUDGET",
+    "ddg, local work by penalty": "fill.name=penalty rounds.local_budget=BUDGET solver.stash=false",
     "ddg, m=1": "optimizer.lr=0.02 solver.micro_batches=1",
     "ddg, recompute": "solver.recompute=true",
     "ddg, no stash": "solver.stash=false",
@@ -72,7 +72,7 @@ COMMON = (
 BLOCKS = (1, 2, 4)
 LINKS = {"threads": "", "mpirun": "", "torchrun": "", "virtual": "links.kind=virtual"}
 STEPS_AN_EPOCH = 8
-WAITS = (4, 8)
+BUDGET = (4, 8)
 """Samples of local steps of every block in a tick."""
 
 
@@ -81,7 +81,7 @@ def rows(links: str, blocks: int, only: str) -> dict[str, str]:
     found = {}
     for recipe, settings in RECIPES.items():
         row = f"{recipe} | K={blocks} | {links}"
-        settings = settings.replace("WAITS", json.dumps([WAITS] * blocks, separators=(",", ":")))
+        settings = settings.replace("BUDGET", json.dumps([BUDGET] * blocks, separators=(",", ":")))
         words = " --set ".join(["", *f"{COMMON} {settings} {LINKS[links]}".split()])
         found[row] = f"train --solver {recipe.partition(',')[0]} --blocks {blocks} {words}"
     return {row: line for row, line in found.items() if only in row}
