@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import zip_longest
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -177,7 +177,7 @@ class Engine(Program):
                 self.policy.before_step()
                 self.step(part)
 
-    def last_pass(self) -> Any:
+    def last_pass(self) -> AbstractContextManager[None]:
         """A context around a backward pass that a step follows."""
         return nullcontext()
 
