@@ -29,11 +29,11 @@ def test_block_k_holds_at_most_K_minus_k_graphs_in_a_flushed_pipeline(K, m):  # 
         assert most == min(m, K - k)
 
 
-@given(st.integers(0, 9), st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 6))
-def test_pieces_of_a_schedule_are_the_schedule(delay, sizes, at):
+@given(st.integers(0, 9), st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_pieces_of_a_schedule_are_the_schedule(delay, sizes):
     """A mini-batch at a time, as it is executed: whatever was under way before."""
     whole, pieces, ends = Span.of(sizes), [], set()
-    for last in whole.ends and sorted(whole.ends):
+    for last in sorted(whole.ends):
         first = 1 + max(ends, default=-1)
         ends.add(last)
         pieces += never_flushed(delay, Span(first, last + 1, frozenset(ends)))
