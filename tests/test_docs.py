@@ -7,9 +7,7 @@ import runpy
 import sys
 from contextlib import suppress
 from importlib.metadata import EntryPoint, EntryPoints
-from inspect import isclass
 from pathlib import Path
-from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
@@ -48,22 +46,6 @@ def test_the_page_of_settings_is_the_declarations():
 def test_everything_that_a_run_can_name_has_a_heading_of_a_page(name):
     pages = {*ROOT.glob("docs/*.md")} - {ROOT / "docs" / "settings.md"}
     assert any(re.search(rf"^#+ .*`{name}`", page.read_text(), re.MULTILINE) for page in pages)
-
-
-def test_the_page_of_the_api_shows_every_field_with_a_plain_type():
-    pytest.importorskip("mkdocs")
-    fields = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["_fields"]
-    names = re.findall(r"^::: (hybrid\..*)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
-    shown = {name: fields(x) for name in names if isclass(x := resolve_name(name))}
-    passes = ["micro_batches", "clip_norm", "recompute", "messages", "filter"]
-    assert list(shown["hybrid.solvers.Backprop"]) == passes
-    assert {*shown["hybrid.solvers.DDG"]} == {*passes, "stash"} - {"filter"}
-    assert shown["hybrid.method.options.Options"]["window"] == (
-        "int | Literal['all'] | None",
-        "None",
-    )
-    types = {type_ for found in shown.values() for type_, _ in found.values()}
-    assert not [type_ for type_ in types if re.search(r"Annotated|Converted|[A-Z_]{4}", type_)]
 
 
 def test_pages_name_the_methods_that_refuse_replicas():

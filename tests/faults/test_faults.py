@@ -24,7 +24,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
     return References(tmp_path_factory.mktemp("undisturbed"))
 
 
-ON_RANKS = ("USR1, USR2", "TERM", "the disk is full", "a damaged checkpoint")
+ON_RANKS = ("USR1, USR2", "TERM", "the disk is full")
 """Kinds that both threads and ranks may meet, and that ranks meet here."""
 
 

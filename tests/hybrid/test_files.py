@@ -18,7 +18,6 @@ from answers import refusal
 from hybrid import files
 from hybrid.errors import one_line
 from hybrid.folder import traces
-from hybrid.report import records
 
 HUGE = 40 * 2**30
 READ = (
@@ -88,12 +87,6 @@ def test_an_error_of_reading_has_the_files_name(tmp_path) -> None:
             assert one_line(caught.value) == f"{file}: Input/output error"
 
 
-def test_folders_too_deep_to_be_removed_are_named(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("hybrid.files.shutil.rmtree", mock.Mock(side_effect=RecursionError))
-    said = refusal(files.remove, tmp_path)
-    assert said == f"{tmp_path} has folders in folders, too deep to be removed here: rm -r does it"
-
-
 @pytest.mark.parametrize(("command", "name"), READ)
 @pytest.mark.parametrize("kind", ["pipe", "link", "huge"])
 def test_a_command_names_what_it_cannot_read(command, name, kind, run_folder, hybrid) -> None:
@@ -148,11 +141,6 @@ def test_traces_are_read_in_bounds_however_many_files_name_them(
     assert peak_bytes(lambda: found.extend(traces.spans(tmp_path))) < 2**20
     assert found == [json.loads(SPAN)] * (1000 if SPAN[:-1] in row else 0)
     assert len(read) <= 1010
-
-
-def test_a_report_names_metrics_that_are_too_large(run_folder, monkeypatch) -> None:
-    monkeypatch.setattr(records, "MOST_OF_METRICS", 100)
-    assert f"{run_folder / 'metrics.jsonl'} has" in refusal(records.read, run_folder)
 
 
 def test_a_line_that_is_a_hole_in_a_file_ends_the_reading(tmp_path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import torch
@@ -89,16 +88,6 @@ def test_a_module_without_weights_has_its_tables_and_ties_and_its_file_gives_it_
     assert torch.equal(model(x), whole(x))
 
 
-def test_other_threads_make_modules_with_their_weights():
-    made = []
-    with without_weights():
-        other = Thread(target=lambda: made.append(nn.Linear(2, 2)))
-        other.start()
-        other.join()
-    assert not made[0].weight.is_meta
-    assert not nn.Linear(2, 2).weight.is_meta
-
-
 def test_a_block_reads_its_own_tensors_alone(tmp_path):
     tensors = nn.Sequential(*(nn.Linear(200, 200) for _ in range(4))).state_dict()
     write(tmp_path, tensors, most=200_000)
@@ -123,7 +112,7 @@ def test_numbers_become_those_of_the_network(tmp_path):
     assert torch.equal(model.embed.weight, half["embed.weight"].float())
 
 
-@pytest.mark.parametrize("number_format", ["int8", "bool", "complex64", "uint8"])
+@pytest.mark.parametrize("number_format", ["int8", "complex64"])
 def test_numbers_of_another_kind_are_refused(tmp_path, number_format):
     made = of_base()
     made["embed.weight"] = made["embed.weight"].to(getattr(torch, number_format))

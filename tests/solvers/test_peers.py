@@ -27,8 +27,3 @@ def test_each_tensor_is_computed_once_and_everyone_gets_its_bits(replicas):
     found = run_threads(1, program, replicas=replicas)
     assert sorted(i for computed, _ in found for i in computed) == [0, 1, 2, 3]
     assert all(torch.equal(a, b) for _, all_ in found for a, b in zip(all_, values, strict=True))
-
-
-def test_the_costliest_go_first_to_who_has_the_least_to_do():
-    found = run_threads(1, lambda links: Sharing(links.peers).owners(COSTS), replicas=2)
-    assert found == [[0, 0, 1, 1]] * 2  # 6 | 5, 6 | 5 + 2, 6 + 1 | 7

@@ -80,7 +80,6 @@ def test_another_package_adds_a_method(monkeypatch):
             [("x", "hybrid.solvers.splitting.penalty:Penalty")],
             "that is no Solver whose name is 'x'",
         ),
-        ([("x", "hybrid.solvers.registry:names")], "that is no Solver whose name is 'x'"),
     ],
     ids=str,
 )
@@ -93,15 +92,6 @@ def test_a_method_that_cannot_be_added_is_refused_in_one_line(monkeypatch, tmp_p
     told = []
     assert [*registry.SOLVERS.usable(told.append)] == [*registry.OWN]
     assert told == [f"{why} (it is left out)"] * len(points)
-
-
-def test_a_taken_name_stays_with_its_owner(monkeypatch):
-    others(monkeypatch, ("penalty", "x:Y"), ("x", "mine:Mine"), ("x", "z:Y"))
-    monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
-    monkeypatch.setattr(Mine, "name", "x")
-    told = []
-    assert registry.names() == [*registry.SOLVERS.usable(told.append)] == [*registry.OWN, "x"]
-    assert told == []
 
 
 def test_the_folder_is_no_package_of_its_own_and_a_users_folder_may_have_its_name(tmp_path):
@@ -131,14 +121,7 @@ def in_a_script(folder, program):
         ("AugmentedLagrangian", ["penalty", "augmented-lagrangian"], "augmented-lagrangian"),
         ("resnett20", ["resnet20", "resnet56"], "resnet20"),
         ("xyz", ["ddg", "fdg"], None),
-        ("", ["ddg"], None),
-        ("ddg", [], None),
     ],
 )
 def test_the_nearest_name_is_the_most_alike_one(word, known, meant):
     assert nearest(word, known) == meant
-
-
-def test_it_may_be_asked_to_be_more_alike():
-    assert nearest("dgx", ["ddg"], 0.6) == "ddg"
-    assert nearest("dgx", ["ddg"], 0.7) is None

@@ -8,17 +8,6 @@ import torch
 from hybrid.solvers.windows import Stopwatch
 
 
-def test_times_of_pieces_add_up_until_they_are_asked_for():
-    now = iter([1.0, 1.5, 7.0, 9.0])
-    clock = SimpleNamespace(clocked=False, now=lambda: next(now))
-    watch = Stopwatch()
-    for _ in range(2):
-        with watch.timing(clock):
-            pass
-    assert watch.seconds() == 2.5
-    assert (watch + watch).seconds() == 5
-
-
 def test_on_a_gpu_nothing_waits_for_it_before_the_time_is_asked_for(monkeypatch):
     waited = []
 
