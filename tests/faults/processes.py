@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from tests.support.ranks import marked
+from tests.support.ranks import job_processes
 from tests.support.ranks.world import for_mpirun
 
 PROGRAM = "tests.faults.program"
@@ -53,7 +53,7 @@ class Job:
         self._seen: dict[int, str] = {}
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         given = {"HYBRID_FAULT": json.dumps(fault or {}), "PYTHONPATH": path, "CI": "1"}
-        environment = for_mpirun() | given | {marked.VARIABLE: self._mark}
+        environment = for_mpirun() | given | {job_processes.VARIABLE: self._mark}
         if launcher == "threads" and not fresh:
             self._process: Any = _FORKING.Process(
                 target=_main, args=(list(words), str(self._out), str(self._err), environment)
@@ -118,14 +118,14 @@ class Job:
     def left(self, limit: float) -> list[str]:
         """What the job has started and is there after so many seconds, whoever its parent is."""
         end = monotonic() + limit
-        while (found := marked.living(self._mark)) and monotonic() < end:
+        while (found := job_processes.living(self._mark)) and monotonic() < end:
             sleep(0.05)
         return [*found.values()]
 
     def kill(self) -> None:
         """End what is left of the job."""
         alone = [self.pid] if self.status() is None else []
-        for pid in {*self.ranks(), *marked.living(self._mark), *alone}:
+        for pid in {*self.ranks(), *job_processes.living(self._mark), *alone}:
             send(pid, signal.SIGKILL)
 
     def output(self) -> str:

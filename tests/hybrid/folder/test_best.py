@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from callback_program import STEPS, few, short
+from callback_program import STEPS, short, short_data
 
 from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import best
@@ -18,7 +18,7 @@ BEST = CheckpointSettings(keep_last=1, best=True)
 def three(tmp_path_factory):
     """A run of three epochs that keeps everything."""
     run = tmp_path_factory.mktemp("runs") / "three"
-    short([], run, epochs=3, blocks=1).fit(*few())
+    short([], run, epochs=3, blocks=1).fit(*short_data())
     return run
 
 
@@ -47,21 +47,21 @@ def best_epoch(run, selection=None):
 
 def test_a_resumed_run_keeps_the_best_of_before_beside_the_newest(run):
     tell(run, 1, tested={"accuracy": 1.0})
-    short([], run, epochs=5, blocks=1, resume=True, checkpoint=BEST).fit(*few())
+    short([], run, epochs=5, blocks=1, resume=True, checkpoint=BEST).fit(*short_data())
     assert kept(run) == [1, 5]
 
 
 def test_the_best_gives_way_to_a_better_one(run):
     for epoch in (1, 2, 3):
         tell(run, epoch, tested={"accuracy": 0.0})
-    short([], run, epochs=4, blocks=1, resume=True, checkpoint=BEST).fit(*few())
+    short([], run, epochs=4, blocks=1, resume=True, checkpoint=BEST).fit(*short_data())
     assert kept(run) == [4]
 
 
 def test_without_the_setting_the_newest_are_kept_alone(run):
     tell(run, 1, tested={"accuracy": 1.0})
     newest = CheckpointSettings(keep_last=1)
-    short([], run, epochs=4, blocks=1, resume=True, checkpoint=newest).fit(*few())
+    short([], run, epochs=4, blocks=1, resume=True, checkpoint=newest).fit(*short_data())
     assert kept(run) == [4]
 
 
@@ -116,4 +116,4 @@ def test_the_accuracy_counts_or_else_the_loss(results, found):
 def test_a_setting_that_keeps_nothing_more_is_refused():
     every = CheckpointSettings(keep_last=0, best=True)
     with pytest.raises(ValueError, match=r"checkpoint.best is True, .*keep_last is above 0"):
-        short([], checkpoint=every).fit(*few())
+        short([], checkpoint=every).fit(*short_data())

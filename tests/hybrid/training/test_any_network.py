@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import rows
 import torch
-from networks import BATCH, EPOCHS, OWN, ZOO
+from networks import BATCH, EPOCHS, SMALL, ZOO
 from problems import trained_by_hand
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -118,7 +118,7 @@ def test_serial_training_equals_a_hand_written_loop(name, blocks, run):
 
 def trained(name, out):
     """The checksum of every unit's weights and momenta, and the loss of the test."""
-    summary = OWN[name].fit(OWN[name].trainer(2, out=out, **ON_RANKS[name]))
+    summary = SMALL[name].fit(SMALL[name].trainer(2, out=out, **ON_RANKS[name]))
     return digests(out), summary["test_loss"]
 
 

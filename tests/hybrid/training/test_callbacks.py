@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from callback_program import STEPS, STILL, Failing, Recorder, few, short
+from callback_program import STEPS, STILL, Failing, Recorder, short, short_data
 from trainings import refused, summary
 
 from hybrid import Callback
@@ -29,7 +29,7 @@ class Stopping(Callback):
 
 def test_the_hooks_are_called_in_order_in_the_first_blocks_thread(tmp_path):
     told = Recorder()
-    found = short([told], tmp_path / "run").fit(*few())
+    found = short([told], tmp_path / "run").fit(*short_data())
     epoch = ["on_report", "on_report", "on_epoch"]
     assert told.hooks() == ["on_start", *epoch, *epoch, "on_end", "close"]
     assert [(step, number) for step, number, _ in told.of("on_report")] == [
@@ -45,7 +45,7 @@ def test_the_hooks_are_called_in_order_in_the_first_blocks_thread(tmp_path):
 
 def test_an_epochs_results_have_a_test_metric_where_it_was_measured():
     told = Recorder()
-    short([told], epochs=3, train={"evaluate_every": 2}).fit(*few())
+    short([told], epochs=3, train={"evaluate_every": 2}).fit(*short_data())
     results = [results for _, results in told.of("on_epoch")]
     assert [one.get("test_accuracy") is None for one in results] == [True, False, False]
     assert [one["step"] for one in results] == [STEPS, 2 * STEPS, 3 * STEPS]
@@ -60,7 +60,7 @@ def test_a_callback_can_stop_a_run_which_ends_as_finished(blocks, tmp_path):
     run = tmp_path / "run"
     # without a test in that epoch: one is made up for
     settings = {"epochs": 9, "train": {"evaluate_every": 4}}
-    found = short([Stopping(2), told], run, blocks=blocks, **settings).fit(*few())
+    found = short([Stopping(2), told], run, blocks=blocks, **settings).fit(*short_data())
     assert summary(run) == found
     assert found["epochs"] == 2
     assert found["stopped_early"] == "Stopping: asked for it after epoch 2"
@@ -96,7 +96,7 @@ FAILURES = {
 @pytest.mark.parametrize("kind", FAILURES)
 def test_an_exception_in_a_callback_ends_the_run_with_one_line(kind, tmp_path):
     (callback, said), told, run = FAILURES[kind], Recorder(), tmp_path / "run"
-    assert re.fullmatch(f"callback {said}", refused(short([callback, told], run), few()))
+    assert re.fullmatch(f"callback {said}", refused(short([callback, told], run), short_data()))
     assert told.hooks()[-1] == "close"
     # what fails at the very end costs no result
     assert (run / "summary.json").exists() == (kind == "on_end")
@@ -109,7 +109,7 @@ def test_a_run_that_was_stopped_stays_as_it_is_until_it_may_wait_longer(tmp_path
         made = short([EarlyStopping(patience=patience)], tmp_path / "run", epochs=9, resume=True)
         made.options.optimizer, made.options.quiet = STILL, False
         made.options.resume = (tmp_path / "run").exists()
-        return made.fit(*few())["epochs"]
+        return made.fit(*short_data())["epochs"]
 
     assert fit(patience=1) == 2
     assert "stopped early after epoch 2: train.early_stop: no better" in capsys.readouterr().out
@@ -121,10 +121,10 @@ def test_a_run_that_was_stopped_stays_as_it_is_until_it_may_wait_longer(tmp_path
 
 def test_a_state_that_a_callback_does_not_take_is_told(tmp_path, monkeypatch):
     run = tmp_path / "run"
-    short([EarlyStopping(5)], run, epochs=1).fit(*few())
+    short([EarlyStopping(5)], run, epochs=1).fit(*short_data())
     stopping = EarlyStopping(5)
     monkeypatch.setattr(EarlyStopping, "load_state", lambda self, state: state["since"])
-    said = refused(short([stopping], run, resume=True), few())
+    said = refused(short([stopping], run, resume=True), short_data())
     assert "callback EarlyStopping failed in load_state: KeyError" in said
 
 

@@ -10,7 +10,7 @@ from hugging_face import (
     Case,
     Rows,
     data_of,
-    made,
+    model_of,
     plain_loop,
     trainer_of,
     transformer,
@@ -92,7 +92,7 @@ def test_a_network_with_caches_and_a_loss_of_its_own_trains_as_in_a_loop(blocks)
         eos_token_id=2,
     )
     case = Case(build, lambda: inputs, lambda: inputs["labels"], lambda out, _: out.loss)
-    cut = split(made(case), blocks, sample=tree_map(lambda x: x[:2], inputs))
+    cut = split(model_of(case), blocks, sample=tree_map(lambda x: x[:2], inputs))
     options = {
         "train": {"epochs": 1, "batch_size": BATCH, "threads": 1},
         "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.0},

@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from callback_program import STEPS, Failing, few, short
+from callback_program import STEPS, Failing, short, short_data
 from trainings import interrupted, refused
 
 from hybrid import MLflowLogger, WandbLogger
@@ -33,13 +33,13 @@ def mlflow(monkeypatch):
 @pytest.mark.parametrize("package", LOGGERS)
 def test_a_missing_package_is_answered_with_the_command(package, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, package, None)
-    said = refused(short([LOGGERS[package]("mine")], tmp_path / "run"), few())
+    said = refused(short([LOGGERS[package]("mine")], tmp_path / "run"), short_data())
     assert f"pip install {package}," in said
     assert not (tmp_path / "run").exists()
 
 
 def test_wandb_gets_settings_curves_and_the_summary(wandb):
-    found = short([WandbLogger("mine", name="first", config={"note": "x"})]).fit(*few())
+    found = short([WandbLogger("mine", name="first", config={"note": "x"})]).fit(*short_data())
     (given,) = (call.kwargs for call in wandb.init.call_args_list)
     assert (given["project"], given["name"]) == ("mine", "first")
     assert given["config"]["optimizer.lr"] == 0.1
@@ -52,7 +52,7 @@ def test_wandb_gets_settings_curves_and_the_summary(wandb):
 
 
 def test_mlflow_gets_settings_curves_and_the_summary(mlflow):
-    found = short([MLflowLogger("mine", "file:x", run_name="first")]).fit(*few())
+    found = short([MLflowLogger("mine", "file:x", run_name="first")]).fit(*short_data())
     mlflow.set_tracking_uri.assert_called_once_with("file:x")
     mlflow.set_experiment.assert_called_once_with("mine")
     mlflow.start_run.assert_called_once_with(run_name="first")
@@ -66,9 +66,9 @@ def test_mlflow_gets_settings_curves_and_the_summary(mlflow):
 
 def test_a_resumed_run_goes_on_with_the_run_at_the_service(wandb, mlflow, tmp_path):
     run = tmp_path / "run"
-    short([WandbLogger("mine"), MLflowLogger("mine")], run).fit(*few())
+    short([WandbLogger("mine"), MLflowLogger("mine")], run).fit(*short_data())
     interrupted(run, 1)
-    short([WandbLogger("mine"), MLflowLogger("mine")], run, resume=True).fit(*few())
+    short([WandbLogger("mine"), MLflowLogger("mine")], run, resume=True).fit(*short_data())
     first, second = (call.kwargs for call in wandb.init.call_args_list)
     assert "id" not in first
     assert (second["id"], second["resume"]) == ("abc", "allow")
@@ -77,6 +77,6 @@ def test_a_resumed_run_goes_on_with_the_run_at_the_service(wandb, mlflow, tmp_pa
 
 
 def test_a_run_that_fails_is_a_failed_one_at_the_service(wandb, mlflow):
-    refused(short([WandbLogger("mine"), MLflowLogger("mine"), Failing("on_epoch")]), few())
+    refused(short([WandbLogger("mine"), MLflowLogger("mine"), Failing("on_epoch")]), short_data())
     wandb.run.finish.assert_called_once_with(exit_code=1)
     mlflow.end_run.assert_called_once_with("FAILED")

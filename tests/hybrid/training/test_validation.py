@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from answers import assert_one_line, output, refusal
-from callback_program import STILL, Recorder, few, short
+from callback_program import STILL, Recorder, short, short_data
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from trainings import assert_same, digits, interrupted, lines, newest, summary
 
@@ -102,7 +102,7 @@ def validated(out, blocks=2, replicas=1, callbacks=(), metric=None, epochs=6, tr
 
 @pytest.mark.parametrize(("blocks", "replicas"), [(1, 1), (2, 1), (2, 2), (1, 3)])
 def test_the_test_set_is_measured_once_on_the_best_weights(blocks, replicas, tmp_path):
-    told, (train, test) = Recorder(), few()
+    told, (train, test) = Recorder(), short_data()
     made = validated(
         tmp_path,
         blocks,
@@ -143,7 +143,7 @@ def test_a_resumed_run_stops_and_selects_as_an_undisturbed_one(tmp_path):
     kept = {"checkpoint": {"keep_last": 9, "best": True}, "epochs": 9}
     values = (0.3, float("nan"), 0.1, 0.1, 0.4, 0.5, 0.05)
     keys = ("epochs", "stopped_early", "selected_epoch", "test_loss", "validation_odd")
-    whole = validated(tmp_path, metric=Odd(*values), **kept).fit(*few(), validation=0.25)
+    whole = validated(tmp_path, metric=Odd(*values), **kept).fit(*short_data(), validation=0.25)
     assert whole["stopped_early"] == (
         "train.early_stop: no better validation odd than 0.1 (epoch 3) up to epoch 6"
     )
@@ -151,12 +151,14 @@ def test_a_resumed_run_stops_and_selects_as_an_undisturbed_one(tmp_path):
     for after in (2, 4, 6):
         interrupted(tmp_path, after)
         rest = Odd(*values[after:], *values[:after])
-        again = validated(tmp_path, metric=rest, resume=True, **kept).fit(*few(), validation=0.25)
+        again = validated(tmp_path, metric=rest, resume=True, **kept).fit(
+            *short_data(), validation=0.25
+        )
         assert [again[key] for key in keys] == [whole[key] for key in keys]
     # it has ended, and its selected weights are given again
     made = validated(tmp_path, metric=Odd(*values), resume=True, **kept)
-    assert made.fit(*few(), validation=0.25) == again
-    assert made.evaluate(few()[1])["loss"] == pytest.approx(whole["test_loss"], rel=1e-6)
+    assert made.fit(*short_data(), validation=0.25) == again
+    assert made.evaluate(short_data()[1])["loss"] == pytest.approx(whole["test_loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_a_resumed_run_stops_and_selects_as_an_undisturbed_one(tmp_path):
 )
 def test_a_metric_that_cannot_be_followed_is_one_line(train, said, tmp_path):
     given = {"train": train, "checkpoint": {"keep_last": 1}}
-    assert said in refusal(validated(tmp_path / "run", **given).fit, *few(), None, 0.25)
+    assert said in refusal(validated(tmp_path / "run", **given).fit, *short_data(), None, 0.25)
     assert not (tmp_path / "run").exists()
 
 
@@ -200,22 +202,22 @@ def test_what_was_best_by_another_metric_says_nothing_after_a_resume():
 def test_a_run_that_selects_on_the_test_set_says_so(capsys):
     made = short([], epochs=9, train={"early_stop": 2}, optimizer=STILL)
     made.options.quiet = False
-    found = made.fit(*few())
+    found = made.fit(*short_data())
     assert (found["selected_on"], found["selected_by"]) == ("test", "accuracy")
     assert (
         "selected on the test set, by accuracy, so its figures are optimistic"
         in capsys.readouterr().out
     )
-    found = short([], epochs=1).fit(*few())
+    found = short([], epochs=1).fit(*short_data())
     assert (found["selected_on"], found["selected_by"], found["selected_epoch"]) == ("", "", 1)
 
 
 def test_another_share_or_fewer_epochs_are_refused_in_a_resume(tmp_path):
-    short([], tmp_path, epochs=3).fit(*few(), validation=0.25)
+    short([], tmp_path, epochs=3).fit(*short_data(), validation=0.25)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
 
     def resumed(epochs, share):
-        return short([], tmp_path, epochs=epochs, resume=True), (*few(), None, share)
+        return short([], tmp_path, epochs=epochs, resume=True), (*short_data(), None, share)
 
     made, given = resumed(4, 0.27)
     assert "is a run with samples 120, not 117" in refusal(made.fit, *given)
@@ -288,7 +290,7 @@ def test_a_function_may_give_a_validation_set(hybrid, tmp_path, monkeypatch):
 
 
 def test_a_test_set_that_is_not_finite_costs_its_figures_alone(tmp_path, capsys):
-    (train, test), run = few(), tmp_path / "run"
+    (train, test), run = short_data(), tmp_path / "run"
     bad = TensorDataset(test.batch(torch.arange(8), 0, 0, False) * 3e38, torch.zeros(8).long())
     found = short([], out=run, epochs=1, quiet=False).fit(train, bad, validation=0.25)
     assert "the test loss is not finite after step " in capsys.readouterr().out

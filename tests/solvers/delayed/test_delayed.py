@@ -8,8 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from problems import assert_same
-from unit_steps import made as units_made
-from unit_steps import trained
+from unit_steps import trained, unit_problem
 from versions_table import Table
 
 from hybrid.solvers import DDG, FDG, FeaturesReplay
@@ -19,7 +18,7 @@ METHODS = {"ddg": DDG(), "features-replay": FeaturesReplay(), "fdg": FDG(gradien
 
 
 def made(K, batch, batches=6):
-    return units_made(K, batches, batch, units=7)
+    return unit_problem(K, batches, batch, units=7)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -11,7 +11,7 @@ from problems import assert_same, copied
 from torch import nn
 from torch.func import functional_call
 from trainings import digits, interrupted, trained_weights, trainer, weights
-from unit_steps import MOMENTUM, SGD, made, numbered, trained
+from unit_steps import MOMENTUM, SGD, numbered, trained, unit_problem
 
 from hybrid.links import run_virtual
 from hybrid.settings.config import CheckpointSettings
@@ -108,28 +108,28 @@ class Simulated:
 
 @pytest.mark.parametrize("name", [n for n in ONE_BLOCK if n != "in parts"])
 def test_one_block_equals_a_simulation_by_the_formulas(name):
-    simulated = Simulated(made(batches=8), ONE_BLOCK[name]).train()
-    found = trained(made(batches=8), ONE_BLOCK[name])
+    simulated = Simulated(unit_problem(batches=8), ONE_BLOCK[name]).train()
+    found = trained(unit_problem(batches=8), ONE_BLOCK[name])
     assert_same(found, simulated)
-    plain = made(batches=8).plain_loop()
+    plain = unit_problem(batches=8).plain_loop()
     assert not all(torch.equal(found[n], plain[n]) for n in plain)
 
 
 @pytest.mark.parametrize(("K", "m"), [(2, 3), (4, 1)])
 def test_where_a_block_s_units_have_one_delay_it_is_delayed_by_that_bit_for_bit(K, m):
-    expected = trained(made(K), FDG(micro_batches=m))
-    assert_same(trained(made(K), PDASGD(micro_batches=m)), expected)
+    expected = trained(unit_problem(K), FDG(micro_batches=m))
+    assert_same(trained(unit_problem(K), PDASGD(micro_batches=m)), expected)
 
 
 @pytest.mark.parametrize("name", ONE_BLOCK)
 def test_resumed_it_goes_on_to_the_same_bits(name):
     solver = ONE_BLOCK[name]
-    expected = trained(made(batches=7), solver)
-    assert_same(trained(made(batches=7), solver, at=4), expected)
+    expected = trained(unit_problem(batches=7), solver)
+    assert_same(trained(unit_problem(batches=7), solver, at=4), expected)
 
 
 def test_what_other_settings_left_under_way_is_completed_at_once():
-    problem = made()
+    problem = unit_problem()
 
     def program(block, links):
         mine = PDASGD().start(block, links, problem.setup(window=0))
@@ -153,7 +153,7 @@ def test_every_sample_is_applied_once_to_every_unit(monkeypatch):
     monkeypatch.setattr(Units, "_apply", counted)
     for solver in (ONE_BLOCK["in parts"], PDASGD(any_order=True)):
         landed.clear()
-        problem = made()
+        problem = unit_problem()
         trained(numbered(problem), solver)
         count = len(unit_slices(problem.blocks.module(0)))
         parts = solver.num_micro_batches(6, 1)
@@ -179,14 +179,14 @@ def test_a_unit_has_as_many_older_versions_as_steps_its_gradients_are_late(name,
     monkeypatch.setattr(Units, "new_flight", begun)
     monkeypatch.setattr(Units, "_apply", watched)
     solver = ONE_BLOCK[name]
-    trained(made(batches=12), solver)
+    trained(unit_problem(batches=12), solver)
     table = solver.table(len(most), 0, 1)
     assert [*most.values()] == [table.delay(u) for u in most]
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_in_any_order_the_loss_falls_and_a_resume_loses_nothing(slots):
-    problem = made(batches=2, batch=16)
+    problem = unit_problem(batches=2, batch=16)
     # a rate that is stable whatever the delays: those of 0.05 are too large on a busy machine
     problem.batches = [replace(problem.batches[0], learning_rate=0.01, step=t) for t in range(60)]
     solver = PDASGD(any_order=True, backward_slots=slots, queue=1)
@@ -211,12 +211,12 @@ def test_a_failing_thread_ends_the_run_with_its_reason(monkeypatch):
 
     monkeypatch.setattr(Units, "_apply", fail)
     with pytest.raises(ValueError, match=r"^no$"):
-        trained(made(), PDASGD(any_order=True))
+        trained(unit_problem(), PDASGD(any_order=True))
 
 
 def test_what_it_cannot_do_is_refused():
     with pytest.raises(ValueError, match=r"any_order is true, but links\.kind is 'virtual'"):
-        trained(made(), PDASGD(any_order=True), run=run_virtual)
+        trained(unit_problem(), PDASGD(any_order=True), run=run_virtual)
     with pytest.raises(ValueError, match=r"works only where train\.precision is not 'float16'"):
         check(PDASGD(), Setup(), precision="float16")
 

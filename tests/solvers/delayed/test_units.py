@@ -6,7 +6,7 @@ import pytest
 import torch
 from problems import Fixed, Problem, assert_same
 from torch import nn
-from unit_steps import SGD, made, trained
+from unit_steps import SGD, trained, unit_problem
 
 from hybrid import split
 from hybrid.solvers import PDASGD, Batch
@@ -134,7 +134,7 @@ def test_a_step_of_a_unit_moves_that_unit_s_weights_and_averages_alone():
         yield torch.optim.SGD([{"params": parameters[:3]}, {"params": parameters[3:]}], 0.1, 0.9)
 
     for i in range(2):
-        one, other = (made().build(0) for _ in range(2))
+        one, other = (unit_problem().build(0) for _ in range(2))
         for block in (one, other):
             own = [*block.module.parameters()]
             block.optimizers["local"] = [*kinds(own)][i]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from problems import Fixed, Problem, assert_same
 from torch import nn
-from unit_steps import MOMENTUM, made, trained
+from unit_steps import MOMENTUM, trained, unit_problem
 
 from hybrid import split
 from hybrid.solvers import DDG, FDG, Batch
@@ -96,15 +96,15 @@ def test_a_backward_pass_takes_the_newest_weights_and_the_activations_of_its_for
 @pytest.mark.parametrize("at", [1, 3])
 def test_what_is_under_way_goes_on_after_a_checkpoint_with_the_same_bits(at):
     solver = DDG(micro_batches=2, stash=False)
-    expected = trained(made(4, 6, 8), solver)
-    assert_same(trained(made(4, 6, 8), solver, at), expected)
-    other = trained(made(4, 6, 8), DDG(micro_batches=2))
+    expected = trained(unit_problem(4, 6, 8), solver)
+    assert_same(trained(unit_problem(4, 6, 8), solver, at), expected)
+    other = trained(unit_problem(4, 6, 8), DDG(micro_batches=2))
     assert any(not torch.equal(other[name], tensor) for name, tensor in expected.items())
 
 
 def test_with_weights_that_do_not_move_it_is_the_same_as_with_a_stash():
-    stashed = trained(made(4).frozen(), DDG(micro_batches=2))
-    assert_same(trained(made(4).frozen(), DDG(micro_batches=2, stash=False)), stashed)
+    stashed = trained(unit_problem(4).frozen(), DDG(micro_batches=2))
+    assert_same(trained(unit_problem(4).frozen(), DDG(micro_batches=2, stash=False)), stashed)
 
 
 def test_activations_of_another_pass_are_refused():

@@ -7,8 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from problems import assert_same, copied
-from unit_steps import MOMENTUM, numbered
-from unit_steps import made as units_made
+from unit_steps import MOMENTUM, numbered, unit_problem
 from versions_table import Table
 
 from hybrid.links import run_threads, run_virtual
@@ -30,7 +29,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 
 def made(K, batch=9, batches=6):
-    return numbered(units_made(K, batches, batch, units=7))
+    return numbered(unit_problem(K, batches, batch, units=7))
 
 
 def laid_out(K):

@@ -35,7 +35,7 @@ class Rows:
         return {**inputs, "target": targets} if isinstance(inputs, dict) else (inputs, targets)
 
     @property
-    def given(self) -> Any:
+    def data(self) -> Any:
         """As `fit` is given it: a pair of tensors where that is all."""
         pair = self.inputs, self.targets
         return pair if all(isinstance(x, Tensor) for x in pair) else self

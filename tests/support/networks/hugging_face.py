@@ -85,8 +85,8 @@ def transformer(name: str, config: str, **settings: Any) -> Callable[[], nn.Modu
     def build() -> nn.Module:
         library = package("transformers")
         library.logging.set_verbosity_error()
-        made: nn.Module = getattr(library, name)(getattr(library, config)(**settings))
-        return made
+        model: nn.Module = getattr(library, name)(getattr(library, config)(**settings))
+        return model
 
     return build
 
@@ -106,7 +106,7 @@ def seeing(name: str, **settings: Any) -> Case:
 
 
 def diffusion() -> nn.Module:
-    made: nn.Module = package("diffusers").UNet2DModel(
+    model: nn.Module = package("diffusers").UNet2DModel(
         sample_size=8,
         block_out_channels=(8, 16),
         layers_per_block=1,
@@ -116,7 +116,7 @@ def diffusion() -> nn.Module:
         attention_head_dim=4,
         dropout=0.1,
     )
-    return made
+    return model
 
 
 def noisy() -> dict[str, Tensor]:
@@ -125,10 +125,10 @@ def noisy() -> dict[str, Tensor]:
 
 def pyramid() -> nn.Module:
     backbones = package("torchvision.models.detection.backbone_utils")
-    made: nn.Module = backbones.resnet_fpn_backbone(
+    model: nn.Module = backbones.resnet_fpn_backbone(
         backbone_name="resnet18", weights=None, trainable_layers=5
     )
-    return made
+    return model
 
 
 GPT2 = {"n_embd": 16, "n_layer": 4, "n_head": 2, "n_positions": 16, "vocab_size": VOCABULARY}
@@ -200,7 +200,7 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def made(case: Case) -> nn.Module:
+def model_of(case: Case) -> nn.Module:
     torch.manual_seed(0)
     model = case.build()
     for p in model.parameters():
@@ -241,14 +241,14 @@ def trainer_of(case: Case, blocks: int, solver: Any, **settings: Any) -> Trainer
         "metrics": {},
         "quiet": True,
     }
-    cut = split(made(case), blocks, sample=sample)
+    cut = split(model_of(case), blocks, sample=sample)
     return Trainer(cut, solver, **{**options, **settings})
 
 
 def plain_loop(case: Case, steps: int = SAMPLES // BATCH) -> dict[str, Tensor]:
     """The state dict after as many steps of SGD, written without this package's trainer."""
     torch.set_num_threads(1)
-    model, (inputs, targets) = made(case).train(), data_of(case)
+    model, (inputs, targets) = model_of(case).train(), data_of(case)
     numbered = NumberedCalls(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
     for step, ids in enumerate(epoch_order(0, 0, SAMPLES).split(BATCH)[:steps]):

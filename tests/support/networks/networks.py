@@ -52,7 +52,7 @@ class Network:
         )
 
     def fit(self, trainer: Trainer) -> dict[str, Any]:
-        return trainer.fit(*(rows.given for rows in self.data().parted()))
+        return trainer.fit(*(rows.data for rows in self.data().parted()))
 
 
 def following(out: Tensor, targets: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ TIMM = {
     "ConvNeXt": Network(convnext, rows.images),
     "MlpMixer": Network(mixer, rows.images),
 }
-OWN = {
+SMALL = {
     "character Transformer": Network(characters, rows.text, following, rate=0.1),
     "MLP regression": Network(lambda: mlp(10), rows.diabetes, mse_loss, {"R^2": explained}),
     "1-d convolutions": Network(lambda: signals(classes=3), rows.waves),
@@ -142,5 +142,5 @@ OWN = {
 ZOO = {
     **{f"torchvision {name}": replace(n, needs="torchvision") for name, n in TORCHVISION.items()},
     **{f"timm {name}": replace(n, needs="timm") for name, n in TIMM.items()},
-    **OWN,
+    **SMALL,
 }

@@ -12,7 +12,7 @@ MOMENTUM = 0.9
 SGD = PDASGD(backward_slots=0)
 
 
-def made(K=1, batches=6, batch=6, units=4, cuts=None):
+def unit_problem(K=1, batches=6, batch=6, units=4, cuts=None):
     problem = make_problem(5, units, cuts or [*range(1, K)], batch=batch, batches=batches)
     return replace(
         problem,

@@ -66,7 +66,7 @@ def short(callbacks, out=None, epochs=2, blocks=2, train=(), **settings):
     )
 
 
-def few():
+def short_data():
     return digits(STEPS)
 
 
@@ -76,7 +76,7 @@ def failed(comm, hook, out):
     callbacks = [Failing(hook)] if comm.rank == 0 else []
     with launched(comm):
         try:
-            short(callbacks, out).fit(*few())
+            short(callbacks, out).fit(*short_data())
         except AgreedError as error:
             return str(error)
     return "went well"
