@@ -68,13 +68,20 @@ def trained(problem, solver, at=4, resumed=False, run=run_threads, prepare=lambd
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_one_block_alone_is_plain_sgd_bit_for_bit(name):
-    problem, plain = (problem_for(EXAMPLES[name], []) for _ in range(2))
-    assert_same(trained(problem, EXAMPLES[name]), plain.plain_loop())
+    check_plain_sgd(PLAIN[name])
+
+
+def check_plain_sgd(solver):
+    problem, plain = (problem_for(solver, []) for _ in range(2))
+    assert_same(trained(problem, solver), plain.plain_loop())
 
 
 @pytest.mark.parametrize(("number", "name"), [*enumerate(EXAMPLES)], ids=[*EXAMPLES])
 def test_a_run_goes_on_with_what_was_kept_and_virtual_clocks_do_not_change_a_bit(number, name):
-    solver, cuts, at = EXAMPLES[name], CUTS[number % len(CUTS)], 1 + number % 5
+    check_resume_and_virtual_clocks(EXAMPLES[name], CUTS[number % len(CUTS)], 1 + number % 5)
+
+
+def check_resume_and_virtual_clocks(solver, cuts, at):
     found = trained(problem_for(solver, cuts), solver, at, resumed=True)
     assert_same(found, trained(problem_for(solver, cuts), solver, run=run_virtual))
 
@@ -111,8 +118,12 @@ class Watching:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_weights_move_in_steps_that_replicas_know_of_and_only_where_they_can_be_trained(name):
+    check_where_weights_move(EXAMPLES[name])
+
+
+def check_where_weights_move(solver):
     """The second block is frozen, and another has nothing but a flattening of pixels."""
-    solver, cuts, idle = EXAMPLES[name], [1, 3, 5, 6], {1, 3}
+    cuts, idle = [1, 3, 5, 6], {1, 3}
     if getattr(solver, "filter", 1) > 1:  # a vector has no squares of pixels
         cuts, idle = [1, 3], {1}
     problem, blocks = problem_for(solver, cuts).single_precision(), []

@@ -56,7 +56,7 @@ def branch(width: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(width, width, 3, padding=1), norm, nn.Dropout(0.3))
 
 
-def trainer(name: str, out: Path, kind: str, resume: bool, minutes: float) -> Trainer:
+def trainer(method: dict[str, Any], out: Path, kind: str, resume: bool, minutes: float) -> Trainer:
     """Twelve steps on two blocks, each of which draws."""
     torch.manual_seed(0)
     units = [nn.Conv2d(1, 8, 3, padding=1), Reversible(branch(4)), DropPath(branch(8))]
@@ -69,15 +69,19 @@ def trainer(name: str, out: Path, kind: str, resume: bool, minutes: float) -> Tr
         out=out,
         resume=resume,
         quiet=True,
-        **METHODS[name],
+        **method,
     )
 
 
 def trained(
-    name: str, out: Path, kind: str = "auto", resume: bool = False, minutes: float = 1e-9
+    method: dict[str, Any],
+    out: Path,
+    kind: str = "auto",
+    resume: bool = False,
+    minutes: float = 1e-9,
 ) -> dict[str, str]:
     """The checksum of every unit's weights and momenta after training."""
-    made = trainer(name, out, kind, resume, minutes)
+    made = trainer(method, out, kind, resume, minutes)
     made.fit(*data.load("digits", limit=96))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in made.blocks.model.modules())
     manifest = checkpoint.read_manifest(checkpoint.complete(out / "checkpoints")[-1])

@@ -64,13 +64,15 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("number", "name"), [*enumerate(EXAMPLES)], ids=[*EXAMPLES])
-def test_what_every_method_keeps_to(number, name, monkeypatch):
-    monkeypatch.setattr(every, "EXAMPLES", EXAMPLES)
-    every.test_a_run_goes_on_with_what_was_kept_and_virtual_clocks_do_not_change_a_bit(number, name)
-    every.test_weights_move_in_steps_that_replicas_know_of_and_only_where_they_can_be_trained(name)
-    if name == "ampnet":
-        every.test_one_block_alone_is_plain_sgd_bit_for_bit(name)
+@pytest.mark.parametrize("solver", EXAMPLES.values(), ids=EXAMPLES)
+def test_what_every_method_keeps_to(solver):
+    for cuts, at in ([1, 3], 1), ([1, 2, 3], 2), ([2], 5):
+        every.check_resume_and_virtual_clocks(solver, cuts, at)
+    every.check_where_weights_move(solver)
+
+
+def test_one_block_alone_is_plain_sgd_bit_for_bit():
+    every.check_plain_sgd(EXAMPLES["ampnet"])
 
 
 @pytest.mark.slow
@@ -81,13 +83,12 @@ def test_every_setting_of_its_own_acts_or_is_refused():
     act.count((setting, mode) for setting, mode in zip(some, cycle(MODES), strict=False))
 
 
-def test_layers_that_draw_have_the_same_bits_on_virtual_clocks_and_resumed(tmp_path, monkeypatch):
-    way = {"solver": AMPNet(micro_batches=2)}
-    monkeypatch.setitem(random_layers.METHODS, "ampnet", way)
-    first = random_layers.trained("ampnet", tmp_path / "first")
-    assert random_layers.trained("ampnet", tmp_path / "clock", "virtual", minutes=0.0) == first
+def test_layers_that_draw_have_the_same_bits_on_virtual_clocks_and_resumed(tmp_path):
+    method = {"solver": AMPNet(micro_batches=2)}
+    first = random_layers.trained(method, tmp_path / "first")
+    assert random_layers.trained(method, tmp_path / "clock", "virtual", minutes=0.0) == first
     interrupted(tmp_path / "first", 3)
-    assert random_layers.trained("ampnet", tmp_path / "first", resume=True) == first
+    assert random_layers.trained(method, tmp_path / "first", resume=True) == first
 
 
 @pytest.mark.parametrize(

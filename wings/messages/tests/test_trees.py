@@ -1,12 +1,10 @@
-"""The example of docs/: its graph of nodes is a recursion, and learns."""
+"""What the documentation shows of graphs of nodes learns."""
 
 import importlib
-from copy import deepcopy
+import re
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from hybrid_messages import Static
 
@@ -19,32 +17,6 @@ def trees(monkeypatch):
     return importlib.import_module("expression_trees")
 
 
-def test_a_step_of_the_graph_is_that_of_the_recursion(trees):
-    """Of 20 trees: gradients of layers are means over messages, so they are scaled alike first."""
-    data, _ = trees.make_data(1, 20, 1)
-    recursive = {name: each.double() for name, each in trees.make_modules(0, 8).items()}
-    by_nodes = deepcopy(recursive)
-
-    def value(tree, at):
-        symbol, pair = tree.symbols[at], tree.children[at]
-        if pair is None:
-            return recursive["leaf"](torch.tensor(symbol))
-        cell = recursive[list(trees.OPERATORS)[symbol]]
-        return cell(torch.stack([value(tree, child) for child in pair]))
-
-    for tree in data:
-        logits = recursive["head"](value(tree, len(tree.symbols) - 1))
-        (nn.functional.cross_entropy(logits, torch.tensor(tree.value)) / 20).backward()
-    graph = trees.make_graph(by_nodes, data, 1e-3, 10**6)
-    Static(graph, 7).run(trees.enter(data, at) for at in range(20))
-    for name, layer in graph.layers.items():
-        # Adam's first moment after one step: 0.1 of the gradient
-        count = sum(layer.staleness.values())
-        for w, v in zip(layer.parameters, recursive[name].parameters(), strict=True):
-            gradient = layer.optimizer.state[w]["exp_avg"] / 0.1 * count / 20
-            assert (gradient - v.grad).abs().max() < 1e-12
-
-
 def test_the_graph_of_nodes_learns(trees):
     """500 trees are enough to beat guessing: a fifth of the values is right by chance."""
     data, tests = trees.make_data(0, 500, 200)
@@ -55,3 +27,13 @@ def test_the_graph_of_nodes_learns(trees):
     right = [int(each.output.argmax()) == both[each.state.instance].value for each in outcomes]
     assert sum(right) > 0.3 * len(tests)
     assert executor.most_active == 64
+
+
+def test_the_page_on_messages_does_what_it_says():
+    """Two seconds of training: its graph of nodes learns parity."""
+    text = (DOCS / "messages.md").read_text()
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    names = {"__name__": "messages_page"}
+    exec(compile(code, "messages.md", "exec"), names)
+    assert names["right"] > 90
+    assert names["executor"].most_active == 8

@@ -83,11 +83,10 @@ def content(run: Path) -> bytes:
         parts = []
     drawn = [
         drawing(_returns(lines), "Return"),
-        *(_losses(lines, name, title) for name, title in QUANTITIES.items()),
+        *(one for name in QUANTITIES if (one := _losses(lines, name)) is not None),
     ]
-    parts += [row([table("Run", (), list(facts.items()))]), heading("Curves")]
-    title = f"{run.resolve().name}: {rl.env}, width {rl.width}"
-    return page(title, [*parts, row([one for one in drawn if one is not None])])
+    parts += [row([table("Run", (), list(facts.items()))]), heading("Curves"), row(drawn)]
+    return page(f"{run.resolve().name}: {rl.env}, width {rl.width}", parts)
 
 
 def _outcome(summary: Summary) -> dict[str, str]:
@@ -118,8 +117,9 @@ def _returns(lines: Sequence[Line]) -> Chart:
     return chart
 
 
-def _losses(lines: Sequence[Line], name: str, title: str) -> Html | None:
+def _losses(lines: Sequence[Line], name: str) -> Html | None:
     """One quantity of the updates; None where there is none."""
+    title = QUANTITIES[name]
     found = [(x.step, getattr(x, name)) for x in lines if x.phase == "learn"]
     shown = [(step, value) for step, value in found if value is not None and isfinite(value)]
     if not shown:

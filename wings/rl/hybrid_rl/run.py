@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -33,14 +32,11 @@ def train(config: RlConfig, out: Path | None, resume: bool) -> dict[str, Any]:
     launch.keep_memory()
     torch.set_num_threads(config.rl.threads or launch.threads_per_rank(blocks))
     with listening() as stop:
-        rank = partial(_train_rank, config, out, resume, stop)
+
+        def rank(links: RankLinks) -> dict[str, Any]:
+            return Run(config, links, out, resume, stop).train()
+
         return starting.start(rank, Grid(blocks), config.links, None)
-
-
-def _train_rank(
-    config: RlConfig, out: Path | None, resume: bool, stop: StopRequest, links: RankLinks
-) -> dict[str, Any]:
-    return Run(config, links, out, resume, stop).train()
 
 
 class RankReport(NamedTuple):
