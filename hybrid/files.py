@@ -4,30 +4,25 @@ A folder may hold a pipe, which would block a reader for ever, a link to another
 file of any size that takes no room on the disk. Nothing is written through a link either.
 """
 
-import fcntl
 import os
 import re
 import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from glob import escape
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import time
 from typing import BinaryIO
 
 MOST_OF_LINES = 1 << 30
 """The largest file of lines; an hour of a small run has half a million bytes."""
 MOST_OF_A_LINE = 1 << 24
-WRITTEN_SECONDS = 60.0
-"""What was written to so long ago, and is locked by nobody, was left by a process that is gone."""
 
 
-def opened(path: Path, most: int, links: bool = False, at_once: bool = True) -> BinaryIO:
-    """A regular file of at most `most` bytes; ValueError for anything else, by any of `links`.
+def opened(path: Path, most: int, links: bool = False) -> BinaryIO:
+    """Open a regular file of at most `most` bytes; ValueError for anything else, by any of `links`.
 
-    If it is read `at_once`, half of the memory has to hold it.
+    Half of the memory has to hold it.
     """
     if path.is_symlink() and not links:
         raise ValueError(f"{path} is a link, which is not followed: put the file itself there")
@@ -35,14 +30,14 @@ def opened(path: Path, most: int, links: bool = False, at_once: bool = True) -> 
     descriptor = os.open(path, flags)
     status = os.fstat(descriptor)
     fault = ""
-    if not stat.S_ISREG(status.st_mode) or (not status.st_size and _is_made_up(descriptor)):
+    if not stat.S_ISREG(status.st_mode):
         fault = "is not a regular file, which it must be"
     elif status.st_size > most:
         fault = (
             f"has {status.st_size} bytes, more than the {most} it may have: it is damaged, or not "
             "what its name says"
         )
-    elif at_once and status.st_size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
+    elif status.st_size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
         fault = (
             f"has {status.st_size} bytes, more than this machine's memory has room for: it is "
             "damaged, or of a larger machine"
@@ -51,14 +46,6 @@ def opened(path: Path, most: int, links: bool = False, at_once: bool = True) -> 
         os.close(descriptor)
         raise ValueError(f"{path} {fault}")
     return os.fdopen(descriptor, "rb")
-
-
-def _is_made_up(descriptor: int) -> bool:
-    """Whether the kernel makes up what is in a file of no size, and may let readers wait."""
-    try:
-        return bool(os.pread(descriptor, 1, 0))
-    except OSError:
-        return True
 
 
 def read_whole(path: Path, most: int, links: bool = False) -> bytes:
@@ -104,23 +91,22 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             partial.unlink(missing_ok=True)
         raise
     sync(path.parent)
-    _remove_left(path)
 
 
 @contextmanager
-def whole_folder(path: Path, ours: str) -> Iterator[Path]:
-    """An empty folder to write into, which takes the place of `path` if that goes well.
+def whole_folder(path: Path, names: str) -> Iterator[Path]:
+    """Give an empty folder to write into, which replaces `path` if the body succeeds.
 
-    Of a failure nothing is left. ValueError if `path` is anything but a folder in which all names
-    are those of files that match `ours`, a regular expression.
+    ValueError if `path` is anything but a folder of files whose names match `names`, a regular
+    expression.
     """
     check_folder(path)
-    others = [p for p in sorted(path.iterdir()) if not is_ours(p, ours)] if path.exists() else []
-    if others:
-        raise ValueError(
-            f"{path} has {others[0].name} in it, which would be lost: choose another name, or "
-            "remove the folder"
-        )
+    for each in sorted(path.iterdir()) if path.exists() else ():
+        if not (re.fullmatch(names, each.name) and each.is_file() and not each.is_symlink()):
+            raise ValueError(
+                f"{path} has {each.name} in it, which would be lost: choose another name, or "
+                "remove the folder"
+            )
     place = path.absolute()
     if path.exists() and os.path.exists(".") and Path.cwd().is_relative_to(path.resolve()):
         raise ValueError(
@@ -132,57 +118,22 @@ def whole_folder(path: Path, ours: str) -> Iterator[Path]:
     try:
         with naming(path):
             partial.mkdir()
-        with ExitStack() as held:
-            with suppress(OSError):  # of a disk without locks
-                held.enter_context(_locked(partial))
-            yield partial
-            for file in partial.iterdir():
-                sync(file)
-            sync(partial)
-            if path.exists():
-                os.utime(place)  # young again, it is nobody's left-over
-                os.replace(place, old)
-            try:
-                os.replace(partial, place)
-            except OSError:
-                if old.exists():
-                    os.replace(old, place)
-                raise
+        yield partial
+        for file in partial.iterdir():
+            sync(file)
+        sync(partial)
+        if path.exists():
+            os.replace(place, old)
+        try:
+            os.replace(partial, place)
+        except OSError:
+            if old.exists():
+                os.replace(old, place)
+            raise
     finally:
         for left in (partial, old):
             shutil.rmtree(left, ignore_errors=True)
     sync(place.parent)
-    _remove_left(place)
-
-
-def _remove_left(path: Path) -> None:
-    """Remove what writers that were killed have left beside `path`, which is whole.
-
-    Who writes holds a lock until all is written, which ends with its process.
-    """
-    for left in path.parent.glob(f".{escape(path.name)}.*"):
-        end = left.name.removeprefix(f".{path.name}.")
-        with suppress(OSError):
-            old = time() - left.lstat().st_mtime > WRITTEN_SECONDS and not left.is_symlink()
-            if old and re.fullmatch("[0-9a-f]{8}[.](partial|old)", end):
-                with _locked(left):
-                    remove(left)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Within it no other process has a file or a folder locked; BlockingIOError if one has."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def is_ours(path: Path, ours: str) -> bool:
-    """Whether it is a regular file with such a name."""
-    return bool(re.fullmatch(ours, path.name)) and path.is_file() and not path.is_symlink()
 
 
 def write_durably(path: Path, content: bytes | str) -> None:
@@ -191,8 +142,6 @@ def write_durably(path: Path, content: bytes | str) -> None:
     # exclusive: a link that somebody puts there meanwhile is not followed
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with naming(path), os.fdopen(os.open(path, flags, 0o666), "wb") as file:
-        with suppress(OSError):  # of a disk without locks
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())

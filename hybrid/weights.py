@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from math import prod
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from hybrid.files import read_whole, write_durably
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PART = 1 << 24
-"""Numbers of a tensor that are compared at once."""
 MOST_BYTES = 1 << 28
 """The largest index that is read."""
 _OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -70,19 +68,8 @@ class Weights:
                 for name in some:
                     yield name, tensors.get_tensor(name)
 
-    def are_alike(self, first: str, second: str) -> bool:
-        """Whether two tensors of one shape have the same values; they are read part by part."""
-        shape = self.shapes[first]
-        rows = max(1, PART // max(1, prod(shape[1:])))
-        with _opened(self.files[first]) as one, _opened(self.files[second]) as other:
-            if not shape:
-                return bool(one.get_tensor(first) == other.get_tensor(second))
-            a, b = one.get_slice(first), other.get_slice(second)
-            parts = (slice(i, i + rows) for i in range(0, shape[0], rows))
-            return all(bool((a[part] == b[part]).all()) for part in parts)
-
     def _find(self) -> Path:
-        """The file, or the index of several."""
+        """Find the file, or the index of several."""
         if not self.path.is_dir():
             return self.path
         for name in (FILE, INDEX):
@@ -160,7 +147,8 @@ def find_names(weights: Weights, model: nn.Module) -> dict[str, str]:
     for names in tied.values():
         stored = [*dict.fromkeys(found[name] for name in names if name in found)]
         for one, other in pairwise(stored):
-            if not weights.are_alike(one, other):
+            (_, first), (_, second) = weights.read([one, other])
+            if not torch.equal(first, second):
                 raise ValueError(
                     f"weights {weights.path}: {one!r} and {other!r} have unlike values, and are "
                     f"one weight of {kind}: untie them in its configuration, or leave one out"

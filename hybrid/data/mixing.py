@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
 from hybrid.data.dataset import Data
-from hybrid.errors import ON_META, format_error
+from hybrid.errors import refused
 from hybrid.solvers.layers.bundle import Bundle
 
 Transform = Callable[[Any, Any, Generator], tuple[Any, Any]]
@@ -65,14 +65,9 @@ def _apply_transform(
     transform: Transform, inputs: Any, targets: Any, random: Generator
 ) -> tuple[Any, Any]:
     """A transformed mini-batch; ValueError if it fails or changes the number of samples."""
-    before, count = shapes(inputs), len(tree_leaves(inputs)[0])
-    formats = _formats(inputs)
-    try:
+    before, formats, count = shapes(inputs), _formats(inputs), len(tree_leaves(inputs)[0])
+    with refused(f"batch_transform fails on {count} samples"):
         pair = transform(inputs, targets, random)
-    except Exception as error:  # whatever a user's code raises
-        raise ValueError(
-            f"batch_transform fails on {count} samples: {format_error(error)}"
-        ) from None
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise ValueError(
             f"batch_transform gave a {type(pair).__name__}: it must give (inputs, targets)"
@@ -88,8 +83,6 @@ def _apply_transform(
             raise ValueError(
                 f"batch_transform made inputs of {new} of {old}: it must keep the number format"
             )
-    if any(isinstance(x, Tensor) and x.is_meta for x in tree_leaves(pair)):
-        raise ValueError(f"batch_transform made a tensor {ON_META}")
     if any(getattr(x, "shape", ())[:1] != (count,) for x in tree_leaves(targets)):
         raise ValueError(
             f"batch_transform made targets of shape {shapes(targets)} of {count} samples: it must "

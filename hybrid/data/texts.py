@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import log
-from mmap import MAP_PRIVATE, PROT_READ, mmap
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from warnings import catch_warnings, simplefilter
 
 import torch
 import torch.nn.functional as F
@@ -30,10 +28,6 @@ STRETCH = 1 << 16
 """Bytes that are held out together, less of a short text."""
 ONE_IN = 20
 """One stretch in so many is held out."""
-DEEPEST = 100
-"""Folders in each other that are looked into."""
-READ_BYTES, MOST_BYTES = 1 << 30, 1 << 46
-"""A file of text above the one is mapped, and above the other refused."""
 LOOKED_AT = 8192
 """Bytes at a file's beginning among which a zero says that it is no text, as git and grep do."""
 
@@ -134,26 +128,22 @@ def load_text(path: str | Path, length: int = 256) -> tuple[Texts, Texts]:
     if not root.exists():
         raise FileNotFoundError(f"{root} is not there: name a text file or a folder of such")
     read, files = bytearray(), 0
-    mapped = root.is_file() and root.stat().st_size > READ_BYTES
-    for file in _files(root) if root.is_dir() else [root] * (not mapped):
+    for file in _files(root) if root.is_dir() else [root]:
         files += _append(read, file)
-    text = _mapped(root) if mapped else read
     least = ONE_IN * (length + 1)
-    if len(text) < least:
+    if len(read) < least:
         raise ValueError(
-            f"{root} has {len(text)} bytes of text, in {files} files: {least} are needed, 20 "
+            f"{root} has {len(read)} bytes of text, in {files} files: {least} are needed, 20 "
             f"times a window of {length} and the byte that follows; take a longer one, or a "
             "smaller data.length"
         )
-    size = min(STRETCH, len(text) // ONE_IN)
-    count = len(text) // size
+    size = min(STRETCH, len(read) // ONE_IN)
+    count = len(read) // size
     within = torch.arange(0, size - length, length)
     starts = size * torch.arange(count)[:, None] + within
     tested = torch.arange(count) % ONE_IN == ONE_IN - 1
-    with catch_warnings():
-        simplefilter("ignore")  # that nobody may write to what is mapped
-        data = torch.frombuffer(text, dtype=torch.uint8)
-    digest = blake2b(text, digest_size=16)
+    data = torch.frombuffer(read, dtype=torch.uint8)
+    digest = blake2b(read, digest_size=16)
     train, test = (
         Texts(data, starts[chosen].flatten(), length, digest.hexdigest())
         for chosen in (~tested, tested)
@@ -168,10 +158,6 @@ def _files(folder: Path) -> Iterator[Path]:
         raise error
 
     for place, folders, names in os.walk(folder, onerror=fail):
-        if len(Path(place).parts) - len(folder.parts) > DEEPEST:
-            raise ValueError(
-                f"{folder} has folders in folders, more than {DEEPEST} deep: name one farther down"
-            )
         if {*names} >= RUN_FILES:
             folders.clear()
             continue
@@ -179,14 +165,6 @@ def _files(folder: Path) -> Iterator[Path]:
         for name in sorted(names):
             if not name.startswith(".") and (Path(place) / name).is_file():
                 yield Path(place) / name
-
-
-def _mapped(file: Path) -> mmap:
-    """A large file, of which the system reads what is asked for: nobody may write to it."""
-    with naming(file), opened(file, MOST_BYTES, links=True, at_once=False) as stream:
-        if b"\0" in stream.read(LOOKED_AT):
-            raise ValueError(f"{file} holds zeros, as no text does: name a text file")
-        return mmap(stream.fileno(), 0, MAP_PRIVATE, PROT_READ)
 
 
 def _append(text: bytearray, file: Path) -> bool:

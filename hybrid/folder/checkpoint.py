@@ -17,7 +17,13 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from hybrid.files import read_whole, remove, write_durably
-from hybrid.folder.manifest import MOST_BYTES, Files, Part, RunPosition, check
+from hybrid.folder.manifest import (
+    MOST_BYTES,
+    CheckpointFiles,
+    ManifestPart,
+    RunPosition,
+    check,
+)
 from hybrid.networks.units import Unit
 from hybrid.settings.selection import Selection
 from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
@@ -96,13 +102,13 @@ def best(folders: Iterable[Path], selection: Selection) -> Path | None:
         with suppress(ValueError, OSError):  # a damaged checkpoint does not count
             body = read_manifest(folder)
             check(RunPosition, body, folder / MANIFEST)
-            own = body["tested_step"] == body["step"]
-            value = selection.score(body["tested"]) if own else None
+            tested = body["tested_step"] == body["step"]
+            value = selection.score(body["tested"]) if tested else None
             if value is not None:
                 scores[folder] = (body["tested_on"], value)
     newest = next(reversed(scores.values()), ("", 0.0))[0]
-    alike = {folder: value for folder, (on, value) in scores.items() if on == newest}
-    return max(alike, key=alike.__getitem__) if alike else None
+    comparable = [folder for folder, (on, _) in scores.items() if on == newest]
+    return max(comparable, key=lambda folder: scores[folder][1], default=None)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -119,17 +125,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(damaged(path))
     if format_number != FORMAT:
         raise ValueError(f"{path} has format {format_number}; this version reads {FORMAT}")
-    check(Files, body, path)
+    check(CheckpointFiles, body, path)
     return dict(body)
 
 
 def load_unit(
     folder: Path, manifest: Mapping[str, Any], name: str, most: int = 1 << 53
 ) -> dict[str, Tensor]:
-    """One unit's tensors.
-
-    ValueError if its file is missing, is not the one that was written or exceeds `most` bytes.
-    """
+    """One unit's tensors; ValueError if its file is damaged or has more than `most` bytes."""
     entry = manifest["units"][name]
     if entry["bytes"] > most:
         raise ValueError(
@@ -198,9 +201,9 @@ def restore(
                     optimizer.state[parameter] = from_tensors(model, slots)
 
 
-def _check_like(folder: Path, name: str, found: Tensor | None, tensor: Tensor) -> None:
-    if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
-        what = "nothing" if found is None else f"{tuple(found.shape)} of {found.dtype}"
+def _check_like(folder: Path, name: str, stored: Tensor | None, tensor: Tensor) -> None:
+    if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
+        what = "nothing" if stored is None else f"{tuple(stored.shape)} of {stored.dtype}"
         raise ValueError(
             f"{folder} holds {what} where the model has {name}, {tuple(tensor.shape)} of "
             f"{tensor.dtype}: it is of another model"
@@ -243,7 +246,7 @@ def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -
     return f"{path} {how}: {way}"
 
 
-def check_readable(kind: type[Part], body: Mapping[str, Any], text: str) -> None:
+def check_readable(kind: type[ManifestPart], body: Mapping[str, Any], text: str) -> None:
     """ValueError for a manifest of that kind that would be refused when it is read."""
     step = body["step"]
     if len(text.encode()) > MOST_BYTES:
@@ -254,7 +257,7 @@ def check_readable(kind: type[Part], body: Mapping[str, Any], text: str) -> None
             f"{len(text.encode())} bytes, more than the {MOST_BYTES} that are read: keep less in "
             f"the state of {largest}, or in a file of its own; the checkpoint before it stands"
         )
-    for cls in (Files, kind):
+    for cls in (CheckpointFiles, kind):
         check(cls, body, Path(f"the checkpoint of step {step}, which is not written,"))
 
 

@@ -59,16 +59,17 @@ class Lock:
         begin, patience = monotonic(), 0.0
         while (descriptor := self._locked_file()) is None:
             owner = _owner(self.path)
+            run = printable(str(owner.get("run", "another run")), 200)
             if not patience:
                 elsewhere = owner.get("host", socket.gethostname()) != socket.gethostname()
                 patience = PATIENCE if elsewhere else 1.0  # it may be about to go
                 if elsewhere:
                     notice = f"waiting {PATIENCE:g} s in case that host is lost"
-                    tell(f"hybrid: {self.path.parent} belongs to {_described(owner)}: {notice}")
+                    tell(f"hybrid: {self.path.parent} belongs to {run}: {notice}")
             if monotonic() - begin > patience:
                 raise TakenError(
-                    f"{self.path.parent} is in use by {_described(owner)}: wait for its end or "
-                    "choose another folder"
+                    f"{self.path.parent} is in use by {run}: wait for its end or choose another "
+                    "folder"
                 )
             sleep(0.1)
         return descriptor
@@ -118,7 +119,8 @@ def check_owner(folder: Path, token: str) -> None:
         " does not share the folder's file system, which all hosts of a run must"
     )
     if owner:
-        why = f"{folder} was taken over by {_described(owner)}"
+        run = printable(str(owner.get("run", "another run")), 200)
+        why = f"{folder} was taken over by {run}"
     raise TakenError(f"{why}: this run ends here, and writes nothing more to it")
 
 
@@ -156,7 +158,3 @@ def _owner(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
     return owner if isinstance(owner, dict) else {}
-
-
-def _described(owner: dict[str, Any]) -> str:
-    return printable(str(owner.get("run", "another run")), 200)

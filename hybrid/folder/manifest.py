@@ -18,13 +18,13 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 FileName = Annotated[str, Field(pattern=r"^[^/\x00]+\.safetensors$", max_length=255)]
 
 
-class Part(BaseModel):
+class ManifestPart(BaseModel):
     """A part of a manifest, whose types must be exactly as declared."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class Entry(Part):
+class TensorFile(ManifestPart):
     """A file of tensors."""
 
     file: FileName
@@ -32,15 +32,15 @@ class Entry(Part):
     bytes: Count
 
 
-class Files(Part):
+class CheckpointFiles(ManifestPart):
     """The parts of every checkpoint's manifest."""
 
     step: Count
-    units: dict[str, Entry]
-    states: dict[str, Entry]
+    units: dict[str, TensorFile]
+    states: dict[str, TensorFile]
 
 
-class Rounds(Part):
+class RoundsState(ManifestPart):
     """`Rounds.state` of `hybrid.rounds`, of those that alternate with what these keep besides."""
 
     count: Count
@@ -51,13 +51,13 @@ class Rounds(Part):
     recorded: bool = False
 
 
-class Shared(Part):
+class SharedState(ManifestPart):
     """The state of a run's parts that is the same on every rank."""
 
-    rounds: Rounds
+    rounds: RoundsState
 
 
-class Rollback(Part):
+class Rollback(ManifestPart):
     """An entry of `hybrid.training.checkpointing.Position.rollbacks`."""
 
     step: Count
@@ -66,7 +66,7 @@ class Rollback(Part):
     rates: dict[str, float]
 
 
-class RunPosition(Part):
+class RunPosition(ManifestPart):
     """What a run needs to continue; lists are per rank, `residual` per cut."""
 
     solver: str
@@ -96,7 +96,7 @@ class RunPosition(Part):
     epoch_loss: Annotated[list[float], Field(min_length=2, max_length=2)]
     """The sum of this epoch's training losses so far, and of how many samples it is."""
     residual: list[float]
-    shared: Shared
+    shared: SharedState
     rollbacks: list[Rollback]
     totals: list[dict[str, float]]
 
@@ -116,7 +116,7 @@ class RunPosition(Part):
         return self
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=ManifestPart)
 
 
 def check(cls: type[P], body: Mapping[str, Any], path: Path) -> None:

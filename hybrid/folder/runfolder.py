@@ -80,16 +80,9 @@ class RunFolder:
             self._lock = None
 
     def check_owner(self) -> None:
-        """ValueError if this run has lost the folder: its path is gone, or is another run's.
-
-        Every rank asks before it writes.
-        """
+        """ValueError if this run has lost the folder; every rank asks before it writes."""
         if self.token:
             check_owner(self.path, self.token)
-
-    def recover(self) -> list[str]:
-        """Rename whole checkpoints that have temporary names; give a notice for each."""
-        return checkpoint.recover(self.checkpoints)
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint."""
@@ -103,18 +96,18 @@ class RunFolder:
             return None
         return content if isinstance(content, dict) else None
 
-    def confirm(self) -> None:
-        """Touch the summary of a run that had ended before, for programs that watch it."""
-        with suppress(OSError):
-            os.utime(self.path / "summary.json")
-
     def check(self, resume: bool) -> None:
         """ValueError if there is a run where a new one is to start, or none to resume.
 
         A link within the folder is refused, too, where the run would write: it may lead anywhere.
         The folder itself may be a link, for instance to a scratch disk.
         """
-        self._check_places()
+        for name in _FILES:
+            check_file(self.path / name)
+        for folder in (self.checkpoints, self.events, self.path / traces.FOLDER):
+            check_folder(folder)
+            for inside in folder.iterdir() if folder.exists() else ():
+                (check_file if inside.suffix == ".json" else check_link)(inside)
         if resume and self.newest() is None:
             raise ValueError(f"{self.path} has no checkpoint to resume from: start a new run")
         metrics = self.path / "metrics.jsonl"
@@ -125,14 +118,6 @@ class RunFolder:
                 else "remove it (no checkpoint)"
             )
             raise ValueError(f"{self.path} already holds a run: {way}; or choose another folder")
-
-    def _check_places(self) -> None:
-        for name in _FILES:
-            check_file(self.path / name)
-        for folder in (self.checkpoints, self.events, self.path / traces.FOLDER):
-            check_folder(folder)
-            for inside in folder.iterdir() if folder.exists() else ():
-                (check_file if inside.suffix == ".json" else check_link)(inside)
 
     def open(
         self, config: str, from_step: int, rollbacks: int = 0, hosts: Sequence[str] = ()
@@ -198,15 +183,15 @@ class RunFolder:
         write_atomically(self.path / "metrics.jsonl", "".join(lines))
 
     def _lines(self, name: str, most: int = MOST_OF_LINES) -> Iterator[str]:
-        """The whole lines of a file of at most so many bytes, if there is one."""
+        """The whole lines of a file of at most `most` bytes, if there is one."""
         path = self.path / name
-        whole = read_lines(path, most) if path.exists() else ()
-        return (line.decode(errors="replace") for line in whole if line.endswith(b"}\n"))
+        lines = read_lines(path, most) if path.exists() else ()
+        return (line.decode(errors="replace") for line in lines if line.endswith(b"}\n"))
 
 
 def _course(lines: Iterable[str], last_step: float, most_rollbacks: float) -> list[str]:
     """The lines that led to `last_step`, without those that roll-backs have discarded."""
-    kept: list[tuple[int, str]] = []
+    course: list[tuple[int, str]] = []
     rollbacks = 0
     for number, line in enumerate(lines, 1):
         try:
@@ -220,9 +205,9 @@ def _course(lines: Iterable[str], last_step: float, most_rollbacks: float) -> li
             rollbacks += 1
             if rollbacks > most_rollbacks:
                 break
-            kept = [one for one in kept if one[0] <= step]
-        kept.append((step, line))
-    return [line for step, line in kept if step <= last_step]
+            course = [entry for entry in course if entry[0] <= step]
+        course.append((step, line))
+    return [line for step, line in course if step <= last_step]
 
 
 def origin(hosts: Sequence[str], step: int) -> dict[str, Any]:
@@ -235,7 +220,7 @@ def origin(hosts: Sequence[str], step: int) -> dict[str, Any]:
         "version": version_of(DISTRIBUTION),
         "commit": commit(),
         "python": platform.python_version(),
-        "packages": {name: known for name in PACKAGES if (known := version_of(name))},
+        "packages": {name: number for name in PACKAGES if (number := version_of(name))},
         "system": platform.platform(),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
     }

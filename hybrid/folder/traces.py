@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hybrid.files import check_folder, read_lines, write_atomically
-from hybrid.folder.manifest import Count, Part
+from hybrid.folder.manifest import Count, ManifestPart
 
 FOLDER = "traces"
 MOST_BYTES = 1 << 26
@@ -36,7 +36,7 @@ MOST_JOINED, MOST_RANKS = 1 << 18, 4096
 Word = Annotated[str, Field(max_length=200)]
 
 
-class Span(Part):
+class StoredSpan(ManifestPart):
     """What is known of a span; other keys are left out."""
 
     name: Word
@@ -71,22 +71,23 @@ def spans(run: Path) -> list[dict[str, Any]]:
 
 def join(run: Path) -> list[dict[str, Any]]:
     """Write all ranks' spans, if there are any, into one file, RUN/trace.json; give them."""
-    if found := spans(run):
-        write_atomically(run / "trace.json", _text(found))
-    return found
+    events = spans(run)
+    if events:
+        write_atomically(run / "trace.json", _text(events))
+    return events
 
 
-def _text(found: Sequence[dict[str, Any]]) -> str:
-    lines = ",\n".join(map(json.dumps, found))
+def _text(events: Sequence[dict[str, Any]]) -> str:
+    lines = ",\n".join(map(json.dumps, events))
     return f'{{"traceEvents": [\n{lines}\n]}}\n'
 
 
 def _spans(file: Path, most: int) -> list[dict[str, Any]]:
     """The first spans in a file; those before a place that cannot be read."""
-    found = []
+    events = []
     with suppress(OSError, ValueError):
         for line in islice(read_lines(file, MOST_BYTES, LONGEST), 1, most + 1):
             with suppress(ValueError):
-                span = Span.model_validate_json(line.rstrip(b",\n"))
-                found.append(span.model_dump(exclude_unset=True))
-    return found
+                span = StoredSpan.model_validate_json(line.rstrip(b",\n"))
+                events.append(span.model_dump(exclude_unset=True))
+    return events

@@ -14,7 +14,7 @@ from torch import Tensor
 from hybrid.files import remove, sync, write_durably
 from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import MANIFEST
-from hybrid.folder.manifest import Part
+from hybrid.folder.manifest import ManifestPart
 from hybrid.links import AgreedError, RankLinks
 from hybrid.settings.selection import Selection
 
@@ -43,7 +43,7 @@ class Writer:
         token: str = "",
         check: Callable[[], None] = lambda: None,
         keep_best: Selection | None = None,
-        kind: type[Part] = Part,
+        kind: type[ManifestPart] = ManifestPart,
     ) -> None:
         self.root, self.links, self.keep_last, self.token = root, links, keep_last, token
         self.check = check

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hybrid import data
 from hybrid.data import Data, Dataset, Sets, Texts
 from hybrid.data.samplers.base import Learning
+from hybrid.folder import checkpoint
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Arrangement, Grid, GridPlace
@@ -137,7 +138,7 @@ def repair_run_folder(out: Path) -> tuple[bool, list[str]]:
         return False, []
     folder.claim()
     try:
-        notices = folder.recover()
+        notices = checkpoint.recover(folder.checkpoints)
         return folder.newest() is not None, notices
     finally:
         folder.release()

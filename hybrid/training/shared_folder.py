@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from hybrid.folder import checkpoint, traces
-from hybrid.folder.manifest import Part
+from hybrid.folder.manifest import ManifestPart
 from hybrid.folder.runfolder import RunFolder
 from hybrid.folder.writer import Files, Writer
 from hybrid.links import RankLinks
@@ -27,7 +27,7 @@ class SharedFolder:
         path: Path | None,
         links: RankLinks,
         settings: CheckpointSettings,
-        kind: type[Part] = Part,
+        kind: type[ManifestPart] = ManifestPart,
         selection: Selection | None = None,
     ) -> None:
         """`kind` declares the manifests' other entries; `selection` decides which one is best."""
@@ -50,7 +50,7 @@ class SharedFolder:
         with self.links.agreement():
             if self._first:
                 token = self._folder.claim()
-                notices = self._folder.recover() if resume else []
+                notices = checkpoint.recover(self._folder.checkpoints) if resume else []
         with self.links.agreement():
             self._folder.check(resume)
         self._folder.token = token = self.links.broadcast(token)
@@ -69,10 +69,7 @@ class SharedFolder:
         """The summary of a run that has ended, which is printed again; None without one."""
         if self.path is None:
             return None
-        summary = self.links.broadcast(self._folder.summary() if self._first else None)
-        if summary is not None and self._first:
-            self._folder.confirm()
-        return summary
+        return self.links.broadcast(self._folder.summary() if self._first else None)
 
     def open(self, config: Callable[[], str], from_step: int, rollbacks: int) -> None:
         """Begin to write after step `from_step` and this number of roll-backs."""

@@ -61,15 +61,6 @@ def test_what_is_no_file_of_the_run_is_refused(kind: str, run_folder) -> None:
     assert (f"has {HUGE} bytes, more than the 1000" in said) == (kind == "huge")
 
 
-@pytest.mark.parametrize("read", [files.read_whole, lambda *given: [*files.read_lines(*given)]])
-def test_what_the_kernel_makes_up_is_no_file(read) -> None:
-    """A reader of some would wait, and of others get an error without a name."""
-    for path in ("/proc/self/mem", "/proc/self/status"):
-        assert (
-            refusal(read, Path(path), 1 << 20) == f"{path} is not a regular file, which it must be"
-        )
-
-
 def test_an_error_of_reading_has_the_files_name(tmp_path) -> None:
     file = tmp_path / "file"
     file.write_text("text")
@@ -153,12 +144,6 @@ def test_a_line_that_is_a_hole_in_a_file_ends_the_reading(tmp_path) -> None:
         next(lines)
 
 
-def test_lines_are_whole_ones(tmp_path) -> None:
-    file = tmp_path / "lines"
-    file.write_bytes(b"first\n\nlast\nbroken o")
-    assert [*files.read_lines(file)] == [b"first\n", b"\n", b"last\n"]
-
-
 def test_a_users_own_settings_may_be_a_link_but_no_pipe(tmp_path, hybrid) -> None:
     file = tmp_path / "settings.toml"
     file.write_text("[train]\nepochs = 7\n")
@@ -197,38 +182,6 @@ def test_a_link_put_where_a_file_is_being_made_is_not_followed(tmp_path, write) 
     (tmp_path / ".file.partial").symlink_to(theirs)
     write(place, "mine")
     assert (place.read_text(), theirs.read_text()) == ("mine", "theirs")
-
-
-@pytest.mark.parametrize("writes", ["file", "folder"])
-def test_what_a_killed_writer_has_left_is_removed_and_what_is_being_written_stays(
-    tmp_path, monkeypatch, writes
-) -> None:
-    place = tmp_path / "export"
-
-    def write() -> None:
-        if writes == "file":
-            files.write_atomically(place, "content")
-        else:
-            with files.whole_folder(place, ".*") as partial:
-                (partial / "content").touch()
-
-    left, busy, young, older = (
-        tmp_path / f".export.{n * 8}.{end}"
-        for n, end in (("a", "partial"), ("b", "partial"), ("c", "partial"), ("d", "old"))
-    )
-    others = [tmp_path / ".export.partial", tmp_path / ".exported.aaaaaaaa.partial"]
-    for path in (left, busy, young, older, *others):
-        path.mkdir()
-        if path != young:
-            os.utime(path, (0, 0))
-    with files._locked(busy):
-        write()
-    assert not left.exists()
-    assert busy.exists()
-    assert young.exists()
-    assert not older.exists()
-    assert all(path.exists() for path in others)
-    assert place.exists()
 
 
 def test_a_folder_that_the_command_was_given_in_is_not_replaced(tmp_path, monkeypatch):

@@ -220,8 +220,7 @@ def test_shards_have_an_index_and_a_tensor_is_in_one(tmp_path):
 
 
 @pytest.mark.parametrize("most", [10**6, 1], ids=["one file", "shards"])
-def test_one_weight_under_two_names_with_unlike_values_is_refused(most, tmp_path, monkeypatch):
-    monkeypatch.setattr("hybrid.weights.PART", 8)  # several parts of each tensor
+def test_one_weight_under_two_names_with_unlike_values_is_refused(most, tmp_path):
     tensors = of_base() | {f"again.{n}": of_base()[f"out.{n}"] for n in ("weight", "bias")}
     for folder in (alike := tmp_path / "alike", unlike := tmp_path / "unlike"):
         folder.mkdir()

@@ -9,7 +9,7 @@ from answers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.data import Texts, load_text, texts
+from hybrid.data import load_text
 from hybrid.data.texts import bits_per_byte
 from hybrid.solvers.state import State
 
@@ -97,15 +97,6 @@ def test_too_little_text_is_one_line(tmp_path, files, place, said):
     assert said in refusal(load_text, written(tmp_path, files) / place, 128)
 
 
-def test_folders_in_folders_have_a_limit(tmp_path):
-    place = tmp_path.joinpath(*["d"] * 101)
-    place.mkdir(parents=True)
-    assert f"{tmp_path} has folders in folders, more than 100 deep" in refusal(load_text, tmp_path)
-    place.rmdir()
-    (tmp_path / "text").write_bytes(b"text" * 99)
-    assert len(load_text(tmp_path, 4)[0])
-
-
 def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere is not there: name a text file"):
         load_text(tmp_path / "nowhere", 128)
@@ -158,21 +149,3 @@ def test_bits_are_minus_log2_of_the_probability():
     assert torch.allclose(
         bits_per_byte(p, targets).mean(), F.cross_entropy(p, targets) / torch.tensor(2.0).log()
     )
-
-
-def test_empty_texts_have_their_length():
-    assert (Texts.empty(7).shape, Texts.empty(7).classes, len(Texts.empty(7))) == ((7,), 256, 0)
-
-
-def test_a_large_file_is_mapped_and_is_the_same_text(numbered, monkeypatch, tmp_path):
-    path = numbered(2000)
-    read = load_text(path, 16)
-    monkeypatch.setattr(texts, "READ_BYTES", 100)
-    mapped = load_text(path, 16)
-    ids = torch.arange(20)
-    for one, other in zip(read, mapped, strict=True):
-        assert one.fingerprint() == other.fingerprint()
-        assert torch.equal(one.batch(ids, 0, 0), other.batch(ids, 0, 0))
-    zeros = tmp_path / "zeros"
-    zeros.write_bytes(b"a\0" * 4000)
-    assert "holds zeros" in refusal(load_text, zeros, 16)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hybrid.errors import one_line
 from hybrid.folder import checkpoint
-from hybrid.folder.manifest import Count, Part, check
+from hybrid.folder.manifest import Count, ManifestPart, check
 from hybrid_rl.course import Course
 from hybrid_rl.parts import Tensors
 from hybrid_rl.settings import RlSettings
@@ -19,7 +19,7 @@ SAME = ("env", "seed", "actors", "lag", "random_steps")
 """Settings that a resumed run must have too, though its tensors do not show them."""
 
 
-class Progress(Part):
+class Progress(ManifestPart):
     """What the manifest has beside the files."""
 
     env: str
