@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from answers import refusal
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from trainings import assert_same
 
@@ -129,24 +129,6 @@ def test_a_file_with_nan_or_with_more_than_the_format_holds_is_named(tmp_path):
         assert f"{tmp_path / 'model.safetensors'}: 'embed.weight' has nan or inf" in said
 
 
-@pytest.mark.parametrize("second", [True, False])
-def test_of_a_tensor_in_two_files_that_of_the_index_is_read(tmp_path, second):
-    """Whatever the order of their names."""
-    tensors, other = of_base(), {n: x + 1 for n, x in of_base().items()}
-    places = dict.fromkeys(tensors, "b.safetensors" if second else "a.safetensors")
-    saved(tmp_path, tensors, "b.safetensors" if second else "a.safetensors")
-    stale = saved(tmp_path, other, "a.safetensors" if second else "b.safetensors")
-    places["embed.bias"] = "a.safetensors" if second else "b.safetensors"
-    index = stale / INDEX
-    index.write_text(json.dumps({"weight_map": places}))
-    model = read(Base(), index)
-    assert torch.equal(model.embed.weight, tensors["embed.weight"])
-    assert torch.equal(model.embed.bias, other["embed.bias"])
-    del places["out.bias"]
-    index.write_text(json.dumps({"weight_map": places}))
-    assert "'out.bias' is in a.safetensors and in b.safetensors" in refusal(Weights, index)
-
-
 def test_a_base_is_found_with_and_without_its_prefix(tmp_path):
     saved(tmp_path, of_headed())
     assert torch.equal(read(Base(), tmp_path).embed.weight, of_base()["embed.weight"])
@@ -205,18 +187,6 @@ def test_what_has_no_numbers_is_named():
     said = refusal(lay_zeros, model)
     assert "the buffer 'table' of Base is on the meta device" in said
     assert "hybrid.without_weights()" in said
-
-
-def test_shards_have_an_index_and_a_tensor_is_in_one(tmp_path):
-    tensors = {name: torch.full((10,), n) for n, name in enumerate("abcde")}
-    write(tmp_path, tensors, most=160)
-    files = sorted(tmp_path.glob("*.safetensors"))
-    assert [file.name for file in files] == [
-        f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
-    ]
-    assert_same({n: x for file in files for n, x in load_file(file).items()}, tensors)
-    assert_same(dict(Weights(tmp_path).read("abcde")), tensors)
-    assert json.loads((tmp_path / INDEX).read_text())["metadata"] == {"total_size": 400}
 
 
 @pytest.mark.parametrize("most", [10**6, 1], ids=["one file", "shards"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hybrid.data import Augmentation, Dataset
+from hybrid.data import Dataset
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
@@ -31,12 +31,6 @@ def test_a_batch_is_normalized_by_channel():
     torch.testing.assert_close(batch, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("limit", [-1, 0, 21])
-def test_take_names_the_limit_and_the_number_of_samples(limit):
-    with pytest.raises(ValueError, match=f"limit is {limit} but the data set has 20 samples"):
-        make().take(limit)
-
-
 @pytest.mark.parametrize(("images", "labels"), [(False, True), (True, False), (False, False)])
 def test_only_drops_the_memory_and_keeps_the_shapes(images, labels):
     data = make()
@@ -45,8 +39,3 @@ def test_only_drops_the_memory_and_keeps_the_shapes(images, labels):
         assert new.shape == old.shape
         assert new.dtype == old.dtype
         assert (new is old) if kept else new.untyped_storage().nbytes() == old.element_size()
-
-
-def test_a_data_set_without_images_still_makes_batches_of_the_right_shape():
-    part = make(augmentation=Augmentation(pad=1)).only(images=False, labels=True)
-    assert part.take(9).batch(torch.arange(4), 0, 0).shape == (4, 3, 7, 5)

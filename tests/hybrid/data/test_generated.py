@@ -34,14 +34,6 @@ def test_every_digit_image_of_scikit_learn_is_in_one_half(halves):
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_generated_sets_repeat(halves, name):
-    again = GENERATED[name]()
-    for first, second in zip(halves[name], again, strict=True):
-        assert torch.equal(first.images, second.images)
-        assert torch.equal(first.labels, second.labels)
-
-
-@pytest.mark.parametrize("name", GENERATED)
 def test_the_constants_normalize_the_training_images(halves, name):
     train = halves[name][0]
     batch = train.batch(torch.arange(min(len(train), 5000)), 0, 0)

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 from trainings import assert_same, stopped, trainer_of
 
-from hybrid.data import Mapped, as_data
+from hybrid.data import as_data
 from hybrid.settings.config import CheckpointSettings
 
 PAIRS = TensorDataset(X, Y)
@@ -59,11 +59,6 @@ def test_the_batch_size_of_a_loader_is_taken_where_none_is_set():
     assert made.options.train.batch_size == 12
     made.fit(DataLoader(Drawing(), 16))
     assert made.options.train.batch_size == 16, "the first loader's is not the user's"
-
-
-def test_a_loader_that_shuffles_has_the_order_of_its_data_set():
-    shuffled = DataLoader(Drawing(), BATCH, shuffle=True)
-    assert_same(trained(shuffled), trained(Mapped(Drawing())))
 
 
 def test_workers_collate_and_worker_init_fn_of_a_loader_act():
@@ -104,11 +99,6 @@ def test_an_order_is_a_function_of_seed_and_epoch_alone(name):
     assert before[:2] == after[:2]
     assert torch.equal(before[2], after[2])
     assert (sampler.epoch if name == "in place" else 0) == 0, "the user's own is not touched"
-
-
-def test_a_sampler_is_told_the_epoch():
-    torch.manual_seed(3)
-    assert order(Shuffled(64), epoch=3) == torch.randperm(64).tolist()
 
 
 def test_a_batch_sampler_of_batches_of_one_size_is_an_order():

@@ -3,15 +3,13 @@
 import pytest
 import torch
 from misused import Items, X, Y
-from samples import BATCH, SAMPLES, Counted, Drawing, Listed, Rows, layers, trained
+from samples import SAMPLES, Counted, Drawing, Listed, Rows, trained
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 from trainings import assert_same
 
-from hybrid import Trainer, split
 from hybrid.data import Mapped
 from hybrid.proof.samples import CANDIDATES
-from hybrid.settings.config import TrainSettings
 
 FIRST = torch.arange(4)
 
@@ -39,18 +37,6 @@ def test_what_is_kept_of_a_batch_cannot_be_written_to():
     mapped.targets(FIRST).zero_()
     assert torch.equal(mapped.batch(FIRST, 0, 0), X[:4])
     assert torch.equal(mapped.targets(FIRST), Y[:4])
-
-
-def test_images_are_channels_last():
-    mapped = Mapped(Items(lambda i: (torch.randn(3, 4, 4), 0)))
-    assert mapped.batch(FIRST, 0, 0).is_contiguous(memory_format=torch.channels_last)
-
-
-def test_items_of_a_dict_are_inputs_by_name_but_for_the_target():
-    data = Items(lambda i: {"a": X[i], "b": Y[i], "label": i % 2, "note": torch.zeros(2)})
-    inputs, targets = Mapped(data).sample(3)
-    assert list(inputs) == ["a", "b", "note"]
-    assert targets.tolist() == [0, 1, 0]
 
 
 def test_rows_of_lists_and_numbers_train_a_network():
@@ -124,14 +110,3 @@ def test_listed_targets_that_items_do_not_have_are_not_believed():
     data = Listed()
     data.targets = data.targets[::-1]
     assert torch.equal(Mapped(data).targets(FIRST), Mapped(Counted()).targets(FIRST))
-
-
-def test_evaluation_reads_the_whole_set_in_order():
-    cut = split(layers(), 2, sample=torch.zeros(4, 6))
-    made = Trainer(cut, train=TrainSettings(batch_size=BATCH, threads=1), quiet=True)
-    data = Mapped(Drawing())
-    found = made.evaluate(data)
-    with torch.no_grad():
-        out = made.blocks.model(data.batch(torch.arange(SAMPLES), 0, 0))
-    expected = nn.functional.cross_entropy(out, torch.arange(SAMPLES) % 3)
-    assert found["loss"] == pytest.approx(float(expected), rel=1e-5)

@@ -146,18 +146,6 @@ def test_smoothed_labels_are_torchs(blocks):
     assert_same(found, by_hand(lambda x, y, random: (x, y), smoothed))
 
 
-def test_smoothing_of_a_loss_that_has_none_is_refused():
-    said = refusal(run, (X, Y), 1, loss=hard, settings={"label_smoothing": 0.1})
-    assert "label_smoothing is 0.1, but loss= is given" in said
-
-
-def test_micro_batches_get_their_part_of_the_mixed_mini_batch():
-    found = run((X, Y), 1, Backprop(micro_batches=2), batch_transform=mixup, metrics={})
-    whole = by_hand(mixup, nn.functional.cross_entropy)
-    for name in whole:
-        assert torch.allclose(found[name], whole[name], atol=1e-5)
-
-
 FAULTS = {
     "raises": (lambda x, y, g: {}["key"], "KeyError: 'key' (test_mixing.py, line"),
     "gives three things": (lambda x, y, g: (x, y, g), "must give (inputs, targets)"),

@@ -1,7 +1,6 @@
 """The catalog finds, fetches and reads every data set that it names, or names the fault."""
 
 import dataclasses
-import hashlib
 import io
 import sys
 import tarfile
@@ -136,13 +135,6 @@ def test_a_download_is_extracted_and_read(tmp_path, monkeypatch):
     assert (tmp_path / "cifar-10-batches-bin/test_batch.bin").is_file()
 
 
-def test_a_file_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
-    monkeypatch.undo()
-    (tmp_path / "x.gz").write_bytes(b"A")
-    checksum = hashlib.md5(b"A", usedforsecurity=False).hexdigest()
-    assert sources.retrieve("http://host/x.gz", checksum, tmp_path) == tmp_path / "x.gz"
-
-
 def test_what_a_server_sends_in_place_of_the_file_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.undo()
 
@@ -155,41 +147,11 @@ def test_what_a_server_sends_in_place_of_the_file_is_not_kept(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["", "cifar-10-batches-bin"])
-def test_a_file_where_the_data_folder_should_be_is_named(tmp_path, monkeypatch, place):
-    root = tmp_path / "data"
-    if place:
-        root.mkdir()
-    (root / place).write_text("mine")
-    archive = packed(tmp_path, CIFAR10)
-
-    def retrieve(*_args, path, **_settings):
-        Path(path).mkdir(exist_ok=True)
-        return str(archive)
-
-    monkeypatch.setattr(pooch, "retrieve", retrieve)
-    with pytest.raises(FileNotFoundError, match=f"{root / place}: File exists"):
-        fetch("cifar10", root)
-    assert (root / place).read_text() == "mine"
-
-
 @pytest.mark.parametrize("content", [b"", CIFAR10["test_batch.bin"][:-1]])
 def test_a_file_that_is_not_of_the_format_is_refused_by_name(tmp_path, content):
     put(tmp_path, CIFAR10 | {"data_batch_2.bin": content})
     said = f"{tmp_path / 'data_batch_2.bin'} has {len(content)} bytes, expected 12292 (4 records of"
     assert refusal(load, "cifar10", tmp_path).startswith(said)
-
-
-@pytest.mark.parametrize("call", [load, fetch])
-def test_an_unknown_name_gets_the_nearest(call):
-    with pytest.raises(ValueError, match=r"'cifar11'; did you mean 'cifar10'\?"):
-        call("cifar11")
-
-
-def test_official_sizes_are_expected(monkeypatch):
-    monkeypatch.undo()
-    sizes = [sources.CATALOG[name][1].records for name in CIFARS]
-    assert sizes == [(10_000, 10_000), (50_000, 10_000)]
 
 
 def test_another_package_adds_a_data_set_by_an_entry_point(monkeypatch):

@@ -39,21 +39,11 @@ def test_blocks_on_threads_train_as_the_undivided_network_does(kind, how):
         assert_same(trained(KINDS[kind](), **how), trained(KINDS[kind]()))
 
 
-def test_a_stream_in_its_order_trains_as_its_samples_by_number_do():
-    loader = DataLoader([(X[i], int(Y[i])) for i in range(SAMPLES)], BATCH)
-    assert_same(trained(Stream(Plain(), SAMPLES)), trained(loader))
-
-
 def test_an_epoch_of_a_sized_stream_is_a_pass_and_another_one_goes_on():
     sized, endless = Stream(Sized(20)), Stream(Plain(20), 16)
     assert len(sized) == 20
     assert torch.equal(sized.targets(ids(0), 0, 1), Y[:8])
     assert torch.equal(endless.targets(ids(0), 0, 1), Y[torch.arange(16, 24) % 20])
-
-
-def test_a_stream_that_ends_within_an_epoch_begins_again():
-    stream = Stream(Plain(5), SAMPLES)
-    assert stream.targets(ids(0)).tolist() == [int(Y[i % 5]) for i in range(8)]
 
 
 def test_a_pass_has_its_number():

@@ -97,17 +97,6 @@ def test_too_little_text_is_one_line(tmp_path, files, place, said):
     assert said in refusal(load_text, written(tmp_path, files) / place, 128)
 
 
-def test_what_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere is not there: name a text file"):
-        load_text(tmp_path / "nowhere", 128)
-
-
-def test_a_limit_takes_the_first_windows(numbered):
-    train, _ = load_text(numbered(2000), 16)
-    assert torch.equal(train.take(3).starts, train.starts[:3])
-    assert f"from 1 to {len(train)}" in refusal(train.take, len(train) + 1)
-
-
 def test_ranks_compare_their_texts_and_keep_none_that_they_do_not_read(numbered, tmp_path):
     train, test = load_text(numbered(2000), 16)
     other, _ = load_text(written(tmp_path, {"other": b"0" * 8000}) / "other", 16)
@@ -132,14 +121,6 @@ def test_run_folders_are_no_text(tmp_path):
     files = {"a": b"text" * 300, "run/config.toml": b"x" * 99, "run/metrics.jsonl": b"x" * 99}
     train, _ = load_text(written(tmp_path, {**files, "run/checkpoints/1/manifest.json": b"x"}), 4)
     assert bytes(train.text.tolist()) == files["a"]
-
-
-@pytest.mark.parametrize("length", [0, (1 << 15) + 1])
-def test_a_window_is_shorter_than_what_is_held_out_together(tmp_path, length):
-    file = written(tmp_path, {"a": b"x" * (21 << 16)}) / "a"
-    assert f"length is {length}: it must be 1 to 32768" in refusal(load_text, file, length)
-    train, test = load_text(file, 1 << 15)
-    assert (len(train), len(test)) == (20, 1)
 
 
 def test_bits_are_minus_log2_of_the_probability():

@@ -58,19 +58,6 @@ def test_the_best_gives_way_to_a_better_one(run):
     assert kept(run) == [4]
 
 
-def test_without_the_setting_the_newest_are_kept_alone(run):
-    tell(run, 1, tested={"accuracy": 1.0})
-    newest = CheckpointSettings(keep_last=1)
-    short([], run, epochs=4, blocks=1, resume=True, checkpoint=newest).fit(*short_data())
-    assert kept(run) == [4]
-
-
-def test_of_equals_the_first_is_the_best(run):
-    for epoch in (2, 3):
-        tell(run, epoch, tested={"accuracy": 1.0})
-    assert best_epoch(run) == 2
-
-
 def test_a_checkpoint_whose_own_weights_were_not_tested_does_not_count(run):
     tell(run, 2, tested={"accuracy": 1.0}, tested_step=STEPS)
     tell(run, 1, tested={"accuracy": 0.9})
@@ -78,13 +65,6 @@ def test_a_checkpoint_whose_own_weights_were_not_tested_does_not_count(run):
     for epoch in (1, 2, 3):
         tell(run, epoch, tested_step=None)
     assert best_epoch(run) is None
-
-
-def test_a_damaged_checkpoint_does_not_count(run):
-    tell(run, 2, tested={"accuracy": 1.0})
-    tell(run, 1, tested={"accuracy": 0.9})
-    (run / "checkpoints" / f"{2 * STEPS:08d}" / "manifest.json").write_text("{}")
-    assert best_epoch(run) == 1
 
 
 def test_the_best_is_that_of_the_metric_and_of_the_newest_set(run):
@@ -98,19 +78,6 @@ def test_the_best_is_that_of_the_metric_and_of_the_newest_set(run):
     tell(run, 2, tested={"accuracy": 0.1}, tested_on="validation")
     tell(run, 3, tested_step=None)
     assert best_epoch(run) == 1, "the epochs that were validated"
-
-
-@pytest.mark.parametrize(
-    ("results", "found"),
-    [
-        ({"accuracy": 0.5, "loss": 2.0}, 0.5),
-        ({"loss": 2.0}, -2.0),
-        ({}, None),
-        ({"loss": float("nan")}, None),
-    ],
-)
-def test_the_accuracy_counts_or_else_the_loss(results, found):
-    assert Selection().score(results) == found
 
 
 def test_a_setting_that_keeps_nothing_more_is_refused():

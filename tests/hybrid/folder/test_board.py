@@ -45,19 +45,6 @@ def test_what_was_written_of_later_steps_is_purged_by_a_resume(tmp_path) -> None
     assert scalars(tmp_path, "serial/loss") == [(1, 1.0), (2, 3.0)]
 
 
-def test_a_file_is_this_runs_alone_and_of_this_machine(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    made = Board(Path("s3:x"), 0)
-    made.add(line(1, loss=0.5, idle=[0.25, 0.5]))
-    made.close()
-    assert made.notice == ""
-    assert scalars(tmp_path / "s3:x", "serial/idle/0") == [(1, 0.25)]
-    monkeypatch.setattr("time.time", lambda: 0.0)
-    monkeypatch.setattr(Path, "iterdir", lambda self: iter(()))
-    Board(tmp_path / "same", 0).close()
-    assert "File exists" in Board(tmp_path / "same", 0).notice
-
-
 def test_a_disk_that_is_full_is_one_notice(tmp_path, monkeypatch) -> None:
     made = Board(tmp_path, 0)
     assert made._records is not None

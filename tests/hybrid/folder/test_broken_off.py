@@ -115,16 +115,6 @@ def test_what_is_not_whole_is_not_recovered(fault: str, tmp_path) -> None:
     assert checkpoint.complete(tmp_path) == []
 
 
-def test_a_number_of_nine_digits_is_newer_than_one_of_eight(tmp_path) -> None:
-    cut, optimizers = trained(1, 0)
-    for step in (99_999_998, 99_999_999, 100_000_000, 100_000_001):
-        run_threads(1, lambda links, n=step: save(tmp_path, n, links, cut, optimizers, keep_last=2))
-    found = [int(folder.name) for folder in checkpoint.complete(tmp_path)]
-    assert found == [100_000_000, 100_000_001]
-    unit = next((tmp_path / "100000001").glob("*.safetensors"))
-    assert "resume from 100000000" in checkpoint.damaged(unit)
-
-
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
@@ -157,13 +147,3 @@ def test_no_rank_of_a_run_that_lost_its_folder_writes_anything(how, tmp_path) ->
     assert how in said or "run.lock was removed or replaced while" in said
     assert "this run ends here, and writes nothing more to it" in said
     assert contents(tmp_path) == thief.left
-
-
-@pytest.mark.parametrize("name", ["00000016", ".00000016.partial", ".00000016.beef.partial"])
-def test_a_pipe_where_a_checkpoint_was_or_comes_is_not_waited_for(name: str, run) -> None:
-    interrupted(run, after=1)
-    os.mkfifo(run / "checkpoints" / name)
-    again = trainer(Backprop(), run, model="plain", resume=True, train={"epochs": 4})
-    again.fit(*digits(4))
-    assert int(newest(run).name) == 16
-    assert not [path for path in (run / "checkpoints").iterdir() if path.is_fifo()]

@@ -81,23 +81,6 @@ def test_a_flipped_bit_anywhere_is_found_and_its_file_named(whole: Path, data: A
         path.write_bytes(content)
 
 
-@pytest.mark.parametrize("length", [0, 1, 100])
-def test_a_truncated_file_is_found_and_named(whole: Path, length: int) -> None:
-    for path in sorted(whole.iterdir()):
-        content = path.read_bytes()
-        path.write_bytes(content[:length])
-        with pytest.raises(ValueError, match=path.name):
-            checkpoint.load_model(whole, checkpoint.read_manifest(whole))
-        path.write_bytes(content)
-
-
-def test_a_missing_file_is_named(tmp_path) -> None:
-    _, _, folder = saved(tmp_path)
-    (folder / "stem.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"stem\.safetensors is missing"):
-        checkpoint.load_model(folder, checkpoint.read_manifest(folder))
-
-
 def test_another_format_is_refused_with_both_numbers(tmp_path) -> None:
     _, _, folder = saved(tmp_path)
     body = json.loads((folder / "manifest.json").read_text())

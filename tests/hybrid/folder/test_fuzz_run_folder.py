@@ -127,11 +127,3 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 @given(changes())
 def test_a_changed_run_folder_is_read_or_answered_in_one_line(finished, tmp_path, case) -> None:
     check(finished, tmp_path, case)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@given(changes())
-def test_a_changed_run_folder_before_a_report_with_pictures(finished, tmp_path, case) -> None:
-    _, _, *how = case
-    check(finished, tmp_path, (("metrics.jsonl", "summary.json")[how[0][0] % 2], "report", *how))

@@ -253,8 +253,3 @@ def test_a_file_that_claims_to_be_huge_is_not_read(kind, name, size, run) -> Non
     said = quickly_refused(run)
     assert f"{size} bytes" in said
     assert "more than" in said
-
-
-def test_what_was_not_tampered_with_goes_on(run) -> None:
-    made(run, resume=True).fit(*digits(2))
-    assert json.loads((newest(run) / "manifest.json").read_text())["epoch"] == 2

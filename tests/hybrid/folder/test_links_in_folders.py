@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -95,48 +94,10 @@ def test_the_run_folder_itself_may_be_a_link(hybrid, tmp_path) -> None:
     assert hybrid("evaluate", tmp_path / "run")[0] == 0
 
 
-def test_a_file_where_checkpoints_belong_is_named_before_training(hybrid, tmp_path) -> None:
-    out = tmp_path / "run"
-    out.mkdir()
-    (out / "checkpoints").write_text("mine")
-    status, said, err = hybrid(*QUICK, "--out", out)
-    assert (status, said, err.count("\n")) == (1, "", 1)
-    assert f"{out / 'checkpoints'} is a file where a folder must be" in err
-
-
-@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
-def test_an_export_replaces_files_only(hybrid, tmp_path, run_folder, kind) -> None:
-    theirs, file = outside(tmp_path), tmp_path / "model.safetensors"
-    if kind == "pipe":
-        os.mkfifo(file)
-    else:
-        file.symlink_to(theirs / ("precious" if kind == "link" else "none"))
-    status, _, err = hybrid("export", run_folder, file)
-    assert (status, err.count("\n")) == (1, 1)
-    assert f"{file} is " in err
-    assert untouched(theirs)
-    assert file.is_symlink() or file.is_fifo()
-
-
-def test_the_null_device_survives_an_export(hybrid, run_folder) -> None:
-    status, _, err = hybrid("export", run_folder, "/dev/null")
-    assert (status, "/dev/null is a file where a folder must be" in err) == (1, True)
-    assert Path("/dev/null").is_char_device()
-
-
 @pytest.mark.parametrize("name", ["report", "report/index.html"])
 def test_a_report_is_not_written_through_a_link(hybrid, tmp_path, run_folder, name) -> None:
     theirs, link = outside(tmp_path), run_folder / name
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(theirs if name == "report" else theirs / "precious")
     assert_refused(hybrid("report", run_folder), link)
-    assert untouched(theirs)
-
-
-def test_a_slurm_script_is_not_written_through_a_link(hybrid, tmp_path) -> None:
-    theirs, settings = outside(tmp_path), tmp_path / "x.toml"
-    settings.write_text("")
-    (tmp_path / "run.sbatch").symlink_to(theirs / "precious")
-    words = ("submit", settings, "--nodes", 1, "--ranks-per-node", 2, "--out", tmp_path / "run")
-    assert_refused(hybrid(*words), tmp_path / "run.sbatch")
     assert untouched(theirs)

@@ -137,13 +137,6 @@ def test_a_lock_that_was_removed_ends_its_run_and_a_silent_server_does_not(tmp_p
     check_owner(tmp_path, second.token)
 
 
-@pytest.mark.parametrize("content", ["\x1b[2J{", "", "[1]"], ids=["garbage", "empty", "list"])
-def test_what_nobody_has_locked_is_written_over(content: str, tmp_path) -> None:
-    (tmp_path / "run.lock").write_text(content)
-    Lock(tmp_path).release()
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder", "hard link"])
 def test_what_is_no_lock_is_named_and_left_alone(kind: str, tmp_path) -> None:
     file, theirs = tmp_path / "run.lock", tmp_path / "theirs"

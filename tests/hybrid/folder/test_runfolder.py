@@ -34,13 +34,6 @@ def test_metrics_after_the_resumed_step_are_dropped_and_a_torn_last_line_too(tmp
     assert json.loads(metrics.read_text().splitlines()[-1])["loss"] == 0.25
 
 
-def test_a_run_that_did_not_end_well_has_no_summary(tmp_path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.open("# settings\n", from_step=0)
-    folder.close(None)
-    assert not (tmp_path / "summary.json").exists()
-
-
 def test_every_rank_writes_its_spans_after_earlier_ones_and_a_join_has_all(tmp_path) -> None:
     times = {"ph": "X", "tid": 0, "ts": 1e15 + 0.5, "dur": 2.0}
     names = "serial", "parallel", "test"
@@ -67,21 +60,6 @@ def test_the_newest_starts_are_kept(tmp_path, monkeypatch) -> None:
     for step in range(5):
         RunFolder(tmp_path).open("", from_step=step)
     assert lines(tmp_path / "starts.jsonl") == [2, 3, 4]
-
-
-def test_a_metric_is_on_disk_at_once_with_its_words(tmp_path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.open("", from_step=0)
-    told = {"step": 1, "epoch": 0, "phase": "parallel", "residual": [0.1], "notices": ["so"]}
-    folder.metric(told)
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == told
-    folder.close(None)
-
-
-def test_starting_where_a_run_is_says_what_to_do(tmp_path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match="already holds a run: remove it"):
-        RunFolder(tmp_path).check(resume=False)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,7 @@ import torch
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links import AgreedError, RankLinks, run_threads
-from tests.hybrid.folder.small_checkpoints import MANIFEST, save, saved, trained, units_of
-
-
-def test_a_half_written_checkpoint_does_not_count(tmp_path) -> None:
-    saved(tmp_path, step=7)
-    (tmp_path / ".00000008.partial").mkdir()
-    (tmp_path / "00000009").mkdir()
-    assert [folder.name for folder in checkpoint.complete(tmp_path)] == ["00000007"]
+from tests.hybrid.folder.small_checkpoints import MANIFEST, save, trained, units_of
 
 
 @pytest.mark.parametrize(("keep_last", "kept"), [(0, [1, 2, 3]), (1, [3]), (2, [2, 3])])

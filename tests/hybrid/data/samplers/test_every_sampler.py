@@ -91,12 +91,6 @@ def test_replicas_choose_as_one_chain_that_accumulates(sampler, few):
     assert_same(found, train(few, Backprop(micro_batches=2), sampler=sampler))
 
 
-@pytest.mark.parametrize("sampler", ACCEPTING_ALL, ids=lambda sampler: sampler.name)
-def test_accepting_all_is_plain_training_bit_for_bit(sampler, few):
-    for grid in ({"blocks": 1}, {"blocks": 2, "replicas": 2}):
-        assert_same(train(few, Backprop(), sampler=sampler, **grid), train(few, Backprop(), **grid))
-
-
 def test_the_choice_is_the_same_under_mpirun(world, tmp_path, few):
     """Processes take seconds to start."""
     out = tmp_path / "run"
@@ -203,28 +197,6 @@ def test_no_augmented_sample_is_trained_on_twice_in_an_epoch(sampler):
     assert max(Counter(seen).values()) == 1
     repeated = max(Counter(map(int, seen)).values()) > 1
     assert repeated == chosen.choice.repeats
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 0, 2, 1], [2, 3, 0]])
-def test_numbers_do_not_depend_on_which_mini_batch_is_asked_for_first(order):
-    chosen = BatchSampler(FirstSamples(size=7), Mapped(Noise()), 0, 10)
-    for n in order:
-        (ids,) = chosen.ids(0, [n])
-        places = torch.arange(10 * n, 10 * n + 10)
-        assert ids.tolist() == (places % 7 + 200 * (places // 7)).tolist()
-
-
-def test_losses_come_back_for_samples_and_not_for_numbers():
-    sampler = SelectiveBackprop(lag=1)
-    chosen = BatchSampler(sampler, Mapped(Noise()), 0, 20)
-    learned = []
-    chosen.choice.learn = lambda ids, losses: learned.extend(ids.tolist())
-    chosen.choice._chosen = torch.zeros(20, dtype=torch.int64)
-    chosen.choice._epoch = 0
-    for n in range(2):
-        chosen.ids(0, [n])
-        chosen.take_losses([[torch.rand(20)]])
-    assert learned == [0] * 20
 
 
 def test_a_choice_of_samples_that_do_not_exist_is_refused():
