@@ -24,7 +24,7 @@ threads = 1
 [split]
 balance = "operations"
 [rounds]
-waits = [[8, 0], [8, 0], [0, 8], [0, 8]]
+local_budget = [[8, 0], [8, 0], [0, 8], [0, 8]]
 """
 
 

@@ -230,7 +230,7 @@ OTHERS: dict[str, list[Any]] = {
     "model.name": ["wrn-10-1"],
     "model.weights": ["none.safetensors"],
     "data.name": ["synthetic"],
-    "fill.name": [{"fill.name": "penalty", "rounds.waits": [(4, 0), (0, 4)]}],
+    "fill.name": [{"fill.name": "penalty", "rounds.local_budget": [(4, 0), (0, 4)]}],
     "sync.name": ["all-reduce", "local-sgd"],
     "sampler.name": ["uniform", {"sampler.name": "selective-backprop", "sampler.lag": 2}],
     "links.kind": ["threads", "virtual"],
