@@ -6,7 +6,8 @@ from copy import deepcopy
 import pytest
 import torch
 from method_examples import EXAMPLES, IMPOSSIBLE, PLAIN
-from problems import assert_same, exact_pass, handed_over, make_problem
+from problems import exact_pass, handed_over, make_problem
+from trainings import assert_same
 
 from hybrid.links import run_threads, run_virtual
 from hybrid.solvers import DDG, Penalty, Petra, registry

@@ -2,8 +2,7 @@
 
 import pytest
 from answers import refusal
-from problems import assert_same
-from trainings import digits, trained_weights, trainer
+from trainings import assert_same, digits, trained_weights, trainer
 
 from hybrid.links import RankLinks
 from hybrid.ranks.starting import check_links

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from problems import assert_same
+from trainings import assert_same
 from unit_steps import trained, unit_problem
 from versions_table import Table
 

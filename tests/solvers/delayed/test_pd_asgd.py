@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 from conditions import check
-from problems import assert_same, copied
+from problems import copied
 from torch import nn
 from torch.func import functional_call
-from trainings import digits, interrupted, trained_weights, trainer, weights
+from trainings import assert_same, digits, interrupted, trained_weights, trainer, weights
 from unit_steps import MOMENTUM, SGD, numbered, trained, unit_problem
 
 from hybrid.links import run_virtual

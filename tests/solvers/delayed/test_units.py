@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import Fixed, Problem, assert_same
+from problems import Fixed, Problem
 from torch import nn
+from trainings import assert_same
 from unit_steps import SGD, trained, unit_problem
 
 from hybrid import split

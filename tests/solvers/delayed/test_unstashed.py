@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from problems import Fixed, Problem, assert_same
+from problems import Fixed, Problem
 from torch import nn
+from trainings import assert_same
 from unit_steps import MOMENTUM, trained, unit_problem
 
 from hybrid import split

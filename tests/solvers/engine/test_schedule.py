@@ -9,7 +9,8 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import assert_same, make_problem
+from problems import make_problem
+from trainings import assert_same
 
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.base import Setup

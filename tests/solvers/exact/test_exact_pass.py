@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import assert_same, exact_pass, gradients, make_problem, problems, without_batch_norm
+from problems import exact_pass, gradients, make_problem, problems, without_batch_norm
 from torch import nn
+from trainings import assert_same
 
 from hybrid.solvers import PhaseStats, Record
 from hybrid.solvers.kernels.operations import pool, upsample

@@ -5,8 +5,9 @@ from time import sleep
 
 import pytest
 import torch
-from problems import assert_same, copied, make_problem
+from problems import copied, make_problem
 from torch import nn
+from trainings import assert_same
 
 from hybrid import Trainer, data, split
 from hybrid.method.optimizers import make_optimizer

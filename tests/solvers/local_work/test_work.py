@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from problems import assert_same, copied
+from problems import copied
+from trainings import assert_same
 from unit_steps import MOMENTUM, numbered, unit_problem
 from versions_table import Table
 

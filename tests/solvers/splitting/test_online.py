@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import assert_same, buffers, copied, exact_pass, make_problem, problems
+from problems import buffers, copied, exact_pass, make_problem, problems
+from trainings import assert_same
 
 from hybrid.links import run_threads, run_virtual
 from hybrid.solvers import BlockADMM

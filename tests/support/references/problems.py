@@ -232,13 +232,6 @@ def handed_over(links: RankLinks, old: Program) -> State:
     return State({}, cuts[links.rank], copied(state.block), copied(state.flight), after)
 
 
-def assert_same(found: Tensors, expected: Tensors) -> None:
-    """Bit for bit."""
-    assert found.keys() == expected.keys()
-    for name in expected:
-        assert torch.equal(found[name], expected[name]), name
-
-
 def assert_weights_moved(problem: Problem, before: Tensors) -> None:
     """Every weight, and no statistics."""
     after = problem.tensors()

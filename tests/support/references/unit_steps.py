@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from conditions import check
-from problems import assert_same, copied, make_problem
+from problems import copied, make_problem
+from trainings import assert_same
 
 from hybrid.links import run_threads
 from hybrid.solvers import PDASGD

@@ -13,9 +13,8 @@ import torch
 from answers import refusal
 from conditions import check
 from instance_paths import Masked, deep, setup_of, trained
-from problems import assert_same
 from setting_modes import EXACT, Mode, alone
-from trainings import digits, interrupted, lines, trained_weights, trainer, weights
+from trainings import assert_same, digits, interrupted, lines, trained_weights, trainer, weights
 from unit_steps import trained as by_units
 
 from hybrid import split
