@@ -29,15 +29,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="kinds with this word in their names")
     parser.add_argument("--out", type=Path, help="JSON")
-    parser.add_argument("--launcher", choices=("threads", *ON_RANKS), help="of every run")
+    parser.add_argument(
+        "--launcher", default="", choices=("threads", *ON_RANKS), help="of every run"
+    )
     parser.add_argument("--replicas", type=int, default=1, help="of two blocks each")
     options = parser.parse_args()
-    launchers = [options.launcher] if options.launcher else []
     about = facts("python -m tests.faults " + " ".join(sys.argv[1:]))
     done = []
     with tempfile.TemporaryDirectory(prefix="hybrid-faults-") as root:
         for outcome in outcomes(
-            options.runs, options.seed, Path(root), options.only, launchers, options.replicas
+            options.runs, options.seed, Path(root), options.only, options.launcher, options.replicas
         ):
             done.append(outcome)
             print(_line(outcome), flush=True)

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,25 +60,20 @@ class Outcome:
 
 
 def outcomes(
-    runs: int,
-    seed: int,
-    root: Path,
-    only: str = "",
-    launchers: Sequence[str] = (),
-    replicas: int = 1,
+    runs: int, seed: int, root: Path, only: str = "", launcher: str = "", replicas: int = 1
 ) -> Iterator[Outcome]:
-    """Run so many faults; the kinds take turns, the rest is up to the seed.
+    """Strike `runs` times; the kinds take turns, the rest is up to the seed.
 
-    `only` kinds with this word in their names, and those that all these launchers may meet.
+    `only` kinds with this word in their names, and those that the launcher may meet.
     """
     references = References(root)
-    chosen = [k for k in KINDS if only in k.name and set(launchers) <= set(k.launchers)]
+    chosen = [k for k in KINDS if only in k.name and launcher in ("", *k.launchers)]
     chosen = [k for k in chosen if storage.can_mount() or not k.mounts]
     for number in range(seed, seed + runs):
         folder = root / f"fault-{number}"
         folder.mkdir()
         fault = chosen[number % len(chosen)]
-        yield one(number, fault, folder, references, launchers, replicas)
+        yield one(number, fault, folder, references, launcher, replicas)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -87,25 +82,25 @@ def one(
     fault: Fault,
     folder: Path,
     references: References,
-    launchers: Sequence[str] = (),
+    launcher: str = "",
     replicas: int = 1,
 ) -> Outcome:
-    """Strike one run, by one of these launchers, and bring it to its end.
+    """Strike one run, by this launcher or any, and bring it to its end.
 
     Replicas have two blocks each, and ranks of their own where the fault may meet ranks.
     """
     random = Random(seed)
     if replicas > 1:
         of_ranks = [name for name in fault.launchers if name in kinds.ON_RANKS]
-        launcher = random.choice(launchers or of_ranks or fault.launchers)
+        launcher = launcher or random.choice(of_ranks or fault.launchers)
         way, sync = random.choice(GRIDS)
         training = Training(way, launcher, 2 * replicas, replicas=replicas, sync=sync)
-        training = replace(training, workers=fault.workers)
     else:
-        launcher = random.choice(launchers or fault.launchers)
+        launcher = launcher or random.choice(fault.launchers)
         ranks = 2 if launcher == "threads" else random.choice((2, 2, 2, 3))
-        training = Training(random.choice(list(WAYS)), launcher, ranks, workers=fault.workers)
-    outcome = Outcome(seed, fault.name, training.launcher, training.ranks, training.way)
+        training = Training(random.choice(list(WAYS)), launcher, ranks)
+    training = replace(training, workers=fault.workers)
+    outcome = Outcome(seed, fault.name, launcher, training.ranks, training.way)
     outcome.replicas, outcome.sync = training.replicas, training.sync
     references.result(training)
     scene = Scene(random, training, folder / "run", references)
@@ -150,7 +145,6 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     outcome.said = reasons(text)
     if not (scene.missed and outcome.status == 0):
         outcome.problems += _words(scene, fault, text, outcome, job.rank_status())
-    outcome.problems += scene.broken
     after = whole(scene.out)
     lost = [s for s in before if after.get(s) != before[s] and s not in scene.damaged]
     if lost:

@@ -41,8 +41,6 @@ class Scene:
     """When the fault happened; before that the job is only starting."""
     words: list[str] = field(default_factory=list)
     """Further words of the command."""
-    broken: list[str] = field(default_factory=list)
-    """Problems that the fault itself has seen."""
     resumed_with: list[str] = field(default_factory=list)
     """Further words of the resume."""
     sent: set[signal.Signals] = field(default_factory=set)

@@ -144,10 +144,6 @@ class Job:
         status, failures = self.status(), _ROOT_CAUSE.search(self.output())
         return int(failures[1]) if failures and status == 1 else status
 
-    def printed(self) -> str:
-        """Its stdout."""
-        return self._out.read_text(errors="replace") if self._out.exists() else ""
-
 
 def send(pid: int, number: int) -> None:
     """Signal a process that may have ended."""

@@ -40,7 +40,7 @@ def test_a_job_ends_with_a_reason_and_resumes_to_the_same_bits(
     kind: Fault, references, tmp_path
 ) -> None:
     launcher = "mpirun" if kind.name in ON_RANKS else kind.launchers[0]
-    _strike(KINDS.index(kind), kind, tmp_path, references, [launcher])
+    _strike(KINDS.index(kind), kind, tmp_path, references, launcher)
 
 
 IN_A_ROUND = 16
