@@ -104,9 +104,8 @@ class Nodes:
 
     def start(self) -> int:
         """When the run was last started, in nanoseconds; 0: not yet."""
-        with suppress(OSError):
-            return (self.out / "starts.jsonl").stat().st_mtime_ns
-        return 0
+        file = self.out / "starts.jsonl"
+        return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def job(count: int, most: int, random: Random, root: Path, shared: bool) -> list[Change]:
@@ -145,17 +144,14 @@ def job(count: int, most: int, random: Random, root: Path, shared: bool) -> list
 
 def _await_steps(nodes: Nodes, start: int) -> float | None:
     """Seconds until a run that has started anew has made steps; None after LIMIT."""
-    begin = monotonic()
-    while nodes.start() == start:
-        if monotonic() - begin > LIMIT:
-            return None
+    begin, before = monotonic(), None
+    while monotonic() - begin < LIMIT:
+        if before is None and nodes.start() != start:
+            before = nodes.steps()
+        if before is not None and nodes.steps() > before:
+            return round(monotonic() - begin, 2)
         sleep(0.05)
-    before = nodes.steps()
-    while nodes.steps() <= before:
-        if monotonic() - begin > LIMIT:
-            return None
-        sleep(0.05)
-    return round(monotonic() - begin, 2)
+    return None
 
 
 def _fault(out: Path) -> str:

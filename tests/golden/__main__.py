@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from tempfile import mkdtemp
 
+from tests.support.ranks.world import for_mpirun
+
 RECIPES = {
     "backprop": "",
     "backprop, m=4": "solver.micro_batches=4 solver.clip_norm=1.0",
@@ -154,13 +156,7 @@ def launch(links: str, blocks: int, only: str, scratch: Path) -> dict[str, str]:
     folder = scratch / f"{links}-{blocks}"
     folder.mkdir()
     mine = [sys.executable, "-m", "tests.golden", "--rank", links, str(blocks), str(folder)]
-    environment = {
-        **os.environ,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = os.environ | for_mpirun()
     launcher = Path(sys.executable).parent / links
     if links == "mpirun":
         mine = [str(launcher), "-n", str(blocks), *mine]
