@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from hybrid.data.sampling import epoch_order
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import LEFT_OUT, Metric
 from hybrid.solvers.state import State
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 VALIDATION = 1 << 30
 """Of the permutation that is drawn, one that no epoch takes."""
@@ -100,12 +103,21 @@ class Data(ABC):
     def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:  # noqa: B027
         """Called with the mini-batches that will be asked for, in their order."""
 
-    def subset(self, ids: Tensor) -> Data:
+    def subset(self, ids: Tensor) -> Self:
         """The samples `ids`, int64 (M,); ValueError where they cannot be had apart."""
         raise ValueError(
             f"no samples of a {type(self).__name__} can be held out: give a validation set of its "
             "own"
         )
+
+    def take(self, limit: int) -> Self:
+        """The first `limit` samples; ValueError unless 1 <= limit <= N."""
+        if not 1 <= limit <= len(self):
+            raise ValueError(
+                f"limit is {limit} but the data set has {len(self)} samples: "
+                f"choose a limit from 1 to {len(self)}"
+            )
+        return self.subset(torch.arange(limit))
 
     def only(self, images: bool, labels: bool) -> Data:
         """The data set for a rank that asks for inputs, for targets, for both or for neither."""
@@ -118,14 +130,14 @@ class Data(ABC):
         return numbered(self.order.of_epoch(0, 0), len(self))
 
     def keep(self, samples: int) -> None:  # noqa: B027
-        """Called with how far behind the newest sample others may be asked for again."""
+        """Set how many recent samples must stay cached."""
 
     def fingerprint(self) -> str:
-        """Of the samples, where ranks might have others; empty: they are not compared so."""
+        """A hash of the samples that ranks compare; empty: they compare `some`."""
         return ""
 
     def some(self, one: int | None = None) -> list[Any]:
-        """A few samples as they are, or that of them, read anew, where ranks might have others."""
+        """A few samples, or one of them, read anew for a comparison between ranks."""
         return []
 
     def state(self) -> State:
@@ -179,25 +191,24 @@ def hold_out(train: Data, share: float, seed: int) -> tuple[Data, Data]:
             f"{count - held} to train on: choose a share from {least:.2g} to {1 - least:.2g}"
         )
     order = epoch_order(seed, 0, count, VALIDATION)
-    parts = (train.subset(ids.sort().values) for ids in (order[held:], order[:held]))
-    trained, validated = parts
+    training, validation = (train.subset(ids.sort().values) for ids in (order[held:], order[:held]))
     train.close()  # its workers have read a sample
-    return trained, validated
+    return training, validation
 
 
 def digest(value: Any) -> str:
     """A hash of the numbers that a value holds, with their types and shapes."""
-    found = blake2b(digest_size=16)
+    total = blake2b(digest_size=16)
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
-            found.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+            total.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
             leaf = np.asarray(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
-        found.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
-    return found.hexdigest()
+        total.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
+    return total.hexdigest()
 
 
 def spread(count: int, most: int = 8) -> Tensor:
-    """Numbers of some of so many samples, the first and the last among them."""
+    """Evenly spaced numbers below `count`, the first and the last among them."""
     return torch.linspace(0, count - 1, min(count, most)).round().long()
 
 
@@ -273,21 +284,9 @@ class Dataset(Data):
         return images, torch.zeros(count, dtype=torch.int64)
 
     def fingerprint(self) -> str:
-        return self.digest or self._digest()
+        return self.digest or digest((self.images[spread(len(self), 64)], self.labels))
 
-    def _digest(self) -> str:
-        return digest((self.images[spread(len(self), 64)], self.labels))
-
-    def take(self, limit: int) -> Dataset:
-        """The first `limit` samples; raises ValueError unless 1 <= limit <= N."""
-        if not 1 <= limit <= len(self):
-            raise ValueError(
-                f"limit is {limit} but the data set has {len(self)} samples: "
-                f"choose a limit from 1 to {len(self)}"
-            )
-        return replace(self, images=self.images[:limit], labels=self.labels[:limit], digest="")
-
-    def subset(self, ids: Tensor) -> Dataset:
+    def subset(self, ids: Tensor) -> Self:
         return replace(self, images=self.images[ids], labels=self.labels[ids], digest="")
 
     def only(self, images: bool, labels: bool) -> Dataset:
@@ -297,7 +296,7 @@ class Dataset(Data):
         """
         return replace(
             self,
-            digest=self.digest or self._digest(),
+            digest=self.fingerprint(),
             images=self.images if images else self.images.new_zeros(()).expand_as(self.images),
             labels=self.labels if labels else self.labels.new_zeros(()).expand_as(self.labels),
         )

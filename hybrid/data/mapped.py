@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from hybrid.data.items import Items, collate_numbers
 from hybrid.data.reader import Key, Reader, Workers, to_tensors
 from hybrid.data.sampling import restored_generators, seed_generators
 from hybrid.errors import refused
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Mapped(Items):
@@ -69,8 +72,8 @@ class Mapped(Items):
     def __len__(self) -> int:
         return self._count
 
-    def subset(self, ids: Tensor) -> Mapped:
-        part = Mapped(
+    def subset(self, ids: Tensor) -> Self:
+        part = type(self)(
             Subset(self.dataset, ids.tolist()),
             collate=self._collate,
             workers=self._workers,

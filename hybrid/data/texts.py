@@ -9,7 +9,7 @@ from hashlib import blake2b
 from math import log
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from hybrid.files import naming, opened
 from hybrid.registries import LONGEST_TEXT
 from hybrid.solvers.metrics import right_answers
 from hybrid.solvers.state import State
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 BYTES = 256
 RUN_FILES = {"config.toml", "metrics.jsonl"}
@@ -81,16 +84,7 @@ class Texts(Data):
         zeros = torch.zeros(count, self.length, dtype=torch.int64)
         return zeros, zeros.clone()
 
-    def take(self, limit: int) -> Texts:
-        """The first `limit` windows; raises ValueError unless 1 <= limit <= N."""
-        if not 1 <= limit <= len(self):
-            raise ValueError(
-                f"limit is {limit} but the text has {len(self)} windows of {self.length} bytes: "
-                f"choose a limit from 1 to {len(self)}"
-            )
-        return self.subset(torch.arange(limit))
-
-    def subset(self, ids: Tensor) -> Texts:
+    def subset(self, ids: Tensor) -> Self:
         return replace(self, starts=self.starts[ids])
 
     def only(self, images: bool, labels: bool) -> Texts:

@@ -11,7 +11,7 @@ from torch import nn
 from trainings import assert_same
 
 from hybrid import split, without_weights
-from hybrid.networks.local_init import lay_zeros, read_weights
+from hybrid.networks.local_init import read_weights
 from hybrid.weights import INDEX, Weights, find_names, write
 
 
@@ -178,15 +178,6 @@ def test_what_is_no_safetensors_file_or_folder_is_refused(tmp_path):
     assert "gone: there is no such file" in refusal(Weights, tmp_path)
     index.write_text(json.dumps({"weight_map": {"z": "a.safetensors"}}))
     assert "1 tensors that it lists, 'z' first, are not in its files" in refusal(Weights, tmp_path)
-
-
-def test_what_has_no_numbers_is_named():
-    with torch.device("meta"):
-        model = Base()
-    assert "'count' of Base is on the meta device" in refusal(split, model.eval(), 1)
-    said = refusal(lay_zeros, model)
-    assert "the buffer 'table' of Base is on the meta device" in said
-    assert "hybrid.without_weights()" in said
 
 
 @pytest.mark.parametrize("most", [10**6, 1], ids=["one file", "shards"])

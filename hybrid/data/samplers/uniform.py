@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hybrid.data.dataset import Data, Order
+from hybrid.data.dataset import Data
 from hybrid.data.samplers.base import Choice, Sampler
 from hybrid.data.sampling import epoch_order
 
-_order = lru_cache(maxsize=2)(epoch_order)
+_permutation = lru_cache(maxsize=2)(epoch_order)
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,24 @@ class Uniform(Sampler):
     keeps_order = True
 
     def start(self, data: Data, seed: int) -> Choice:
-        if data.streamed:
-            return AsTheyCome(data, seed)
-        return Permutations(data, seed) if data.order is None else OfData(data, seed, data.order)
+        return AsTheyCome(data, seed) if data.streamed else Permutations(data, seed)
 
 
 class Permutations(Choice):
-    """A permutation for each epoch."""
+    """A permutation for each epoch, or the order that a DataLoader's sampler gives."""
 
     repeats = False
 
+    def _order(self, epoch: int) -> Tensor:
+        if self.data.order is not None:
+            return self.data.order.of_epoch(self.seed, epoch)
+        return _permutation(self.seed, epoch, self.count)
+
     def choose(self, epoch: int, first: int, count: int) -> Tensor:
-        return _order(self.seed, epoch, self.count)[first : first + count]
+        return self._order(epoch)[first : first + count]
+
+    def batches(self, batch_size: int) -> int:
+        return len(self._order(0)) // batch_size
 
 
 class AsTheyCome(Choice):
@@ -48,17 +54,3 @@ class AsTheyCome(Choice):
 
     def choose(self, epoch: int, first: int, count: int) -> Tensor:
         return torch.arange(first, first + count)
-
-
-class OfData(Choice):
-    """The order that a DataLoader's sampler gives in each epoch."""
-
-    def __init__(self, data: Data, seed: int, order: Order) -> None:
-        super().__init__(data, seed)
-        self.order = order
-
-    def choose(self, epoch: int, first: int, count: int) -> Tensor:
-        return self.order.of_epoch(self.seed, epoch)[first : first + count]
-
-    def batches(self, batch_size: int) -> int:
-        return len(self.order.of_epoch(self.seed, 0)) // batch_size

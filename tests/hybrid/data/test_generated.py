@@ -39,12 +39,3 @@ def test_the_constants_normalize_the_training_images(halves, name):
     batch = train.batch(torch.arange(min(len(train), 5000)), 0, 0)
     assert float(batch.mean((0, 2, 3)).abs().max()) < 0.02
     assert float((batch.std((0, 2, 3)) - 1).abs().max()) < 0.02
-
-
-@pytest.mark.parametrize(("name", "accuracy"), [("digits", 0.85), ("synthetic", 0.95)])
-def test_the_nearest_class_mean_predicts_the_test_half(halves, name, accuracy):
-    train, test = (half.take(min(len(half), 2000)) for half in halves[name])
-    images = train.images.float().flatten(1)
-    means = torch.stack([images[train.labels == label].mean(0) for label in range(10)])
-    nearest = torch.cdist(test.images.float().flatten(1), means).argmin(1)
-    assert float((nearest == test.labels).float().mean()) > accuracy

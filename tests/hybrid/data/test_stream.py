@@ -85,17 +85,6 @@ def test_batches_of_another_size_are_cut_anew():
     assert torch.equal(data.targets(ids(8)), Y[8:16])
 
 
-def test_batches_of_a_mini_batch_pass_as_they_are():
-    class Padded:
-        def __iter__(self):
-            for width in (3, 5):
-                yield torch.ones(4, width), torch.zeros(4, dtype=torch.int64)
-
-    data = Stream(Padded(), 8, batched=True)
-    assert [data.batch(ids(first, 4), 0, 0).shape[1] for first in (0, 4)] == [3, 5]
-    assert "let them have the size of a mini-batch" in refusal(data.batch, ids(2, 4), 0, 0)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_equals_one_that_was_not_interrupted(kind, tmp_path):
     how = {"blocks": 2, "settings": {"report_every": 2}}

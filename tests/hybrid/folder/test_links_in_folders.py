@@ -78,14 +78,6 @@ def test_what_is_no_trace_is_named_before_training_goes_on(
     assert f"{file} is not a regular file and is not replaced: remove it" in err
 
 
-def test_traces_are_not_read_through_a_link(hybrid, run_folder) -> None:
-    (run_folder / "traces").rename(run_folder.with_name("theirs"))
-    (run_folder / "traces").symlink_to(run_folder.with_name("theirs"))
-    assert hybrid("report", run_folder)[0] == 0
-    assert not (run_folder / "trace.json").exists()
-    assert "trace.json" not in (run_folder / "report" / "index.html").read_text()
-
-
 def test_the_run_folder_itself_may_be_a_link(hybrid, tmp_path) -> None:
     (tmp_path / "scratch").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "scratch")

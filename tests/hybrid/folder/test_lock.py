@@ -150,18 +150,3 @@ def test_what_is_no_lock_is_named_and_left_alone(kind: str, tmp_path) -> None:
         Lock(tmp_path)
     assert "\n" not in str(error.value)
     assert theirs.read_text() == "theirs"
-
-
-def test_a_folder_made_for_a_run_that_wrote_nothing_goes_with_it(tmp_path) -> None:
-    folder = tmp_path / "a" / "b"
-    Lock(folder).release()
-    assert list(tmp_path.iterdir()) == []
-    owner = Lock(folder)
-    (folder / "config.toml").touch()
-    owner.release()
-    assert (folder / "config.toml").exists()
-    owner = Lock(folder)
-    folder.rename(tmp_path / "elsewhere")
-    folder.mkdir()  # it is another run's
-    owner.release()
-    assert folder.is_dir()

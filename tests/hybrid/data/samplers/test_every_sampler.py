@@ -139,22 +139,6 @@ def test_resumed_is_uninterrupted(
     assert_same(train(few, solver, run, blocks=blocks, resume=True, **settings), expected)
 
 
-def test_tensors_of_a_checkpoint_are_checked(sampler, few):
-    made = BatchSampler(sampler, few[0], 0, 8)
-    for number in range(3):
-        made.ids(0, [number])
-        made.take_losses([[torch.ones(8)]])
-    block = made.state().block
-    BatchSampler(sampler, few[0], 0, 8).load_state(State(block=block))
-    for name, tensor in block.items():
-        other = tensor.double() if tensor.dtype != torch.float64 else tensor.float()
-        for wrong in [tensor.unsqueeze(0)] + [other] * (not name.endswith(" losses")):
-            load = BatchSampler(sampler, few[0], 0, 8).load_state
-            said = refusal(load, State(block=block | {name: wrong}))
-            assert said.startswith("the sampler's "), name
-            assert "it must be (" in said
-
-
 @pytest.mark.parametrize("sampler", LEARNING, ids=lambda sampler: sampler.name)
 def test_forged_places_and_samples_are_refused(sampler, few):
     made, count = BatchSampler(sampler, few[0], 0, 8), len(few[0])

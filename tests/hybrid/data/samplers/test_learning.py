@@ -1,7 +1,6 @@
 """Samplers that learn: what they accept, when they know a loss, and where they are refused."""
 
 from dataclasses import dataclass
-from math import sqrt
 from typing import ClassVar
 
 import pytest
@@ -25,7 +24,6 @@ from hybrid.solvers import (
     LocalUpdates,
     Penalty,
 )
-from hybrid.solvers.objective import Objective
 
 
 @pytest.fixture(scope="module")
@@ -134,26 +132,6 @@ def test_rejected_candidates_are_replaced_by_the_next(count, size, gamma, seed):
         assert choice.epoch_statistics()["accepted"] == pytest.approx(len(found) / looked)
 
 
-def test_the_rate_of_acceptance_is_its_expectation():
-    """Within four deviations of a binomial distribution; the seeds are fixed."""
-    data, n = pictures(20_000), 20_000
-    half = AutoAssist(gamma=0.4).start(data, 0)  # an assistant that has learned nothing
-    half.choose(0, 0, n)
-    expected = 0.4 + 0.6 / 2
-    found = half.epoch_statistics()
-    deviation = sqrt(expected * (1 - expected) / found["candidates"])
-    assert abs(found["accepted"] - expected) < 4 * deviation
-    for beta in (1.0, 3.0):
-        by_loss = SelectiveBackprop(beta=beta, history=n).start(data, 0)
-        losses = torch.rand(n, generator=torch.Generator().manual_seed(1))
-        by_loss.learn(torch.arange(n), losses)
-        by_loss.choose(0, 0, 2000)
-        found = by_loss.epoch_statistics()
-        expected = 1 / (1 + beta)  # the mean of a uniform number to the power beta
-        deviation = sqrt(expected * (1 - expected) / found["candidates"])
-        assert abs(found["accepted"] - expected) < 4 * deviation
-
-
 def test_the_assistant_descends_on_the_logistic_loss():
     data, gamma = pictures(64, 4), 0.25
     sampler = AutoAssist(gamma=gamma, lr=0.3, decay=0.05)
@@ -190,20 +168,6 @@ def test_percentiles_are_those_of_the_last_losses(losses, history):
     for i, loss in enumerate(losses):
         assert found[i] == pytest.approx((sum(x <= loss for x in among) / len(among)) ** 2)
     assert found[-1] == 1  # of a sample without a loss
-
-
-def test_losses_of_samples_are_those_of_the_loss():
-    out, targets = (
-        torch.randn(6, 3, 2, generator=torch.Generator().manual_seed(0)),
-        torch.ones(6, 2),
-    )
-    out.requires_grad_()
-    found = Objective(each=True)(out, targets.long()).each
-    expected = nn.functional.cross_entropy(out, targets.long(), reduction="none").mean(1)
-    assert torch.equal(found, expected)
-    assert not found.requires_grad
-    rows = Objective(lambda out, y: (out - y[:, None]).pow(2).mean((1, 2)), {}, each=True)
-    assert rows(out, targets).each.shape == (6,)
 
 
 def test_losses_that_do_not_come_are_one_line(few):
