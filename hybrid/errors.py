@@ -127,14 +127,14 @@ def code_line(error: BaseException, called_back: bool = False) -> str:
 
     `called_back`: this package is called by that frame, and is passed over.
     """
-    found = ""
+    where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if module in OWN:
-            found = found if called_back else ""
+            where = where if called_back else ""
         elif module not in _LIBRARIES:
-            found = f"{Path(frame.f_code.co_filename).name}, line {line}"
-    return found
+            where = f"{Path(frame.f_code.co_filename).name}, line {line}"
+    return where
 
 
 def calling_line() -> str:

@@ -41,16 +41,10 @@ class Weights:
         for file in sorted(files):
             with _opened(file) as tensors:
                 for name in tensors.keys():  # noqa: SIM118
-                    if listed is not None and listed.get(name, file.name) != file.name:
-                        continue  # the index names another file
-                    if name in self.files:
-                        raise ValueError(
-                            f"weights {index}: {name!r} is in {self.files[name].name} and in "
-                            f"{file.name}, and the index names neither: copy the folder anew"
-                        )
-                    found = tensors.get_slice(name)
-                    self.files[name], self.formats[name] = file, found.get_dtype()
-                    self.shapes[name] = tuple(found.get_shape())
+                    if listed is None or listed.get(name) == file.name:
+                        content = tensors.get_slice(name)
+                        self.files[name], self.formats[name] = file, content.get_dtype()
+                        self.shapes[name] = tuple(content.get_shape())
         missing = [name for name in listed or () if name not in self.files]
         if missing:
             raise ValueError(
@@ -63,9 +57,9 @@ class Weights:
         by_file: dict[Path, list[str]] = {}
         for name in names:
             by_file.setdefault(self.files[name], []).append(name)
-        for file, some in by_file.items():
+        for file, names_in_file in by_file.items():
             with _opened(file) as tensors:
-                for name in some:
+                for name in names_in_file:
                     yield name, tensors.get_tensor(name)
 
     def _find(self) -> Path:
@@ -76,13 +70,13 @@ class Weights:
             if (self.path / name).is_file():
                 return self.path / name
         for pattern in ("*.safetensors.index.json", "*.safetensors"):
-            found = sorted(self.path.glob(pattern))
-            if len(found) == 1:
-                return found[0]
-            if found:
+            files = sorted(self.path.glob(pattern))
+            if len(files) == 1:
+                return files[0]
+            if files:
                 raise ValueError(
-                    f"weights {self.path}: it has {len(found)} files {pattern}: name one of them "
-                    f"({found[0].name}, ...)"
+                    f"weights {self.path}: it has {len(files)} files {pattern}: name one of them "
+                    f"({files[0].name}, ...)"
                 )
         pickled = [name for name in _OTHERS if (self.path / name).exists()]
         how = f"{pickled[0]}, which is code, and no" if pickled else "no"
@@ -106,19 +100,19 @@ def find_names(weights: Weights, model: nn.Module) -> dict[str, str]:
         tied.setdefault(id(x), []).append(name)
     same = {name: names for names in tied.values() for name in names}
 
-    def known_as(name: str) -> str | None:
+    def stored_name(name: str) -> str | None:
         others = (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}."))
         return next((each for each in others if each in weights.files), None)
 
-    found = {name: other for name in state if (other := known_as(name)) is not None}
-    missing = [n for n in state if not any(each in found for each in same.get(n, [n]))]
+    stored = {name: other for name in state if (other := stored_name(name)) is not None}
+    missing = [n for n in state if not any(each in stored for each in same.get(n, [n]))]
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     is_base = bool(prefix) and not hasattr(model, prefix)
-    of_base = is_base and any(other != name for name, other in found.items())
-    computed = {known_as(name) for name, _ in model.named_buffers()}
+    of_base = is_base and any(other != name for name, other in stored.items())
+    computed = {stored_name(name) for name, _ in model.named_buffers()}
     strange = [
         name
-        for name in weights.files.keys() - {*found.values()} - computed
+        for name in weights.files.keys() - {*stored.values()} - computed
         if not (of_base and not name.startswith(f"{prefix}."))  # a head, which the base has not
         and not any(re.search(pattern, name) for pattern in ignored)
     ]
@@ -132,7 +126,7 @@ def find_names(weights: Weights, model: nn.Module) -> dict[str, str]:
             f"weights {weights.path}: not those of {kind}: it {' and '.join(parts)}; give those of "
             "this very class, which its from_pretrained and save_pretrained make of others"
         )
-    for name, other in found.items():
+    for name, other in stored.items():
         if weights.shapes[other] != tuple(state[name].shape):
             raise ValueError(
                 f"weights {weights.path}: {other!r} has shape {weights.shapes[other]}, and in "
@@ -145,15 +139,15 @@ def find_names(weights: Weights, model: nn.Module) -> dict[str, str]:
                 "quantized, as floating-point numbers"
             )
     for names in tied.values():
-        stored = [*dict.fromkeys(found[name] for name in names if name in found)]
-        for one, other in pairwise(stored):
+        copies = [*dict.fromkeys(stored[name] for name in names if name in stored)]
+        for one, other in pairwise(copies):
             (_, first), (_, second) = weights.read([one, other])
             if not torch.equal(first, second):
                 raise ValueError(
                     f"weights {weights.path}: {one!r} and {other!r} have unlike values, and are "
                     f"one weight of {kind}: untie them in its configuration, or leave one out"
                 )
-    return found
+    return stored
 
 
 def _kind(number_format: str) -> str:

@@ -88,8 +88,8 @@ class Items(Data):
                 "whose key names the label that the network takes"
             )
         elif isinstance(batch, tuple | list) and len(batch) >= 2:
-            *some, last = batch
-            pair = (some[0] if len(some) == 1 else tuple(some), last)
+            *inputs, target = batch
+            pair = (inputs[0] if len(inputs) == 1 else tuple(inputs), target)
         else:
             raise ValueError(
                 f"an item is a {type(batch).__name__}, not (input, target) or a dict: give both, "

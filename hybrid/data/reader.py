@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import signal
 import threading
 from collections import deque
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
@@ -111,9 +111,9 @@ class Reader:
     def announce(self, keys: Sequence[Key]) -> None:
         """Let workers read these batches of an epoch, in turn with other replicas' shares of it."""
         with self._lock:
-            known = {*self._cache, *self._assigned}
+            on_their_way = {*self._cache, *self._assigned}
             same = {k: i for k, i in self._announced.items() if keys and k[:2] == keys[0][:2]}
-            places = same | {key: i for i, key in enumerate(keys) if key not in known}
+            places = same | {key: i for i, key in enumerate(keys) if key not in on_their_way}
             self._announced = dict(sorted(places.items(), key=lambda pair: pair[1]))
 
     def read(self, key: Key) -> Any:
@@ -269,22 +269,14 @@ def end_with_parent() -> None:
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    descriptor: int | None = None
+    watched = [pipe]
     with suppress(OSError, AttributeError):  # Linux before 5.3 has none
-        descriptor = os.pidfd_open(parent.pid or 0)
-    if _is_readable(pipe):  # it had gone before; its number may be another's by now
+        watched.append(os.pidfd_open(parent.pid or 0))
+    if wait(watched[:1], 0):  # it had gone before; its number may be another's by now
         os._exit(1)
-    if descriptor is not None:
-        threading.Thread(target=_end_after, args=(descriptor,), name="parent", daemon=True).start()
 
+    def end_after() -> None:
+        wait(watched)
+        os._exit(1)
 
-def _end_after(descriptor: int) -> None:
-    _is_readable(descriptor, None)
-    os._exit(1)
-
-
-def _is_readable(descriptor: int, milliseconds: int | None = 0) -> bool:
-    """Whether a descriptor becomes readable in that time; None waits for as long as it takes."""
-    poll = select.poll()  # select takes no descriptor above 1023
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(milliseconds))
+    threading.Thread(target=end_after, name="parent", daemon=True).start()

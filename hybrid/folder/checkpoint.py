@@ -218,11 +218,11 @@ def _check_slots(
     model: Mapping[str, Any],
 ) -> None:
     """ValueError unless the slots are those of the optimizer's state of a parameter, `model`."""
-    wanted = {slot for slot, value in model.items() if value is not None}
-    if set(slots) - set(model) or wanted - set(slots):
+    required = {slot for slot, value in model.items() if value is not None}
+    if set(slots) - set(model) or required - set(slots):
         raise ValueError(
             f"{folder} holds {', '.join(sorted(slots))} of {name}, but "
-            f"{type(optimizer).__name__} keeps {', '.join(sorted(wanted))}: resume with the "
+            f"{type(optimizer).__name__} keeps {', '.join(sorted(required))}: resume with the "
             "optimizer of the run"
         )
     for slot, value in slots.items():

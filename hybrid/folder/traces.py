@@ -55,8 +55,8 @@ def write(run: Path, rank: int, spans: Sequence[dict[str, Any]]) -> None:
     folder.mkdir(exist_ok=True)
     file = folder / f"{rank}.json"
     earlier = _spans(file, MOST_SPANS + 1)
-    kept = earlier if len(earlier) <= MOST_SPANS else []
-    write_atomically(file, _text([*kept, *spans]))
+    earlier = earlier if len(earlier) <= MOST_SPANS else []
+    write_atomically(file, _text([*earlier, *spans]))
 
 
 def spans(run: Path) -> list[dict[str, Any]]:

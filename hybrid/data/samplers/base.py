@@ -92,7 +92,7 @@ def check_tensor(
     None in a shape stands for any length.
     """
     fits = tensor.dim() == len(shape) and all(
-        wanted in (None, own) for wanted, own in zip(shape, tensor.shape, strict=True)
+        length in (None, size) for length, size in zip(shape, tensor.shape, strict=True)
     )
     if tensor.dtype != dtype or not fits:
         sizes = ", ".join("any" if size is None else str(size) for size in shape)
@@ -179,10 +179,10 @@ class Accepting(Choice):
             self._extend(first + count - len(self._chosen))
         return self._chosen[first : first + count]
 
-    def _extend(self, wanted: int) -> None:
-        """Look at candidates until so many are accepted, or a permutation has come to its end."""
+    def _extend(self, missing: int) -> None:
+        """Look at as many candidates as samples are missing, of one permutation."""
         order = _order(self.seed, self._epoch, self.count, self._permutation)
-        ids = order[self._next : self._next + wanted]
+        ids = order[self._next : self._next + missing]
         u = uniform(self.seed, self._epoch, ids, _STREAM + self._permutation)
         p = self.probabilities(ids)
         if not bool(p.isfinite().all()):

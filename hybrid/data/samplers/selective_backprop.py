@@ -55,12 +55,12 @@ class _ByLoss(Accepting):
 
     def probabilities(self, ids: Tensor) -> Tensor:
         l = self._losses[ids]  # noqa: E741
-        known = ~l.isnan()
-        self._history = torch.cat([self._history, l[known]])[-self.settings.history :]
+        has_loss = ~l.isnan()
+        self._history = torch.cat([self._history, l[has_loss]])[-self.settings.history :]
         among = self._history.sort().values
-        below = torch.searchsorted(among, l[known], right=True).double()
+        below = torch.searchsorted(among, l[has_loss], right=True).double()
         p = torch.ones(len(ids), dtype=torch.float64)
-        p[known] = (below / max(1, len(among))) ** self.settings.beta
+        p[has_loss] = (below / max(1, len(among))) ** self.settings.beta
         return p
 
     def learn(self, ids: Tensor, losses: Tensor) -> None:
@@ -74,6 +74,6 @@ class _ByLoss(Accepting):
     def load_state(self, state: State) -> None:
         super().load_state(state)
         if "losses" in state.block:
-            own = state.block
-            self._losses = check_tensor("losses", own["losses"], torch.float32, (self.count,))
-            self._history = check_tensor("history", own["history"], torch.float32, (None,))
+            losses, history = state.block["losses"], state.block["history"]
+            self._losses = check_tensor("losses", losses, torch.float32, (self.count,))
+            self._history = check_tensor("history", history, torch.float32, (None,))
