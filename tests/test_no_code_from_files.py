@@ -27,7 +27,7 @@ PICKLED = r"_object(_list)?$"
 IMPORTING = {
     *("hybrid/__init__.py", "solvers/__init__.py"),
     *(
-        "solvers/sync/__init__.py",
+        "hybrid/doctor/checks.py",
         "hybrid/links/__init__.py",
         "hybrid/training/callbacks/services.py",
     ),

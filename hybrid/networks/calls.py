@@ -388,7 +388,8 @@ class Calls:
                 self._numbers.setdefault(call.path, []).append((number, call.begin))
         called, count = {call.path for call in recorder.calls.values()}, len(recorder.calls)
         for number, (path, module) in enumerate(self.network.copy.named_modules(), count):
-            if path not in called and isinstance(module, nn.modules.dropout._DropoutNd):
+            drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+            if drops and path not in called:
                 self._numbers[path] = [(number, recorder.begins(path)[0])]  # of an expert
         self._first = first or ["inputs"]
         """The modules that begin the first unit, the outermost first."""

@@ -175,7 +175,7 @@ MASKED = ("shown_networks:masked", "--inputs")
         ((*MASKED, "a=int64[6],int64[6]"), "name all or none"),
         ((*MASKED, "int46[6]"), "did you mean 'int64'?"),
         ((*MASKED, "float32[99999999,9999999]"), "no such samples"),
-        ((*MASKED, "tokens=int64[6],masc=int64[6]"), "does not take these inputs"),
+        ((*MASKED, "tokens=int64[6],masc=int64[6]"), "unexpected keyword argument 'masc'"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(hybrid, own, asked, reason):

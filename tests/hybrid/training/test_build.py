@@ -81,7 +81,7 @@ def test_a_timetable_that_no_longer_fits_is_dropped_unless_it_is_asked_for(asked
     if asked.keys().isdisjoint({"fill__name", "solver__name"}):
         wanted = [(2, 2), (0, 2)]
         assert list(resumed(**asked, rounds__local_budget=wanted).rounds.local_budget) == wanted
-        found = resumed(file="[rounds]\nwaits = [[2, 2], [0, 2]]", **asked)
+        found = resumed(file="[rounds]\nlocal_budget = [[2, 2], [0, 2]]", **asked)
         assert list(found.rounds.local_budget) == wanted
 
 

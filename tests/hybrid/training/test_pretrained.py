@@ -109,8 +109,11 @@ def test_the_command_trains_evaluates_and_exports_from_a_checkpoint(
     world, hybrid, pretrained, tmp_path
 ):
     folder, expected = pretrained("gpt2")
-    own = [f"--{x}=pretrained_program:{y}" for x, y in (("model", "gpt2"), ("data", "data"))]
-    loss, out = "--loss=pretrained_program:loss", tmp_path / "run"
+    own = [
+        f"--{x}=tests.hybrid.training.pretrained_program:{y}"
+        for x, y in (("model", "gpt2"), ("data", "data"))
+    ]
+    loss, out = "--loss=tests.hybrid.training.pretrained_program:loss", tmp_path / "run"
     words = ("--solver=backprop", "--epochs=1", "--batch-size=4", "--lr=0.05", "--out", out)
     threads = "--set=train.threads=1"
     said = world.hybrid(2, "train", *own, loss, *words, threads, "--weights", folder)

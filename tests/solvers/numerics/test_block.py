@@ -101,19 +101,19 @@ def test_an_overflow_in_another_block_spoils_no_clipped_step(theirs):
 
 
 def test_the_norm_over_a_chain_is_that_of_one_network_though_its_first_block_has_no_gradient():
-    """A message goes up and one down at every cut, and none where there is one block."""
+    """A block alone sends nothing, and one without a gradient an empty message."""
     gradients = [torch.randn(n, dtype=torch.float64) for n in (3, 5, 7)]
     parts = {1: [gradients], 3: [[], gradients[:1], gradients[1:]]}
 
     def program(links):
         norms = gradient_norms(parts[links.size][links.rank], torch.device("cpu"))
-        return total_norm(norms, links), links.traffic.calls
+        return total_norm(norms, links), links.traffic.total_bytes
 
     whole = nn.utils.get_total_norm(gradients)
-    for blocks, calls in {1: [(0, 0)], 3: [(1, 0), (1, 1), (0, 1)]}.items():
+    for blocks in (1, 3):
         found = run_threads(blocks, program)
         assert all(norm.dtype == whole.dtype and torch.equal(norm, whole) for norm, _ in found)
-        assert [(sent["next"], sent["previous"]) for _, sent in found] == calls
+        assert [sent > 0 for _, sent in found] == [False, True, True][:blocks]
 
 
 @pytest.mark.parametrize("kind", ["exact", "local"])
