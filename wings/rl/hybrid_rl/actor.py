@@ -27,8 +27,9 @@ class Actor:
         self.number, self.left, self.right = number, left, right
         self.episodes = Episodes(rl.env, rl.seed, draws.EPISODES, number)
         made = networks.representation()
-        self.phi = None if made is None else made.phi
+        self.phi = torch.nn.Identity() if made is None else made.phi
         self.policy = networks.policy()
+        self.networks = self.phi, self.policy
         self.received = rl.random_rounds
         """The first update whose weights have not come yet."""
         self.waiting: deque[Tensor] = deque()
@@ -41,7 +42,7 @@ class Actor:
         if t - self.rl.lag >= self.rl.random_rounds:
             if not self.waiting:
                 self._receive()
-            fill(self.waiting.popleft(), *self._networks)
+            fill(self.waiting.popleft(), *self.networks)
 
     def drain(self, t: int) -> None:
         """Receive all weights up to those of update t - 1, which later steps will take."""
@@ -55,10 +56,6 @@ class Actor:
         self.waiting.append(weights)
         self.received += 1
 
-    @property
-    def _networks(self) -> list[torch.nn.Module]:
-        return [self.policy] if self.phi is None else [self.phi, self.policy]
-
     @torch.no_grad()
     def act(self, t: int) -> None:
         """Do step t."""
@@ -69,7 +66,7 @@ class Actor:
             action = torch.rand(width, generator=generator) * 2 - 1
         else:
             noise = torch.randn(1, width, generator=generator)
-            action = self.policy(self._features(state.unsqueeze(0)), noise)[0][0]
+            action = self.policy(self.phi(state.unsqueeze(0)), noise)[0][0]
         reward, terminated, next_state, ended = self.episodes.step(action)
         if ended is not None:
             step = (t + 1) * self.rl.actors
@@ -78,33 +75,28 @@ class Actor:
         rows = packed(state, action, reward, terminated, next_state)
         self.left.send(rows if self.right is None else torch.cat([rows, self.right.receive()]))
 
-    def _features(self, states: Tensor) -> Tensor:
-        """z_s, (N, .)."""
-        found: Tensor = states if self.phi is None else self.phi(states)
-        return found
-
     @torch.no_grad()
     def evaluate(self, t: int) -> list[float]:
         """The returns of episodes without noise, by the newest weights that have come."""
-        before = flat(*self._networks)
+        before = flat(*self.networks)
         if self.waiting:
-            fill(self.waiting[-1], *self._networks)
+            fill(self.waiting[-1], *self.networks)
         seeds = self.rl.seed, draws.EVALUATION, t
         tried = [Episodes(self.rl.env, *seeds, i) for i in range(self.rl.episodes)]
         found: dict[int, float] = {}
         while len(found) < len(tried):
             going = [i for i in range(len(tried)) if i not in found]
             states = torch.stack([tried[i].state for i in going])
-            for i, action in zip(going, self.policy.best(self._features(states)), strict=True):
+            for i, action in zip(going, self.policy.best(self.phi(states)), strict=True):
                 *_, ended = tried[i].step(action)
                 if ended is not None:
                     found[i] = ended[0]
-        fill(before, *self._networks)
+        fill(before, *self.networks)
         return [found[i] for i in range(len(tried))]
 
     def tensors(self) -> Tensors:
         """What a checkpoint keeps, once all weights that were under way have come."""
-        own = {"weights": flat(*self._networks)}
+        own = {"weights": flat(*self.networks)}
         if self.waiting:
             own["waiting"] = torch.stack(list(self.waiting))
         return {**own, **{f"episode/{name}": t for name, t in self.episodes.tensors().items()}}
@@ -112,7 +104,7 @@ class Actor:
     def restore(self, tensors: Tensors, t: int) -> None:
         """Go on before step t; ValueError if these are not the tensors of that step."""
         weights = tensors["weights"]
-        fill(weights, *self._networks)
+        fill(weights, *self.networks)
         self.waiting = deque(tensors["waiting"]) if "waiting" in tensors else deque()
         self.received = max(t, self.rl.random_rounds)
         wanted = [weights.shape] * min(self.rl.lag, self.received - self.rl.random_rounds)

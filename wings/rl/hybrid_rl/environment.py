@@ -87,7 +87,7 @@ class Episodes:
         done = (self._middle + self._half * action.numpy()).astype(self.env.action_space.dtype)
         seen, reward, terminated, truncated, _ = self.env.step(done)
         self.actions.append(action)
-        reward = self._rewarded(reward)
+        reward = float(self._numbers("reward", reward, ()))
         self.total += reward
         self.state = state = self._observed(seen)
         ended = None
@@ -96,27 +96,23 @@ class Episodes:
             self._begin(self.episode + 1)
         return reward, bool(terminated), state, ended
 
-    def _observed(self, seen: Any) -> Tensor:
-        """(states,), float32."""
-        shape = self.env.observation_space.shape
-        wanted = f"{shape[0]} finite numbers (float32)"
-        return torch.from_numpy(self._numbers("observation", seen, shape, np.float32, wanted))
-
-    def _rewarded(self, reward: Any) -> float:
-        wanted = "one finite number (float32)"
-        return float(self._numbers("reward", reward, (), np.float64, wanted))
-
-    def _numbers(self, what: str, value: Any, shape: Any, dtype: type, wanted: str) -> Any:
+    def _numbers(self, what: str, value: Any, shape: tuple[int, ...]) -> Any:
         """A value as an array; ValueError unless float32 can hold as many numbers as are wanted."""
         with suppress(ValueError, TypeError, OverflowError), np.errstate(over="ignore"):
-            found = np.array(value, dtype=dtype).reshape(shape)
+            found = np.array(value, dtype=np.float64).reshape(shape)
             if np.isfinite(found.astype(np.float32)).all():
                 return found
         step = f"step {len(self.actions)}" if self.actions else "the beginning"
+        wanted = f"{shape[0]} finite numbers" if shape else "one finite number"
         raise ValueError(
             f"{self.name}: the {what} at {step} of episode {self.episode} is "
-            f"{printable(repr(value), 200)}; it must be {wanted}: correct the environment"
+            f"{printable(repr(value), 200)}; it must be {wanted} (float32): correct the environment"
         )
+
+    def _observed(self, seen: Any) -> Tensor:
+        """(states,), float32."""
+        numbers = self._numbers("observation", seen, self.env.observation_space.shape)
+        return torch.from_numpy(numbers.astype(np.float32))
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps."""

@@ -84,8 +84,11 @@ def check_start(config: RlConfig, ranks: int) -> None:
         raise ValueError(
             f"rl.blocks is {rl.blocks}, and there are {ranks} MPI ranks: leave --blocks out"
         )
-    if max(ranks, rl.blocks) > 2 + rl.actors:
-        raise ValueError(too_many(max(ranks, rl.blocks), rl.actors))
+    if (most := max(ranks, rl.blocks)) > 2 + rl.actors:
+        raise ValueError(
+            f"{most} ranks are more than a representation, a learner and {rl.actors} actor(s) can "
+            f"use: take {2 + rl.actors} ranks, or --actors {most - 2}"
+        )
     check_links(links, ranks)
     acting.check({"links": links}, Facts(ranks=ranks))
 
@@ -118,11 +121,3 @@ def _check(config: RlConfig) -> None:
             f"{max(1, rl.units // rl.layers) * rl.layers}"
         )
     acting.check({"rl": rl, "links": links}, Facts())
-
-
-def too_many(ranks: int, actors: int) -> str:
-    """Why so many ranks cannot run, and what can."""
-    return (
-        f"{ranks} ranks are more than a representation, a learner and {actors} actor(s) can use: "
-        f"take {2 + actors} ranks, or --actors {ranks - 2}"
-    )

@@ -21,7 +21,7 @@ from hybrid_rl import checkpointing
 from hybrid_rl.course import Course
 from hybrid_rl.environment import make, sizes
 from hybrid_rl.parts import Networks
-from hybrid_rl.resolve import to_toml, too_many
+from hybrid_rl.resolve import to_toml
 from hybrid_rl.settings import RlConfig
 
 
@@ -73,8 +73,6 @@ class Run:
         self.returns: list[float] = []
         """Of the newest evaluation."""
         with links.agreement():
-            if links.size > 2 + rl.actors:
-                raise ValueError(too_many(links.size, rl.actors))
             self.course = Course(links, Networks(rl, *sizes(make(rl.env))))
 
     def train(self) -> dict[str, Any]:
