@@ -45,7 +45,7 @@ def numbered(samples: Tensor, count: int) -> Tensor:
 
 
 class Data(ABC):
-    """Samples by number: a pure function of (seed, epoch, number), on every rank that asks.
+    """Samples by number: a pure function of (seed, epoch, number) on every rank.
 
     Number n is sample n mod N of the N there are. Where a sampler takes a sample several times in
     an epoch it asks for n, n + N, n + 2 N, ...: what is drawn for the sample differs each time.
@@ -56,21 +56,21 @@ class Data(ABC):
     answers: Bundle | None = None
     """The structure of the targets, if they are not one tensor."""
     joint: bool = False
-    """Whether a replica's share of a mini-batch is made at once, of which parts are then taken."""
+    """Whether a replica's share of a mini-batch is read at once and then divided."""
     augmented: bool = False
     """Whether augmentation makes other samples in every epoch."""
     streamed: bool = False
-    """Whether samples can be had in their order alone."""
+    """Whether samples can only be read in their order."""
     batch_size: int | None = None
     """Samples of a mini-batch, on all replicas, where a DataLoader says it."""
     others: Sequence[tuple[Any, Any]] = ()
-    """Inputs and targets like those of `sample`, of other lengths that they may have."""
+    """More like `sample`, of other lengths."""
     varies: bool = False
     """Whether samples are known to have several lengths."""
     order: Order | None = None
     """The order of every epoch, where a DataLoader's sampler decides it."""
     metrics: Mapping[str, Metric] | None = None
-    """What is measured where no metrics are asked for; None: the accuracy, of classes."""
+    """The metrics by default; None: the accuracy, of classes."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -97,17 +97,16 @@ class Data(ABC):
         """
 
     def leaves_out(self, target: int) -> bool:
-        """Whether some target may be this one, which the loss leaves out."""
+        """Whether some target may be `target`, which the loss leaves out."""
         return True
 
     def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:  # noqa: B027
-        """Called with the mini-batches that will be asked for, in their order."""
+        """Announce the next mini-batches, in their order."""
 
     def subset(self, ids: Tensor) -> Self:
         """The samples `ids`, int64 (M,); ValueError where they cannot be had apart."""
         raise ValueError(
-            f"no samples of a {type(self).__name__} can be held out: give a validation set of its "
-            "own"
+            f"no samples of a {type(self).__name__} can be held out: give a validation set"
         )
 
     def take(self, limit: int) -> Self:
@@ -141,7 +140,7 @@ class Data(ABC):
         return []
 
     def state(self) -> State:
-        """What a checkpoint keeps to go on reading; empty: nothing."""
+        """Give what a checkpoint keeps of the reading; empty: nothing."""
         return State()
 
     def load_state(self, state: State) -> None:  # noqa: B027
@@ -172,15 +171,10 @@ def hold_out(train: Data, share: float, seed: int) -> tuple[Data, Data]:
     leaves one of the two without samples.
     """
     asked = f"the validation share is {share:g}"
-    if train.streamed:
+    if train.streamed or train.order is not None:
         raise ValueError(
-            f"{asked}, and a stream can only be read in its order: give a validation set of its "
-            "own, or a map-style data set"
-        )
-    if train.order is not None:
-        raise ValueError(
-            f"{asked}, and the DataLoader's sampler chooses among all samples: give a validation "
-            "set of its own, or a DataLoader with shuffle=True"
+            f"{asked}, but a stream, or a DataLoader's sampler, decides the order of all samples: "
+            "give a validation set, or a DataLoader with shuffle=True"
         )
     count = len(train)
     held = round(share * count) if 0 < share < 1 else 0

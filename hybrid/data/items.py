@@ -48,7 +48,7 @@ class Items(Data):
         self.answers = answers and answers.varying(y for _, y in self.others)
 
     def _single_samples(self) -> list[tuple[Any, Any]]:
-        """Some samples by themselves, whose lengths are their own."""
+        """Some samples, each collated by itself, to learn their lengths."""
         return []
 
     @abstractmethod

@@ -53,7 +53,7 @@ def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tupl
     """The training and the test set called `name`, its files fetched first if they are missing.
 
     CIFAR's training images are augmented by crops after padding of 4 and by flips, the others'
-    by nothing. `directory` is as in `fetch`; a positive `limit` keeps the first so many training
+    by nothing. `directory` is as in `fetch`; a positive `limit` keeps as many training
     images. Raises ValueError on an unknown name, a damaged file or a limit out of range,
     FileNotFoundError if the files are not to be had.
     """

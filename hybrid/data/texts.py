@@ -1,4 +1,4 @@
-"""Texts as bytes: what comes next, after so many."""
+"""Texts as bytes: windows, and the byte that follows each of theirs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUN_FILES = {"config.toml", "metrics.jsonl"}
 STRETCH = 1 << 16
 """Bytes that are held out together, less of a short text."""
 ONE_IN = 20
-"""One stretch in so many is held out."""
+"""One stretch of this number is held out."""
 LOOKED_AT = 8192
 """Bytes at a file's beginning among which a zero says that it is no text, as git and grep do."""
 

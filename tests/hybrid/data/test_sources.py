@@ -83,18 +83,6 @@ def test_of_cifar100_the_fine_labels_are_taken(tmp_path):
     assert train.classes == 100
 
 
-def test_the_directory_may_be_a_text_or_of_the_environment(tmp_path, monkeypatch):
-    put(tmp_path / "data", CIFAR10)
-    monkeypatch.chdir(tmp_path)
-    assert len(load("cifar10", "data")[0]) == 20
-    with pytest.raises(FileNotFoundError, match="in elsewhere and cannot be downloaded"):
-        fetch("cifar10", "elsewhere")
-    monkeypatch.setenv("HYBRID_DATA", str(tmp_path / "data"))
-    train, test = load("cifar10", limit=6)
-    assert train.labels.tolist() == [0, 1, 2, 3, 1, 2]
-    assert len(test) == 4
-
-
 def test_without_a_network_the_missing_files_are_named_in_one_line(tmp_path):
     put(tmp_path / "cifar-10-batches-bin", CIFAR10)
     (tmp_path / "cifar-10-batches-bin/data_batch_4.bin").unlink()

@@ -61,13 +61,6 @@ def test_every_window_lies_in_one_half_and_is_followed_by_its_targets(
     assert size - len(places[0] | places[1]) <= 21 * length + size % (size // 20)
 
 
-def test_a_twentieth_is_held_out_all_along_a_long_text(tmp_path):
-    file = written(tmp_path, {"a": b"x" * (40 << 16)}) / "a"
-    train, test = load_text(file, 256)
-    assert len(train) == 19 * len(test)
-    assert {int(start) >> 16 for start in test.starts} == {19, 39}
-
-
 def test_a_folder_is_its_text_files_by_their_paths(tmp_path):
     files = {
         "b.py": b"second" * 30,

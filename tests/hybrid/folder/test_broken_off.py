@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from trainings import assert_same, digits, interrupted, newest, refused, trainer, weights
+from trainings import digits, refused, trainer
 
 from hybrid import Callback
 from hybrid.folder import checkpoint
@@ -84,21 +84,6 @@ def ended(tmp_path_factory) -> Path:
 @pytest.fixture
 def run(ended: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(ended, tmp_path / "run"))
-
-
-def test_a_run_whose_only_checkpoint_has_another_name_goes_on(run, capsys) -> None:
-    expected = weights(run)
-    interrupted(run, after=1)
-    for left in checkpoint.complete(run / "checkpoints")[:-1]:
-        shutil.rmtree(left)
-    last = newest(run)
-    last.rename(last.with_name(f".{last.name}.beef.partial"))
-    made = trainer(Backprop(), run, model="plain", resume=True)
-    made.options.quiet = False
-    made.fit(*digits(4))
-    said = f"{last} was whole under another name, .{last.name}.beef.partial"
-    assert said in capsys.readouterr().out
-    assert_same(weights(run), expected)
 
 
 @pytest.mark.parametrize("fault", ["cut off", "no manifest", "a file less"])

@@ -56,9 +56,9 @@ def weighted():
         (
             lambda: Stream(list(zip(X, Y, strict=True)), 40),
             0.1,
-            "a stream can only be read in its order",
+            "decides the order of all samples",
         ),
-        (weighted, 0.1, "the DataLoader's sampler chooses among all samples"),
+        (weighted, 0.1, "give a validation set, or a DataLoader with shuffle=True"),
         (
             KINDS["images"],
             0.01,
