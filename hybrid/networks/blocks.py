@@ -142,25 +142,26 @@ class Blocks:
         return replace(self, units=units, starts=starts, costs=costs, modes=modes)
 
     def _bundles(self, inputs: Any) -> dict[int, Bundle | None]:
-        """How what goes into units is packed; without those into which nothing goes packed."""
+        """Bundles of the units' inputs, by unit; one of a single tensor may be missing."""
         values, bundles = self._values(inputs, 2), dict[int, Bundle | None]()
         others: list[Any] = []
         for i, (unit, value) in enumerate(zip(self.units, values, strict=True)):
             where = f"what goes into {unit.name}" if i else "an input"
             fixed = i == 0 or i in self.starts or isinstance(unit, CallUnit)
             try:
-                made = None if isinstance(value, Tensor) and i == 0 else Bundle.of(value, 2, where)
-                if made is not None and not isinstance(unit, CallUnit):
+                single = isinstance(value, Tensor) and i == 0
+                bundle = None if single else Bundle.of(value, 2, where)
+                if bundle is not None and not isinstance(unit, CallUnit):
                     others = others or self._values(inputs, 3)
                     Bundle.of(others[i], 3, where)  # one of two recurrent layers is no row
-                bundles[i] = made
+                bundles[i] = bundle
             except ValueError:
                 if fixed:
                     raise
         return bundles
 
     def _values(self, inputs: Any, rows: int) -> list[Any]:
-        """What goes into each unit in evaluation, for so many of the inputs."""
+        """The inputs of each unit in evaluation mode, for `rows` rows of the network's."""
         ids = torch.arange(rows)
         value: Any = tree_map(lambda x: x[ids % (len(x) or 1)].to(self._device), inputs)
         values: list[Any] = []
@@ -272,12 +273,12 @@ class Blocks:
 
     @property
     def ties(self) -> dict[tuple[int, ...], list[list[str]]]:
-        """Parameters that several blocks have copies of: by these blocks, all names of each."""
+        """Tied parameters by the blocks that have copies: all names of each."""
         return next((calls.tied(self.starts) for calls in self._calls), {})
 
     @property
     def _calls(self) -> list[Calls]:
-        """Of a network that is cut between calls, all that is known of it; else nothing."""
+        """The recorded calls of a network that is cut between calls; empty for any other."""
         known = {id(u.calls): u.calls for u in self.units if isinstance(u, CallUnit)}
         return [calls for calls in known.values() if calls is not None]
 
@@ -293,7 +294,7 @@ class Blocks:
 
 
 def _run_unit(unit: Unit, value: Any, begins: bool) -> Any:
-    """The outputs of a unit for its inputs; `begins`: these are the network's own."""
+    """Run a unit; `begins`: its inputs are the network's."""
     for i, part in enumerate(unit.parts.values()):
         value = call_network(part, value) if begins and i == 0 else part(value)
     return value

@@ -1,4 +1,4 @@
-"""Any module as a chain of units: its own forward, cut before calls of modules within it."""
+"""Any module as a chain of units: its forward, cut before calls of modules inside it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CallUnit(Unit):
 
 
 class Calls:
-    """Two watched passes of a module over a few samples, and where it may be cut.
+    """Records two passes of a module over a few samples, and finds where it may be cut.
 
     A cut lies before a call of a module with parameters. Modules without a list of modules inside
     stay whole, unless one of `cuts` is in them. What crosses are tensors that depend on parameters
@@ -107,13 +107,13 @@ class Calls:
             if any(time < one.time for time, _ in reads):
                 place = (
                     f"the code around it reads numbers of a tensor ({min(reads)[1]}) before, on "
-                    "which its calls may depend: move that code into a module of its own, or cut "
+                    "which its calls may depend: move that code into a separate module, or cut "
                     "outside of it"
                 )
             if buffer := next((changed[path] for path in one.around if path in changed), None):
                 place = (
                     f"the forward writes to the buffer {buffer!r}: move that code into the forward "
-                    "of a module of its own, which has the buffer"
+                    "of a separate module, which has the buffer"
                 )
             if isinstance(place, str):
                 self._note_fault(one, place)
@@ -131,7 +131,7 @@ class Calls:
     def _settle(
         self, inputs: Any, passes: Sequence[PassRecorder], interfaces: list[StageInterface]
     ) -> None:
-        """Settle where the network is cut into units, and whose the tensors are."""
+        """Decide where the network is cut into units, and which unit has each tensor."""
         training, evaluation = passes
         self._stages.clear()
         self.interfaces = interfaces
@@ -359,10 +359,10 @@ class Calls:
                     )
                     for i in range(len(self.interfaces))
                 }
-                faults = {i: found for i, (found, _) in alone.items() if found}
+                faults = {i: fault for i, (fault, _) in alone.items() if fault}
                 faults = faults or dict.fromkeys(alone, fault)
-            for i, found in faults.items():
-                self._note_fault(self.interfaces[i], found)
+            for i, fault in faults.items():
+                self._note_fault(self.interfaces[i], fault)
             left = [each for i, each in enumerate(self.interfaces) if i not in faults]
             self._settle(inputs, passes, left)
 

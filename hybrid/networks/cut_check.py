@@ -37,28 +37,28 @@ class CutCheck:
             self.expected = None
 
     def fault(self, stages: Sequence[nn.Module]) -> tuple[str, int | None]:
-        """What is wrong with a network's stages, or "", and in which one's forward that shows."""
+        """What is wrong with a network's stages, or "", and the index of the stage that fails."""
         links: list[tuple[Any, Any]] = []
         try:
-            found = self._pass(lambda: self._run(stages, links))
+            outputs = self._pass(lambda: self._run(stages, links))
         except Exception as error:  # whatever code does without numbers
             index = len(links) if len(links) < len(stages) else None
             reason = ": ".join(filter(None, (code_line(error, True), one_line(error)[:160])))
             return (
                 f"its forward needs what only a part of it computes ({reason}); move that code "
-                "into a module of its own, or cut elsewhere"
+                "into a separate module, or cut elsewhere"
             ), index
-        if self.expected is None or _are_near(found, self.expected):
+        if self.expected is None or _are_near(outputs, self.expected):
             return "", None
         return (
-            "its parts give other numbers or gradients than its own forward, as beside a "
+            "its parts give other numbers or gradients than its forward, as beside a "
             "torch.autograd.Function, a checkpoint with use_reentrant=True, or code that takes a "
-            "gradient or that torch cannot watch: move that code into a module of its own, or cut "
+            "gradient or that torch cannot watch: move that code into a separate module, or cut "
             "elsewhere"
         ), None
 
     def _pass(self, run: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """The outputs that a function gives, and gradients of parameters after that."""
+        """The outputs of a pass, then the gradients of the parameters."""
         with (
             mode(self.network, False),
             torch.enable_grad(),
@@ -125,13 +125,13 @@ def _gradients(model: nn.Module) -> Iterator[list[nn.Parameter]]:
             p.grad = gradient
 
 
-def _are_near(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+def _are_near(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """Whether tensors are the same but for rounding, as far as they are numbers."""
     sizes = [float(y.abs().max()) if y.numel() else 0.0 for y in expected]
     if not all(map(isfinite, sizes)):
         return True  # such as weights that stand for those of another rank
     bounds = (NEAR * size + FLOOR * max(sizes) for size in sizes)
-    return len(found) == len(expected) and all(
+    return len(outputs) == len(expected) and all(
         x.shape == y.shape and (not y.numel() or float((x - y).abs().max()) <= bound)
-        for x, y, bound in zip(found, expected, bounds, strict=True)
+        for x, y, bound in zip(outputs, expected, bounds, strict=True)
     )

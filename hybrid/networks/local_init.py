@@ -33,7 +33,7 @@ from hybrid.solvers.numerics.draws import DispatchMode
 from hybrid.weights import Weights, find_names
 
 LARGE = 2**16
-"""Bytes from which a parameter of another block is not kept; all that is smaller is."""
+"""Bytes from which a parameter of another block is freed."""
 Cut = Callable[..., Blocks]
 """(network, cuts=None) -> the network cut there, or of itself."""
 
@@ -125,7 +125,7 @@ def free_remote(blocks: Blocks, index: int) -> None:
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Within it this thread makes modules whose parameters have no memory, and no numbers.
+    """A context in which this thread makes modules without memory for their parameters.
 
     They lie on torch's meta device, but buffers are computed: what a constructor makes on the meta
     device is made on the CPU, and loses its memory when it becomes a parameter.
@@ -153,7 +153,7 @@ class PendingWeights:
     names: Mapping[str, str]
     """Names in the network -> in the file."""
     waiting: set[str]
-    """Those in the network of what has not been read."""
+    """Names in the network of tensors that have not been read."""
 
 
 def find_pending_weights(model: nn.Module, weights: str | Path | None) -> PendingWeights | None:
@@ -203,7 +203,7 @@ def lay_under(model: nn.Module, memory: Callable[[Tensor], Tensor]) -> None:
 def read_weights(blocks: Blocks, local: Collection[int]) -> None:
     """Read those weights of these blocks that have not been read, in the network's number formats.
 
-    What is read has memory of its own.
+    Tensors that are read have separate memory.
     """
     pending = blocks.pending
     if pending is None:
@@ -230,7 +230,7 @@ def read_weights(blocks: Blocks, local: Collection[int]) -> None:
 
 
 class _OnCPU(TorchFunctionMode):
-    """Makes on the CPU what is to be made on torch's meta device."""
+    """Makes tensors on the CPU that were asked for on torch's meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -320,7 +320,7 @@ class _Allocations(DispatchMode):
 def _divide_without_weights(
     make: Callable[[], nn.Module], cut: Cut, cuts: list[str] | None
 ) -> Division | None:
-    """The division, made on weights without memory; None where the network needs them."""
+    """Divide a network without memory for its weights; None where it needs them."""
     try:
         built = _Allocations({})
         with torch.device("meta"), built:

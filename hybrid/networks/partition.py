@@ -1,4 +1,4 @@
-"""A model cut into blocks: evenly, by counted operations, by measured time, or by given cuts."""
+"""Cuts a model into blocks: evenly, by counted operations, by measured time, or by the user."""
 
 from __future__ import annotations
 

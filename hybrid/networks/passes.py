@@ -1,4 +1,4 @@
-"""A pass through a network by the network's own code, watched call by call."""
+"""A pass through a network by its code, watched call by call."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from hybrid.errors import one_line
 from hybrid.networks.remote_tensor import RemoteTensor
 
 OUTPUT, INPUT = -1, -2
-"""The operations of a `TensorKey` of what a call gives, and of one of the network's inputs."""
+"""The `operation` of a `TensorKey` of a call's output, and of an input of the network."""
 CallId = tuple[tuple[str, int], ...]
 """A call of a module within a pass: from the outermost one on, the path of each module that is
 called, and how often the call around it has called it before. () is the call of the network."""
 
 
 class TensorKey(NamedTuple):
-    """How a tensor comes to be, the same in every pass, whatever the samples and the cuts."""
+    """Identifies a tensor in every pass, whatever the samples and the cuts are."""
 
     call: CallId
-    """The call that gives it, or in whose own code an operation does."""
+    """The call that returns it, or whose code computes it by an operation."""
     operation: int
     """The number of that operation, or `OUTPUT` or `INPUT`."""
     leaf: int
-    """Which of the tensors that come together."""
+    """Its place among the tensors that the call or the operation gives."""
 
 
 @dataclass
@@ -47,11 +47,11 @@ class ModuleCall:
     begin: int = 0
     end: float = inf
     operations: int = 0
-    """Operations so far in its own code of which an argument depends on parameters or samples."""
+    """Operations of its code so far that depend on parameters or samples."""
     calls: Counter[str] = field(default_factory=Counter)
-    """How often its own code has called each module so far, by path."""
+    """How often its code has called each module so far, by path."""
     outputs: tuple[list[Any], TreeSpec] | None = None
-    """What it gives, as tensors on the meta device, if all depends on parameters or samples."""
+    """Its outputs on the meta device, if all of them depend on parameters or samples."""
 
     @property
     def path(self) -> str:
@@ -59,7 +59,7 @@ class ModuleCall:
         return self.id[-1][0] if self.id else ""
 
     def child(self, path: str) -> CallId:
-        """The next call of a module in its own code."""
+        """The next call of a module in its code."""
         return (*self.id, (path, self.calls[path]))
 
 
@@ -108,7 +108,7 @@ def _fault(module: nn.Module) -> str:
         return "is a lazy module without parameters: pass a batch through the network first"
     if any(isinstance(x, torch.Generator) for x in vars(module).values()):
         return (
-            "has a torch.Generator of its own, whose state no checkpoint has: leave it out, and "
+            "has its own torch.Generator, whose state no checkpoint has: leave it out, and "
             "random numbers are the same for any number of blocks"
         )
     return ""
@@ -174,7 +174,7 @@ class WatchedPass(TorchFunctionMode):
         raise NotImplementedError
 
     def run_call(self, call: ModuleCall, forward: Callable[..., Any], *args: Any) -> Any:
-        """Run a module's own code, watched."""
+        """Run a module's code, watched."""
         self.network.executed.add(call.path)
         self.open.append(call)
         try:

@@ -53,12 +53,11 @@ class PassRecorder(WatchedPass):
         """All calls, in the order in which they begin."""
         self.lives: dict[int, TensorLife] = {}
         self.uses: dict[int, tuple[Tensor, list[tuple[int, str]]]] = {}
-        """When a tensor is used, by identity, and the path of the module in whose code that is."""
+        """By identity of a tensor: when it is used, and the path of the module that uses it."""
         self.drawing: dict[str, set[Any]] = {}
-        """The operations that draw random numbers in a module's own code, by its path."""
+        """By path of a module: the operations of its code that draw random numbers."""
         self.read: dict[CallId, tuple[int, str]] = {}
-        """When a call's own code reads numbers that depend on samples, for the first time, and the
-        line that does."""
+        """When the code of a call first reads numbers that depend on samples, and the line."""
         self.integers_needed: float = 0
         """When what is computed of integers among the inputs is needed for the last time."""
         self.changed: dict[str, Tensor] = {}
@@ -148,7 +147,7 @@ class PassRecorder(WatchedPass):
         return super().tensor(x, key)
 
     def uses_of(self, name: str, x: Tensor) -> list[tuple[int, str]]:
-        """When a parameter or buffer of that name is used, and in whose code."""
+        """When a parameter or buffer of that name is used, and by which module."""
         versions = {id(each) for each in (x, self.changed.get(name, x))}
         return [use for each in versions for use in self.uses.get(each, (x, []))[1]]
 
@@ -269,8 +268,8 @@ def agree(one: StageInterface, other: StageInterface | None) -> StageInterface |
     if [*one.shapes] != [*other.shapes]:
         return "other tensors would cross in training than in evaluation"
     for key, shape in one.shapes.items():
-        found = other.shapes[key]
-        if shape != found and (shape[:1], found[:1]) != ((SAMPLES,), (SAMPLES + 1,)):
+        longer = other.shapes[key]
+        if shape != longer and (shape[:1], longer[:1]) != ((SAMPLES,), (SAMPLES + 1,)):
             return (
                 f"for {SAMPLES} samples a tensor of shape {tuple(shape)} would cross, which has "
                 "no row for each: reshape it behind the cut"

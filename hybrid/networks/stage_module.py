@@ -1,4 +1,4 @@
-"""A part of a network's pass as a module: its own code, without what other blocks compute."""
+"""A stage of a network's pass as a module: the network's code, without other blocks' work."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class NetworkPass:
     inputs: tuple[Tensor, ...]
     """One sample of each, on the meta device."""
     opened: frozenset[str]
-    """The paths of modules in whose code there are cuts."""
+    """The paths of modules that are cut inside."""
     outputs: Mapping[CallId, tuple[list[Any], TreeSpec]]
-    """What calls give that need not be made where only shapes are needed, for `SAMPLES` samples:
-    on the meta device, and the structure of it."""
+    """Outputs of calls that other blocks make, for `SAMPLES` samples: tensors on the meta device,
+    and their structure."""
     random: frozenset[Any]
     """The operations that draw random numbers in the code of opened modules."""
 
@@ -67,7 +67,7 @@ class NetworkPass:
 
 
 class StageModule(NumberedDraws):
-    """Runs a network from one interface to another, by the network's own forward.
+    """Runs a network's forward from one interface to another.
 
     Before the start a call of a module with parameters is not made: it gives tensors that have a
     shape alone (`RemoteTensor`), and what is computed of these has no numbers either. Masks,
@@ -89,9 +89,9 @@ class StageModule(NumberedDraws):
         super().__init__()
         self.network, self.whole, self.start, self.end = network, whole, start, end
         self.numbers = numbers
-        """Of the calls, within it, of each module that draws random numbers."""
+        """By path of a module that draws random numbers: the numbers of its calls."""
         self.templates: dict[Any, Any] = {}
-        """What calls and operations on remote tensors give, by the shapes that they are given."""
+        """Results of calls and operations on remote tensors, by the shapes of their arguments."""
         self.draws_numbers = bool(numbers or whole.random)
         copy = network.copy
         self._modules, self._parameters = copy._modules, copy._parameters
@@ -124,7 +124,7 @@ class StageModule(NumberedDraws):
         """The network's outputs, or what crosses the end, for its inputs or what crosses the start.
 
         What crosses is one tensor or a tuple of several; the inputs that are integers and cross
-        come last. Raises RemoteTensorError, a ValueError, where the network's own code needs what
+        come last. Raises RemoteTensorError, a ValueError, where the network's code needs what
         it cannot have.
         """
         inputs = args[0] if len(args) == 1 and not kwargs else args or self.whole.ordered(kwargs)
@@ -161,7 +161,7 @@ class _StagePass(WatchedPass):
         self.captured: dict[TensorKey, Tensor] = {}
         """What leaves the stage, as far as it has come to be."""
         self.entered: dict[int, tuple[Tensor, Tensor]] = {}
-        """What has crossed the start, beside the tensor whose place it takes, by its identity."""
+        """By identity of a remote tensor: it, and the tensor that has crossed the start for it."""
         self.begun = self.start is None
         self._graph = torch.is_grad_enabled()
         self._skipping = False
@@ -231,7 +231,7 @@ class _StagePass(WatchedPass):
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def _skip(self, call: ModuleCall, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What a call gives whose module is another block's: it is made once for each shape."""
+        """The outputs of another block's module, computed once for each shape."""
         template = (call.id, self.stage.training, *_shapes((args, kwargs)))
         if template in self.stage.templates:
             return self.stage.templates[template]
@@ -326,12 +326,12 @@ def _without_numbers(module: nn.Module, device: torch.device) -> Iterator[None]:
 def _plain(x: Any) -> Any:
     """A tensor, a number or a text of an output; None for anything else, such as a cache."""
     if isinstance(x, RemoteTensor):
-        raise RemoteTensorError("an output is made of tensors of another block alone")
+        raise RemoteTensorError("an output depends on tensors of another block alone")
     return x if isinstance(x, Tensor | bool | int | float | str) else None
 
 
 def _shapes(value: Any) -> Iterator[Any]:
-    """What a call depends on that is made for its shapes alone."""
+    """The shapes, types and plain values that the result of a skipped call depends on."""
     for x in tree_leaves(value):
         if isinstance(x, Tensor):
             yield x.shape, x.dtype

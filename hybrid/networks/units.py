@@ -56,7 +56,7 @@ class Unit:
 
 
 def full_name(prefix: str, local: str) -> str:
-    """Name in the whole model of a module's tensor, "" being the model's own prefix."""
+    """The name of a module's tensor in the whole model, whose prefix is ""."""
     return f"{prefix}.{local}" if prefix else local
 
 
@@ -84,7 +84,7 @@ class Chain(nn.Sequential):
         self.classes = classes
 
     def sample(self, count: int) -> Tensor:
-        """Return `count` made-up inputs, always the same."""
+        """Return `count` inputs for trials, always the same."""
         if len(self.input_shape) == 1:
             return torch.zeros(count, *self.input_shape, dtype=torch.int64)
         x = torch.randn(count, *self.input_shape, generator=torch.Generator().manual_seed(0))
@@ -112,7 +112,7 @@ def units(model: nn.Module) -> list[Unit]:
         return _units_of_chain(model)
     if not (isinstance(model, nn.Sequential) and is_sequence(model)):
         raise ValueError(
-            f"a {type(model).__name__} is no nn.Sequential, or has a forward of its own: its units "
+            f"a {type(model).__name__} is no nn.Sequential, or overrides forward: its units "
             "are known from its graph (hybrid.split with sample=)"
         )
     chain: list[Unit] = []
@@ -261,7 +261,7 @@ class BlockModule(nn.Sequential):
         self.begins = block[0].begins
         """Whether its input is the network's."""
         self.modes = modes
-        """Of the network's modules; None: all are alike."""
+        """Of the network's modules; None: all have the same mode."""
 
     def train(self, mode: bool = True) -> BlockModule:
         """Training or evaluation mode, as the whole network's `train` would set it."""
@@ -293,7 +293,7 @@ class BlockModule(nn.Sequential):
 
 
 def make_single_unit_blocks(chain: Sequence[Unit]) -> list[BlockModule]:
-    """Every unit as a block of its own."""
+    """Every unit as a separate block."""
     return [
         BlockModule([unit], after, [*unit.parts.items()])
         for unit, after in zip(chain, [*chain[1:], None], strict=True)

@@ -216,7 +216,7 @@ def build_stages(
     counts: Sequence[int],
     shortcut: ShortcutMaker,
 ) -> tuple[list[nn.Sequential], int]:
-    """A stage of so many blocks for each of `counts`, and the last one's channels.
+    """The stages, of `counts` blocks each, and the channels of the last one.
 
     The blocks of the first stage are of `width`; each further stage has twice the width and half
     the size.

@@ -286,7 +286,7 @@ def test_blocks_of_any_network_train_to_the_bits_of_a_plain_loop(forward):
     ("other", "said"),
     [
         (nn.LazyLinear(4), "other cannot be cut .*a lazy module"),
-        (torch.Generator(), "has a torch.Generator of its own"),
+        (torch.Generator(), "has its own torch.Generator"),
         (Lock(), "Layers cannot be copied .*_thread.lock"),
         (torch.jit.script(nn.Linear(4, 4)), "other cannot be cut .* compiled by torch.jit"),
     ],

@@ -176,7 +176,7 @@ OTHERS = "its parts give other numbers or gradients"
     [
         (Layers(forward=again), "layers.1", OTHERS),
         (Layers(forward=energy), "layers.2", "other tensors would cross in training"),
-        (Layers(forward=transformed), "layers.2", "an output is made of tensors of another block"),
+        (Layers(forward=transformed), "layers.2", "an output depends on tensors of another block"),
         (Layers(lambda f, x: compiled(f(x))), "layers.2", "nothing can cross"),
         (Layers(lambda f, x: x + compiled(f(x))), "layers.2", "of another block alone"),
         (Layers(lambda f, x: ByNumpy.apply(f(x))), "layers.2", "nothing can cross"),
