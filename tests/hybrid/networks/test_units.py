@@ -67,7 +67,7 @@ def test_a_sequential_with_a_forward_of_its_own_is_one_unit_inside_another():
 
     model = nn.Sequential(nn.ReLU(), Doubling(nn.ReLU(), nn.ReLU()))
     assert [unit.name for unit in units(model)] == ["0", "1"]
-    with pytest.raises(ValueError, match=r"^a Doubling .* has a forward of its own"):
+    with pytest.raises(ValueError, match=r"^a Doubling .* overrides forward"):
         units(model[1])
 
 
