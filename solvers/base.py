@@ -35,7 +35,7 @@ class Links(Protocol):
     rank: int
     size: int
     clocked: bool
-    """Whether its clock counts the work of one thread for each rank alone."""
+    """Whether its clock counts the work of a single thread of each rank."""
 
     def to_next(self, tensor: Tensor) -> None: ...
     def from_previous(self) -> Tensor: ...
@@ -48,7 +48,7 @@ class Links(Protocol):
     def from_block(self, block: int) -> Tensor: ...
 
     def meet(self, blocks: Sequence[int]) -> None:
-        """Prepare such messages between some blocks, each of which calls it."""
+        """Prepare messages between some blocks; each of them calls it."""
 
     def flush(self) -> None:
         """Wait until every tensor sent to neighbors so far has left."""
@@ -58,17 +58,17 @@ class Links(Protocol):
         ...
 
     def all_gather(self, value: T) -> list[T]:
-        """The (small) values of all blocks of this replica, in order."""
+        """Gather a small value of each block of this replica, in order."""
         ...
 
     def agree(self, value: T) -> list[T]:
-        """The values of the first replica's blocks, on every replica, for a common decision."""
+        """Gather the values of the first replica's blocks on every replica, for a common decision."""
         ...
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run is: fixed before training, and the same on every rank."""
+    """The facts of a run that are fixed before training, the same on every rank."""
 
     shapes: tuple[Shape, ...] = ()
     """The shape of one sample at the cuts k = 1 .. K-1."""
@@ -107,7 +107,7 @@ class Setup:
     replicas: int = 1
     """R."""
     seed: int = 0
-    """The seed of what a method draws by itself."""
+    """The seed of a method's random numbers."""
 
     @property
     def blocks(self) -> int:
@@ -160,11 +160,11 @@ class Program(ABC):
         return PhaseStats()
 
     def state(self) -> State:
-        """What a checkpoint holds of this rank; all ranks call it."""
+        """This rank's state for a checkpoint; all ranks call it."""
         return State()
 
     def load_state(self, state: State) -> None:  # noqa: B027
-        """Go on from what `state` gave; there is nothing for a cut that was not there."""
+        """Restore a state; it is empty for a cut that did not exist."""
 
 
 class Recorder(Protocol):
@@ -197,11 +197,11 @@ class SubProblems(Recording):
 
     @abstractmethod
     def records(self) -> Tensors:
-        """Everything that is stored, by name."""
+        """All stored records, by name."""
 
     @abstractmethod
     def load_records(self, records: Tensors) -> None:
-        """Go on from what `records` gave."""
+        """Restore stored records."""
 
 
 class Solver(Settings, ABC):
@@ -214,9 +214,9 @@ class Solver(Settings, ABC):
 
     name: ClassVar[str]
     program: ClassVar[type[Program]]
-    """What a rank runs; `program_of` sets it."""
+    """The class of its programs; `program_of` sets it."""
     steps_alike: ClassVar[bool] = True
-    """Whether every block takes as many steps as the others, so that they can have one weight."""
+    """Whether all blocks take equally many steps, which tied weights need."""
     exact: ClassVar[bool] = False
     """Whether its steps are on the exact gradient, so that a correction can add nothing."""
     alternates: ClassVar[bool] = False
@@ -227,7 +227,7 @@ class Solver(Settings, ABC):
     """Whether it has a pipeline that is never flushed, whose ranks can take local steps where they
     would wait."""
     has_auxiliary_weights: ClassVar[bool] = False
-    """Whether it trains weights that are not the network's."""
+    """Whether it trains weights beside the network's."""
     reads: ClassVar[frozenset[str]] = frozenset()
     """"images", "labels": what blocks that are neither first nor last need of a batch."""
 
@@ -237,11 +237,11 @@ class Solver(Settings, ABC):
     """Conditions of inherited settings, see `hybrid.solvers.acting`."""
 
     def check(self, setup: Setup) -> None:
-        """ValueError, with the remedy, for what cannot work in this run and no type can say."""
+        """Raise ValueError, with the remedy, for a setting that cannot work in this run."""
 
     @property
     def records(self) -> bool:
-        """Whether its program starts from what an exact pass has recorded."""
+        """Whether its program starts from the records of an exact pass."""
         return issubclass(self.program, Recording)
 
     @property
@@ -265,7 +265,7 @@ class Solver(Settings, ABC):
         return self.repeatable
 
     def num_micro_batches(self, size: int, count: int) -> int:
-        """Micro-batches per mini-batch of `size` samples, in its own steps on `count` blocks."""
+        """Micro-batches per mini-batch of `size` samples on `count` blocks."""
         return 1
 
     def micro_batch(self, size: int, count: int) -> int:
@@ -298,11 +298,11 @@ class Solver(Settings, ABC):
         return 0
 
     def layout(self) -> list[object]:
-        """The settings that the shapes of its auxiliary variables depend on."""
+        """The settings that decide the shapes of its auxiliary variables."""
         return []
 
     def start(self, block: Block, links: Links, setup: Setup) -> Program:
-        """The program of this rank."""
+        """Start the program of this rank."""
         return self.program(self, block, links, setup)
 
 

@@ -57,27 +57,27 @@ class Block:
     rates: dict[str, float] = field(default_factory=lambda: {"exact": 1.0, "local": 1.0})
     """Factors of the learning rate by kind of step."""
     sync: Sync | None = None
-    """How the block's replicas agree on its weights; None: there is one replica."""
+    """Keeps the block's replicas together; None: there is one replica."""
     ties: Tied | None = None
-    """How blocks agree on weights that several of them have; None: there are none."""
+    """Keeps the copies of tied weights equal; None: no weight is tied."""
     draws: Draws | None = None
-    """Random numbers of the units that draw any; None: no unit does."""
+    """Draws the units' random numbers; None: no unit draws any."""
     freezing: Freezing | None = None
-    """Which parameters are not trained in an epoch; None: all are."""
+    """Freezes parameters for some epochs; None: none is ever frozen."""
     formats: tuple[torch.dtype, ...] = ()
-    """Of the input, then of the output; empty: that of the parameters."""
+    """Types of the input, then of the output; empty: the parameters' type."""
     norms: SharedNorms | None = None
-    """BatchNorms over all replicas' samples; None: each replica normalizes by its own."""
+    """Normalizes over all replicas' samples; None: each replica by its share."""
     regularizer: Regularizer | None = None
-    """What the loss has beside it for the weights; None: nothing."""
+    """Adds the gradient of a regularizer; None: there is none."""
     scaler: torch.amp.GradScaler | None = field(init=False, default=None)
-    """Keeps float16 gradients in range; other formats need none."""
+    """Keeps float16 gradients in range; None in other formats."""
     check: LossCheck | None = None
-    """Sees now and then whether the loss is a mean of parts."""
+    """Checks now and then that the loss is a mean of parts."""
     watch: Callable[[str, Key], AbstractContextManager[None]] | None = None
-    """A context around every pass and step, from its name and key; None: there is none."""
+    """Makes a context around a pass or step, from its name and key."""
     companions: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
-    """By kind of step: the optimizer of what is trained with the weights (an auxiliary head)."""
+    """By kind of step: the optimizer of an auxiliary head."""
 
     def __post_init__(self) -> None:
         formats = (p.dtype for p in self.module.parameters())
@@ -124,29 +124,29 @@ class Block:
         return tree_map(wide, out) if ends and self.precision is not torch.float32 else out
 
     def replaced(self, weights: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
-        """A context in which these weights replace the parameters; None: it changes nothing."""
+        """Replace the parameters by these weights for a while; None: keep them."""
         return nullcontext() if weights is None else replaced_parameters(self._places, weights)
 
     def span(self, name: str, key: Key = ()) -> AbstractContextManager[None]:
-        """A context around what a trace shows under that name."""
+        """Show the body under that name in a trace."""
         return nullcontext() if self.watch is None else self.watch(name, key)
 
     def numbers(self) -> AbstractContextManager[Any]:
-        """Within it torch computes in the block's precision."""
+        """Let torch compute in the block's precision for a while."""
         if self.precision is torch.float32:
             return nullcontext()
         # weights are used once in each pass
         return torch.autocast(self.device.type, dtype=self.precision, cache_enabled=False)
 
     def compute_loss(self, out: Any, labels: Tensor, weight: Tensor | None = None) -> LossAndMetric:
-        """Loss and metric of the last block's output (or a head's) and its targets.
+        """Compute loss and metric of the last block's output (or a head's) and its targets.
 
         `weight` is the `part_weight` of a part of a mini-batch.
         """
         return self.objective(out, labels, weight)
 
     def part_weight(self, batch: Batch, labels: Tensor) -> Tensor | None:
-        """What a batch's samples weigh in the loss, if all of its whole mini-batch weigh alike.
+        """Return the weight of a batch in the loss of its whole mini-batch.
 
         `labels` are the batch's. None: each sample counts alike, or there is nothing else in the
         mini-batch.
@@ -180,7 +180,7 @@ class Block:
         chain: clipping.NeighborLinks | None = None,
         only: Sequence[Tensor] | None = None,
     ) -> None:
-        """One optimizer step on the gradients at hand, which it then clears.
+        """Step on the gradients at hand, and clear them.
 
         `clip_norm` is the largest norm of this block's gradient (by itself that of what others
         have, too) or, with a `chain`, of all its blocks' together; 0: no clipping. Replicas agree
@@ -252,12 +252,12 @@ class Block:
         return ema if isinstance(ema, Average) else None
 
     def joined(self) -> AbstractContextManager[None]:
-        """A context in which all replicas have the same weights and statistics."""
+        """Give all replicas the same weights and statistics for a while."""
         return nullcontext() if self.sync is None else self.sync.joined()
 
     @contextmanager
     def as_tested(self) -> Iterator[None]:
-        """A context in which the module has its tested weights: the mean, or the average."""
+        """Give the module its tested weights for a while: the mean, or the average."""
         with self.joined():
             self._swap_average()
             try:
@@ -297,7 +297,7 @@ class Block:
 
     @property
     def loss_scale(self) -> float:
-        """What `backward` multiplies adjoints by: a power of two in float16, else 1.
+        """The factor of adjoints in `backward`: a power of two in float16, else 1.
 
         Each block has its own scale. An overflow halves it, and that block makes no step.
         """
@@ -330,7 +330,7 @@ class Block:
             raise ValueError(f"the backward pass fails: {failure(error)}") from error
 
     def last_pass(self, kind: str) -> AbstractContextManager[None]:
-        """A context around the last backward pass before a step; gradients are final after it."""
+        """Announce the last backward pass before a step: gradients are final after it."""
         return nullcontext() if self.sync is None else self.sync.last_pass(kind)
 
     def input_adjoint(self, lam: Tensor) -> Tensor:
@@ -340,13 +340,13 @@ class Block:
         return lam.grad if self.scaler is None else lam.grad.float() / self.loss_scale
 
     def sample_adjoint(self, lam: Tensor, size: int) -> Tensor | None:
-        """That of one sample's loss, not of the mean over `size`; 0 where float16 overflowed."""
+        """The adjoint of one sample's loss, not of the mean over `size`; 0 after an overflow."""
         if not lam.requires_grad:
             return None
         return self.stored_adjoint(self.input_adjoint(lam) * size)
 
     def stored_adjoint(self, p: Tensor) -> Tensor:
-        """An adjoint to be stored: an overflow may cost a step, but must not be stored."""
+        """Replace what overflowed: it may cost a step, but must not be stored."""
         return p if self.scaler is None else p.nan_to_num(0.0, 0.0, 0.0)
 
     def state(self) -> State:

@@ -38,7 +38,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What its random numbers are drawn for."""
+        """The key of its random numbers."""
         return (0, self.step, self.number)
 
     @property
@@ -83,7 +83,7 @@ def record_of(
     p_in: Tensor | None,
     p_out: Tensor | None,
 ) -> Record:
-    """What a pass over a part of a mini-batch of `size` samples leaves at a block's cuts."""
+    """The record of a pass over a part of a mini-batch of `size` samples at a block's cuts."""
 
     def a_sample(p: Tensor | None) -> Tensor | None:
         return None if p is None else block.stored_adjoint(p * size)

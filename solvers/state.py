@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a program, a block or the rounds: tensors by what they belong to."""
+"""The state of a program, a block or the rounds for a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass
 class State:
-    """What a checkpoint holds of one object on one rank, by what it belongs to."""
+    """The state of one object on one rank, by the part of the network it belongs to."""
 
     shared: dict[str, Any] = field(default_factory=dict)
     """JSON values, the same on every rank; loaded with any cuts."""
@@ -36,11 +36,11 @@ def entries(tensors: Tensors, prefix: str) -> Tensors:
 
 
 class Stateful(Protocol):
-    """What has a state for checkpoints; all ranks call both methods."""
+    """An object with a state for checkpoints; all ranks call both methods."""
 
     def state(self) -> State:
         """The state for a checkpoint."""
         ...
 
     def load_state(self, state: State) -> None:
-        """Go on from what `state` gave; from an empty state, begin anew."""
+        """Restore a state; an empty one begins anew."""

@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class Clock(Protocol):
-    """What links know of time."""
+    """The clock of links."""
 
     clocked: bool
-    """Whether `now` counts work rather than the time of the wall."""
+    """Whether `now` counts work, not wall time."""
 
     def now(self) -> float: ...
 
@@ -27,14 +27,14 @@ class Stopwatch:
 
     counted: float = 0.0
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
-    """The beginnings and ends of a GPU's work whose times have not been read."""
+    """Starts and ends of a GPU's work that have not been read."""
 
     def __add__(self, other: Stopwatch) -> Stopwatch:
         return Stopwatch(self.counted + other.counted, self.events + other.events)
 
     @contextmanager
     def timing(self, clock: Clock) -> Iterator[None]:
-        """Count the body's time by that clock or, where it is the wall's, by the GPU's."""
+        """Count the body's time by this clock or, where it counts wall time, by the GPU's."""
         if torch.cuda.is_initialized() and not clock.clocked:
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
@@ -69,7 +69,7 @@ class Source(Protocol):
 
     @property
     def joint(self) -> bool:
-        """Whether samples are best made all at once: parts are taken of a replica's share."""
+        """Whether samples are made all at once: parts are taken from a replica's share."""
         ...
 
     def images(self, ids: Tensor, step: int) -> Tensor:
@@ -95,9 +95,9 @@ class Batch:
     total: int = 0
     """For one replica's share: samples of the mini-batch; 0: these are all of them."""
     whole: Batch | None = None
-    """For a part: the mini-batch, or the replica's share of one, that it is taken of."""
+    """For a part: the mini-batch, or the replica's share of one, that it is taken from."""
     weight: Tensor | None = None
-    """What each of its samples weighs in the mini-batch's loss, where that is known already."""
+    """The weight of each of its samples in the mini-batch's loss, if it is known."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -121,7 +121,7 @@ class Batch:
         return self._of_source(self.source.labels)
 
     def part(self, places: Rows) -> Batch:
-        """The samples in those places as a mini-batch of their own."""
+        """The samples in those places as a separate mini-batch."""
         ids, rows = self.within or (self.ids, slice(None))
         places = places if self.within is None else torch.arange(len(ids))[rows][places]
         whole = self.whole or self
