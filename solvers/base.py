@@ -62,7 +62,7 @@ class Links(Protocol):
         ...
 
     def agree(self, value: T) -> list[T]:
-        """Gather the values of the first replica's blocks on every replica, for a common decision."""
+        """Gather the first replica's values on every replica, for a common decision."""
         ...
 
 
