@@ -29,7 +29,7 @@ from hybrid.data.stream import Stream
 from hybrid.errors import refused
 
 MOST_PASSES = 64
-"""Of a data set: what a sampler without a length gives at most in an epoch."""
+"""How often an epoch may take all samples of a data set."""
 
 
 def as_data(source: Any, workers: int = 0, labels_are_inputs: bool = False) -> Data:
@@ -169,16 +169,16 @@ class SamplerOrder:
 
     def _check(self, order: Tensor, sizes: list[int], epoch: int) -> None:
         """ValueError for an order that no epoch can have."""
-        if len(order) > MOST_PASSES * self.count:
+        most = MOST_PASSES * self.count
+        if not 0 < len(order) <= most:
             raise ValueError(
-                f"{self.name} gives more than {MOST_PASSES} times the {self.count} samples in an "
-                "epoch: give it a __len__"
+                f"{self.name} gives {len(order)} samples in epoch {epoch + 1}: it must give 1 to "
+                f"{most}, and needs a __len__ if it has no end"
             )
-        outside = order[(order < 0) | (order >= self.count)]
-        if len(order) == 0 or len(outside):
-            what = f"sample {int(outside[0])} of {self.count}" if len(outside) else "no sample"
+        if order.min() < 0 or order.max() >= self.count:
             raise ValueError(
-                f"{self.name} gives {what} in epoch {epoch + 1}: let it give 0 to {self.count - 1}"
+                f"{self.name} gives samples {int(order.min())} to {int(order.max())} in epoch "
+                f"{epoch + 1}: they must be from 0 to {self.count - 1}"
             )
         if self._length not in (None, len(order)):
             raise ValueError(

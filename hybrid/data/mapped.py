@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from hybrid.data.dataset import check_classes, spread
 from hybrid.data.items import Items, collate_numbers
@@ -49,12 +49,6 @@ class Mapped(Items):
         every epoch. labels_are_inputs: whether the target of a dict is also an input of the
         network, under its own key.
         """
-        numbered = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-        if isinstance(dataset, IterableDataset) or not numbered:
-            raise ValueError(
-                f"a {type(dataset).__name__} is no map-style data set, which has __len__ and "
-                "__getitem__: give data.Stream(iterable, samples=...), or a DataLoader to fit"
-            )
         super().__init__(labels_are_inputs)
         self.dataset, self.augmented = dataset, augmented
         with refused(f"len() of {type(dataset).__name__} fails"):

@@ -123,11 +123,8 @@ class Cifar:
         Raises OSError if the archive cannot be had, ValueError if it is not the one expected.
         """
         # the archive stays beside its folder: another rank may still be reading it
-        archive = retrieve(
-            f"https://www.cs.toronto.edu/~kriz/cifar-{self.classes}-binary.tar.gz",
-            self.md5,
-            directory,
-        )
+        name = f"cifar-{self.classes}-binary.tar.gz"
+        archive = retrieve(f"https://www.cs.toronto.edu/~kriz/{name}", name, self.md5, directory)
         folder = directory / self.folder
         folder.mkdir(parents=True, exist_ok=True)
         with tarfile.open(archive) as tar, tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -179,15 +176,14 @@ class Cifar:
         return Dataset(images, labels, self.classes, self.mean, self.std, augmentation)
 
 
-def retrieve(url: str, md5: str, directory: Path) -> Path:
-    """The file behind `url` in `directory`, downloaded unless it is there with this checksum."""
+def retrieve(url: str, name: str, md5: str, directory: Path) -> Path:
+    """The file `name` in `directory`, downloaded unless it is there with this checksum."""
     import pooch  # here, since it brings an HTTP client along
 
     logger: logging.Logger = pooch.get_logger()
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        name = url.rpartition("/")[2]
         return Path(pooch.retrieve(url, known_hash=f"md5:{md5}", fname=name, path=directory))
     except ValueError as error:
         raise ValueError(

@@ -142,9 +142,9 @@ REFUSED = {
         *("batches of 1 to 2 samples", "data.Stream(loader, samples=...)"),
     ),
     "no batches": (lambda: as_data(DataLoader(PAIRS, None)), "batch_size=None", "batched=True"),
-    "samples without end": (lambda: order(Endless()), "more than 64 times the 64", "__len__"),
-    "samples that are not there": (lambda: order([64]), "sample 64 of 64", "0 to 63"),
-    "no samples": (lambda: order([]), "no sample", "in epoch 1"),
+    "samples without end": (lambda: order(Endless()), "gives 4097 samples", "__len__"),
+    "samples that are not there": (lambda: order([64]), "samples 64 to 64", "0 to 63"),
+    "no samples": (lambda: order([]), "gives 0 samples in epoch 1", "must give 1"),
     "a sampler of another's choice": (
         lambda: fit(train=DataLoader(PAIRS, 16), sampler="selective-backprop"),
         *("sampler.name is 'selective-backprop'", "shuffle=True"),
