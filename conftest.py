@@ -43,6 +43,7 @@ GROUPS = {
         "tests/hybrid/data/test_mapped",
         "tests/hybrid/data/test_stream",
         "tests/hybrid/links/test_processes",
+        "tests/hybrid/proof/test_proof",
         "tests/hybrid/training/test_any_network",
         "tests/hybrid/training/test_given_optimizers",
         "tests/hybrid/training/test_lengths",
