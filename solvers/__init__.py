@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hybrid.solvers.delayed.features_replay import FeaturesReplay
     from hybrid.solvers.delayed.pd_asgd import PDASGD
     from hybrid.solvers.delayed.petra import Petra
-    from hybrid.solvers.exact.backprop import Backprop
+    from hybrid.solvers.exact.exact_pass import Backprop
     from hybrid.solvers.local.local_updates import LocalUpdates
     from hybrid.solvers.splitting.augmented_lagrangian import AugmentedLagrangian
     from hybrid.solvers.splitting.auxnet import AuxNet

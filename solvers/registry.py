@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hybrid.solvers.base import Solver
 
 OWN = {
-    "backprop": "hybrid.solvers.exact.backprop:Backprop",
+    "backprop": "hybrid.solvers.exact.exact_pass:Backprop",
     "penalty": "hybrid.solvers.splitting.penalty:Penalty",
     "augmented-lagrangian": "hybrid.solvers.splitting.augmented_lagrangian:AugmentedLagrangian",
     "block-admm": "hybrid.solvers.splitting.block_admm:BlockADMM",

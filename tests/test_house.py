@@ -106,7 +106,6 @@ HOMES = {module for module, _, _ in METHODS.values()} | {"solvers", "solvers.reg
 
 # beside its own file, the registry and the package's face, a method is named by
 NAMED = {
-    ("solvers.exact.exact_pass", "backprop"),  # which is this pass alone
     ("hybrid.bench.recipes", "Backprop"),  # the base of every comparison is serial training
 }
 

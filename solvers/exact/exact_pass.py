@@ -1,4 +1,4 @@
-"""The exact forward-backward pass over blocks, pipelined over micro-batches."""
+"""Exact back-propagation through the blocks, pipelined in micro-batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hybrid.solvers.acting import SEVERAL_BLOCKS, Acts, Count, CountOrZero, NotNegative
-from hybrid.solvers.base import Recorder
+from hybrid.solvers.base import Recorder, Solver
 from hybrid.solvers.block import Block
 from hybrid.solvers.engine.engine import Engine, Scheduled
 from hybrid.solvers.engine.flights import Flight
@@ -178,3 +178,21 @@ class ExactPass(Engine):
                 stats.samples += len(batch)
             links.flush()
         return stats
+
+
+@dataclass(frozen=True)
+class Backprop(PassSettings, Solver):
+    """Every mini-batch is one step on the gradient of the whole network.
+
+    The mathematics is that of `ExactPass`. As the `correction` of another method it holds the
+    settings of that pass.
+    """
+
+    name: ClassVar[str] = "backprop"
+    exact: ClassVar[bool] = True
+
+    def progress(self, count: int, size: int, optimizer: str = "sgd") -> float:
+        return 1.0
+
+
+Backprop.program = ExactPass

@@ -340,7 +340,7 @@ def test_the_error_of_a_users_code_is_kept_as_the_cause():
 
 
 def test_an_error_of_this_package_is_not_taken_for_a_users(monkeypatch):
-    home = {"__name__": "hybrid.solvers.exact.backprop"}
+    home = {"__name__": "hybrid.solvers.exact.exact_pass"}
     exec("def step(self, part): raise RuntimeError('a defect')", home)
     monkeypatch.setattr("hybrid.solvers.exact.exact_pass.ExactPass.step", home["step"])
     with pytest.raises(RuntimeError, match=r"^a defect$"):
