@@ -15,7 +15,7 @@ STOPPED = 75
 """The exit status after a request to stop: unfinished, to be resumed (EX_TEMPFAIL)."""
 ON_META = "on the meta device, which holds no numbers: make it on the CPU"
 OWN = {"hybrid"}
-"""Packages whose refusals are no errors of a user's code; a wing adds its own when imported."""
+"""Packages that refuse by ValueError; a wing adds itself when imported."""
 _is_command = False
 _LIBRARIES = {"", "torch", "numpy", "mpi4py", "safetensors", *sys.stdlib_module_names}
 
@@ -50,7 +50,7 @@ def tell(text: str, stream: TextIO | None = None) -> bool:
 
 
 def silence(descriptor: int) -> None:
-    """Let an open file lead nowhere: what its buffer still holds is written when Python ends."""
+    """Redirect an open file to nowhere: Python writes its buffer when it ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
@@ -58,7 +58,7 @@ def silence(descriptor: int) -> None:
 
 @contextmanager
 def command() -> Iterator[None]:
-    """Within it the process is the command `hybrid`, and remedies name flags."""
+    """Let remedies name flags, as in the command `hybrid`, for a while."""
     global _is_command
     before, _is_command = _is_command, True
     try:
@@ -115,7 +115,7 @@ def no_exit() -> Iterator[None]:
 
 @contextmanager
 def refused(what: str) -> Iterator[None]:
-    """Turn what a user's code raises into a ValueError that says what has failed, and where."""
+    """Turn an exception of a user's code into a ValueError that says what failed, and where."""
     try:
         yield
     except (Exception, SystemExit) as error:

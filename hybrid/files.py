@@ -76,7 +76,7 @@ def read_lines(
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace `path` by `content`; a failure leaves what was there.
+    """Replace `path` by `content`; a failure leaves the file unchanged.
 
     Raises ValueError if `path` is a link, a folder or a device.
     """

@@ -136,18 +136,18 @@ class Data(ABC):
         return ""
 
     def some(self, one: int | None = None) -> list[Any]:
-        """A few samples, or one of them, read anew for a comparison between ranks."""
+        """Read a few samples, or one of them, anew for a comparison between ranks."""
         return []
 
     def state(self) -> State:
-        """Give what a checkpoint keeps of the reading; empty: nothing."""
+        """Return the state of the reading for a checkpoint; it may be empty."""
         return State()
 
     def load_state(self, state: State) -> None:  # noqa: B027
-        """Go on reading from what `state` gave."""
+        """Continue reading from a state."""
 
     def close(self) -> None:  # noqa: B027
-        """Close what was opened to read samples."""
+        """Close files and workers that read samples."""
 
 
 class Sets(NamedTuple):
@@ -284,7 +284,7 @@ class Dataset(Data):
         return replace(self, images=self.images[ids], labels=self.labels[ids], digest="")
 
     def only(self, images: bool, labels: bool) -> Dataset:
-        """A copy that keeps what is True and reads the rest as zeros that take no memory.
+        """Copy the data; parts that are not kept read as zeros that take no memory.
 
         For a rank that holds neither the first nor the last block: N and shapes stay.
         """

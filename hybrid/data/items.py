@@ -126,7 +126,7 @@ def _lengths(pair: tuple[Any, Any]) -> list[Any]:
 
 
 def _shorter(pair: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    """A sample of texts without their last token; nothing if there are none."""
+    """A sample of texts without their last token; None without texts."""
     texts = [x for x in tree_leaves(pair[0]) if not x.is_floating_point() and x.dim() > 1]
     length = texts[0].shape[1] if texts else 0
     if length < 2:

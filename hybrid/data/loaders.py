@@ -33,7 +33,7 @@ MOST_PASSES = 64
 
 
 def as_data(source: Any, workers: int = 0, labels_are_inputs: bool = False) -> Data:
-    """What `fit` was given; ValueError for what is no data.
+    """Make a data set of an argument of `fit`; ValueError if it is none.
 
     `workers` read ahead; `labels_are_inputs` is as in `Mapped`.
     """
@@ -98,7 +98,7 @@ def _of_loader(loader: DataLoader[Any], workers: int, labels_are_inputs: bool) -
 
 
 def _batch_size_and_order(loader: DataLoader[Any], count: int) -> tuple[int, SamplerOrder | None]:
-    """How many samples its mini-batches have, in what order; None: a permutation an epoch."""
+    """The size of its mini-batches, and their order; None: a permutation for each epoch."""
     batches = loader.batch_sampler
     for sampler in (loader.sampler, getattr(batches, "sampler", None)):
         if isinstance(sampler, DistributedSampler):

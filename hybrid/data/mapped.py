@@ -104,7 +104,7 @@ class Mapped(Items):
         return samples
 
     def _agrees(self, targets: Tensor) -> bool:
-        """Whether a few items have the targets that the data set lists."""
+        """Whether some items have the targets that the data set lists."""
         ids = torch.arange(0, self._count, max(1, self._count // 3))
         read, listed = self._pair(ids, 0, 0)[1], targets[ids]
         same_type = isinstance(read, Tensor) and read.dtype == listed.dtype

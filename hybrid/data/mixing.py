@@ -34,7 +34,7 @@ class Mix:
 
     @classmethod
     def of(cls, transform: Transform, data: Data, count: int) -> tuple[Mix, Any, Any]:
-        """The transform and what it makes of a sample; ValueError if that does not fit."""
+        """Apply the transform to a sample; ValueError if its result does not fit."""
         inputs, targets = _apply_transform(transform, *data.sample(count), generator(0, 0))
         answers = None
         if not isinstance(targets, Tensor):
@@ -92,7 +92,7 @@ def _apply_transform(
 
 
 def _formats(value: Any) -> list[Any]:
-    """The number format of every tensor in a value, and the type of what is none."""
+    """The number format of every tensor in a value, and the type of anything else."""
     return [x.dtype if isinstance(x, Tensor) else type(x).__name__ for x in tree_leaves(value)]
 
 

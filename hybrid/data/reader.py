@@ -187,7 +187,7 @@ class Reader:
                 ) from None
 
     def _start(self) -> DataLoader[Any]:
-        """Start the workers of a DataLoader, whose sampler is this reader."""
+        """Start the workers of a DataLoader with this reader as its sampler."""
         workers, context = self.workers, get_context(self.workers.start_method)
         self._started = context.Semaphore(0)
         self._loader = loader = DataLoader(

@@ -81,7 +81,7 @@ def restored_generators() -> Iterator[None]:
 
 
 def seed_generators(*counters: int) -> None:
-    """Seed `random`, numpy and torch by counters, for what a user's code draws from them."""
+    """Seed `random`, numpy and torch by counters for a user's code."""
     seed = int(np.random.SeedSequence(counters).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)

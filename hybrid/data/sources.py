@@ -1,4 +1,4 @@
-"""The catalog of data sets: where their files are, what they hold, how to get or to make them."""
+"""The catalog of data sets: their files, contents, and how to download or make them."""
 
 import logging
 import os
@@ -279,7 +279,7 @@ CATALOG: dict[str, tuple[str, Cifar | Callable[[], tuple[Dataset, Dataset]]]] = 
         synthetic,
     ),
 }
-"""Name -> description, and its files or what makes it; missing files are downloaded."""
+"""Name -> description, and its files or the function that makes it."""
 
 NAMES = {name: description for name, (description, _) in CATALOG.items()} | {
     TEXT: "the bytes of a text file or folder (--data-dir); a twentieth is held out for testing"

@@ -89,7 +89,7 @@ class Stream(Items):
         self._lock = threading.RLock()
         self._iterator: Iterator[Any] | None = None
         self._course = (-1, -1)
-        """The seed of what is read, and its epoch, or 0 where the stream goes on."""
+        """The seed of the reading, and its epoch, or 0 where the stream continues."""
         self._pass = self._next = 0
         """The passes that have ended in this course, and the samples that were read."""
         self._chunks = deque[Chunk]()
@@ -128,7 +128,7 @@ class Stream(Items):
         return [self._sample] if one is None else []
 
     def close(self) -> None:
-        """End the reading, and worker processes; what is asked for next begins it again."""
+        """End the reading and its workers; the next request begins it again."""
         with self._lock:
             shut_down = getattr(self._iterator, "_shutdown_workers", None)
             self._iterator, self._course = None, (-1, -1)

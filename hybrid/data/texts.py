@@ -162,7 +162,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _append(text: bytearray, file: Path) -> bool:
-    """Append what a file holds, unless that is no text, and say so; ValueError for too much."""
+    """Append a file's text; report a file that is no text; ValueError for too much text."""
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 - len(text)
     with naming(file), opened(file, room, links=True) as stream:
         head = stream.read(LOOKED_AT)

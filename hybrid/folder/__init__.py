@@ -1,1 +1,1 @@
-"""The run folder: what is written, and what is believed of what is read."""
+"""The run folder: what a run writes, and the checks of what it reads."""

@@ -16,7 +16,7 @@ from hybrid.errors import one_line
 
 
 class _Records(RecordWriter):  # type: ignore[misc]
-    """Writes a new local file; tensorboardX's own class follows links and opens s3: folders."""
+    """Writes a new local file; tensorboardX's class follows links and opens s3: folders."""
 
     def __init__(self, file: Path) -> None:
         self._writer = file.open("xb", buffering=0)

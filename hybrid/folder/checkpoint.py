@@ -66,7 +66,7 @@ def complete(root: Path) -> list[Path]:
 
 
 def recover(root: Path) -> list[str]:
-    """Rename whole checkpoints whose last rename was interrupted; give a notice for each.
+    """Complete interrupted renames of whole checkpoints; return a notice for each.
 
     `.STEP.TOKEN.partial` is whole once it has its manifest, which is written last.
     """
@@ -135,7 +135,7 @@ def load_unit(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str,
 
 
 def load_state(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """The state stored under `name`, empty if there is none; ValueError as for `load_unit`."""
+    """Load the state stored under `name`, or an empty one; ValueError as for `load_unit`."""
     entry = manifest["states"].get(name)
     return _load(folder, entry) if entry else {}
 
@@ -155,7 +155,7 @@ def _load(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def load_model(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state dict of the composed network, of averaged weights where there are any."""
+    """Load the state dict of the composed network, with averaged weights if it has any."""
     tensors: dict[str, Tensor] = {}
     for name in manifest["units"]:
         loaded = load_unit(folder, manifest, name)

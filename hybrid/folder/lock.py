@@ -28,7 +28,7 @@ class TakenError(ValueError):
 
 
 class Lock:
-    """`run.lock` in a run folder: the run whose process has it locked (flock) owns the folder.
+    """`run.lock` in a run folder: the run that holds its flock owns the folder.
 
     The lock ends with the process, however that ends. The file says who owns the folder; its token
     is what every rank looks for before it writes (`check_owner`). So where a file system keeps no

@@ -19,7 +19,7 @@ FileName = Annotated[str, Field(pattern=r"^[^/\x00]+\.safetensors$", max_length=
 
 
 class ManifestPart(BaseModel):
-    """A part of a manifest, whose types must be exactly as declared."""
+    """A part of a manifest, with exactly the declared types."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -41,7 +41,7 @@ class CheckpointFiles(ManifestPart):
 
 
 class RoundsState(ManifestPart):
-    """`Rounds.state` of `hybrid.rounds`, of those that alternate with what these keep besides."""
+    """`Rounds.state` of `hybrid.rounds`, with the state of alternating rounds."""
 
     count: Count
     returns: Count
@@ -92,7 +92,7 @@ class RunPosition(ManifestPart):
     tested_on: Literal["validation", "test", ""]
     """The set on which they were measured."""
     tested_step: Count | None
-    """The step whose weights were measured."""
+    """The step at which the weights were measured."""
     epoch_loss: Annotated[list[float], Field(min_length=2, max_length=2)]
     """The sum of this epoch's training losses so far, and of how many samples it is."""
     residual: list[float]

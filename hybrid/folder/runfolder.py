@@ -97,7 +97,7 @@ class RunFolder:
         return content if isinstance(content, dict) else None
 
     def check(self, resume: bool) -> None:
-        """ValueError if there is a run where a new one is to start, or none to resume.
+        """Raise ValueError if a new run would start in a run's folder, or none can be resumed.
 
         A link within the folder is refused, too, where the run would write: it may lead anywhere.
         The folder itself may be a link, for instance to a scratch disk.
@@ -158,7 +158,7 @@ class RunFolder:
             self._board.add(line)
 
     def notice(self) -> str:
-        """A warning for the user about what cannot be written, given once; else empty."""
+        """Warn the user, once, of a file that cannot be written; else empty."""
         notice = "" if self._board is None else self._board.notice
         self._board = None if notice else self._board
         return notice
@@ -183,7 +183,7 @@ class RunFolder:
         write_atomically(self.path / "metrics.jsonl", "".join(lines))
 
     def _lines(self, name: str, most: int = MOST_OF_LINES) -> Iterator[str]:
-        """The whole lines of a file of at most `most` bytes, if there is one."""
+        """Read the whole lines of a file of at most `most` bytes, if it exists."""
         path = self.path / name
         lines = read_lines(path, most) if path.exists() else ()
         return (line.decode(errors="replace") for line in lines if line.endswith(b"}\n"))

@@ -1,4 +1,4 @@
-"""What each rank did when: a file of its own for every rank, joined when somebody looks at them.
+"""What each rank did when: one file for each rank, joined when somebody looks at them.
 
 A file is JSON in which every span has a line of its own, so that any number of them can be read:
 
@@ -70,7 +70,7 @@ def spans(run: Path) -> list[dict[str, Any]]:
 
 
 def join(run: Path) -> list[dict[str, Any]]:
-    """Write all ranks' spans, if there are any, into one file, RUN/trace.json; give them."""
+    """Write all ranks' spans into RUN/trace.json, and return them."""
     events = spans(run)
     if events:
         write_atomically(run / "trace.json", _text(events))

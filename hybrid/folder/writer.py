@@ -53,7 +53,7 @@ class Writer:
         """How long training has waited for checkpoints."""
 
     def write(self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]) -> None:
-        """Write the checkpoint of `step`: this rank's units, and what its run's parts keep.
+        """Write the checkpoint of `step`: this rank's units and the states of its parts.
 
         All ranks call it. A failure is raised on all of them, as AgreedError, and leaves no partial
         folder.

@@ -72,7 +72,7 @@ class NetworkGuard:
 
 
 def _attribute_marks(module: nn.Module) -> Iterator[tuple[str, Mark]]:
-    """Attributes of a user's class, and which parameters, buffers and modules there are."""
+    """The attributes of a user's class, and its parameters, buffers and modules."""
     for name, value in vars(module).items():
         if name not in _TORCHS_ATTRIBUTES:
             yield name, _mark(value)

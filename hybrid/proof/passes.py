@@ -93,7 +93,7 @@ class LatePasses(ExactPasses):
 
 
 def lossless_method(method: Method, formats: bool = False) -> Method:
-    """The method without what makes another gradient: clipping, rounding, averages, compilation.
+    """Return the method without clipping, rounding, averages and compilation.
 
     With `formats` it rounds, except to float16: training leaves out steps until a loss scale fits.
     """
@@ -154,7 +154,7 @@ def share_weights(method: Method, links: RankLinks) -> None:
 def run_pass(
     program: ExactPasses, method: Method, links: RankLinks, share: Batch, R: int, formats: bool
 ) -> list[RankPass]:
-    """What each rank has of the run's own pass, on the first rank; elsewhere nothing."""
+    """Gather each rank's result of the run's pass on the first rank; None elsewhere."""
     method = program.over(lossless_method(method, formats), share)
     block = method.block(links, _GradientRecorder)
     if block.freezing is not None:

@@ -88,7 +88,7 @@ def prove(
 
 
 def describe_proof(proof: str) -> list[str]:
-    """The line about a proof among the first lines of a run; nothing about what needs none."""
+    """Describe a proof for the first lines of a run; empty if none was needed."""
     if proof == PASSED:
         return ["its gradient is the undivided network's: a pass over a few samples was compared"]
     reason = proof.removeprefix(SKIPPED)
@@ -165,7 +165,7 @@ def _undivided_pass(program: ExactPasses, samples: Samples, model: nn.Module) ->
 def _refer(
     program: ExactPasses, links: RankLinks, samples: Samples, model: nn.Module | None
 ) -> PassResult | str:
-    """The undivided network's pass, on the first rank; a text: why there is none."""
+    """Make the undivided network's pass on the first rank; a text says why it cannot."""
     result, reason = PassResult(), ""
     with links.agreement():
         if model is not None:
@@ -236,7 +236,7 @@ def _compare_attributes(reference: PassResult, blocks: Sequence[RankPass]) -> st
 
 
 def _explain(fault: str, program: ExactPasses, method: Method, R: int, formats: bool) -> str:
-    """The error's line: what differs, and the usual causes."""
+    """Describe a difference and its usual causes in one line."""
     K, m = len(method.problem.blocks), program.parts
     said = f"the run would train another network than the one that was given: {fault}"
     if formats:

@@ -19,13 +19,13 @@ from hybrid.proof.undivided import distance, sketch
 TOLERANCE = 1e-2
 """The largest difference of two float tensors over their norm: processors round differently."""
 READINGS = 4
-"""How often a sample that differs is read again: what changes by itself is not compared."""
+"""How often a sample that differs is read again: a random one is not compared."""
 Prints = dict[str, list[Any]]
 """What ranks tell each other of samples: for inputs and for targets, an entry for each tensor."""
 
 
 class SampleComparison:
-    """Compares what ranks read, at the start and once an epoch; ValueError on all of them.
+    """Compares the ranks' samples at the start and once an epoch; ValueError on all ranks.
 
     The first block reads inputs and the last one targets, which have to belong together. The number
     and the order of samples are compared exactly, and the numbers of a few samples up to rounding.

@@ -74,7 +74,7 @@ class Samples:
         return whole[0]
 
     def parts(self, count: int, together: bool) -> list[list[Tensor]]:
-        """Rows of every micro-batch; `together`: of all replicas, whose BatchNorms are one."""
+        """Rows of every micro-batch; `together`: of all replicas, which share BatchNorms."""
         rows = torch.arange(sum(map(len, self.shares))).split([*map(len, self.shares)])
         parts = [[*each.tensor_split(min(count, len(each)))] for each in rows]
         return [[torch.cat(each) for each in zip(*parts, strict=True)]] if together else parts

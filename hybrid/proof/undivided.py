@@ -86,7 +86,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 @dataclass(frozen=True)
 class UndividedPass:
-    """One pass of the network as it was given, over a mini-batch of the training's samples."""
+    """One pass of the undivided network over a mini-batch of training samples."""
 
     model: nn.Module
     loss: Loss
@@ -158,7 +158,7 @@ class UndividedPass:
 
 @contextmanager
 def rounded_weights(model: nn.Module, step: float) -> Iterator[None]:
-    """Within it each weight is moved at random by up to half a step times itself."""
+    """Move each weight at random, by up to half a step times itself, for a while."""
     random, before = torch.Generator().manual_seed(0), list[tuple[nn.Parameter, Tensor]]()
     for p in model.parameters():
         before.append((p, p.detach().clone()))
@@ -173,7 +173,7 @@ def rounded_weights(model: nn.Module, step: float) -> Iterator[None]:
 
 @contextmanager
 def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Within it the parameters have no gradients; afterwards those that they had."""
+    """Set the parameters' gradients aside for a while."""
     before = [(p, p.grad) for p in model.parameters()]
     for p, _ in before:
         p.grad = None

@@ -38,7 +38,7 @@ class Phases(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What a rank tells the first one at the end of a call, and then what all ranks know."""
+    """A rank's report to the first rank at the end of a call, then what all ranks learn."""
 
     stop: str = ""
     """The signal that the rank, or the first of all, has received; empty without one."""
@@ -142,7 +142,7 @@ class Rounds(ABC):
         waited: Sequence[float],
         statuses: Sequence[Status],
     ) -> Outcome:
-        """The outcome of a call from what all ranks report; the first rank calls it."""
+        """Merge all ranks' reports of a call; the first rank calls it."""
         size = self.links.size
         chains = [shares[start : start + size] for start in range(0, len(shares), size)]
         reports = [
@@ -205,12 +205,12 @@ class Rounds(ABC):
 
     @property
     def local(self) -> bool:
-        """Whether there are local steps beside exact ones."""
+        """Whether the training takes local steps beside exact ones."""
         return self.program is not None and not isinstance(self.program, ExactPass)
 
     @property
     def local_work(self) -> LocalWork | None:
-        """This rank's local work in idle time, if there is any."""
+        """This rank's local work in idle time; None without any."""
         return getattr(self.program, "local_work", None)
 
     def state(self) -> State:

@@ -42,7 +42,7 @@ class BatchSampler:
         self._next = 0
         """The step of the first mini-batch that has never been asked for."""
         self._without_losses: deque[tuple[int, Tensor]] = deque()
-        """Steps and samples of the mini-batches whose losses come with the next report."""
+        """Steps and samples of the mini-batches in the next report of losses."""
         self._with_losses: deque[tuple[int, Tensor, Tensor]] = deque()
         """Mini-batches with losses that the sampler may not use yet, because of its lag."""
 

@@ -26,7 +26,7 @@ from hybrid.solvers.windows import Batch
 MOST_UNDER_WAY = 4
 """Mini-batches of an evaluation after which the first block waits for the last one."""
 SETS = ("validation", "test")
-"""The sets on which a network is measured; the first there is decides."""
+"""The sets on which a network is measured; the first that exists decides."""
 IMAGES = 500
 """Samples of a mini-batch of an evaluation on images of this package."""
 

@@ -33,7 +33,7 @@ class AlternatingRounds(Rounds):
     alternates = True
 
     observe = False
-    """Record in a pass of its own: the swept images differ from the trained ones."""
+    """Record in a separate pass: the swept images differ from the trained ones."""
     carried = False
     """Whether records are kept from one correction to the next."""
     statistics = False
@@ -170,6 +170,6 @@ class MiniBatchRounds(Rounds):
             local.stats, local.watch = PhaseStats(), Stopwatch()
 
     def _drain_into(self, stats: PhaseStats) -> None:
-        """Finish what is under way; the time counts as the method's."""
+        """Drain the pipeline; the time counts as the method's."""
         with stats.timed(self.links):
             stats.add(self.drain())

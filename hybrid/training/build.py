@@ -42,7 +42,7 @@ from hybrid.training.trainer import Trainer
 def read_settings(
     path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool
 ) -> Config:
-    """Settings of a run: defaults < the run's own (to resume) < TOML file < command line."""
+    """Resolve a run's settings: defaults < a resumed run's settings < TOML file < command line."""
     stored = None
     if resume:
         if out is None:
@@ -67,7 +67,7 @@ def read_settings(
 
 
 def _resume_grid(resolved: Config, overrides: Mapping[str, Any]) -> None:
-    """Let a run that is resumed have its own grid, another one that is asked for, or what fits."""
+    """Choose a resumed run's grid: the one asked for, its earlier one, or one that fits."""
     before = Grid(len(resolved.split.cuts) + 1, resolved.split.replicas)
     asked = Grid(overrides.get("split.blocks", 0), overrides.get("split.replicas", 0))
     comm = launch.communicator()
@@ -80,7 +80,7 @@ def _resume_grid(resolved: Config, overrides: Mapping[str, Any]) -> None:
 
 
 def _drop_timetable(resolved: Config, before: Config) -> None:
-    """Leave out a run's own timetable of local steps where it is of other blocks or micro-batches.
+    """Drop a resumed run's timetable of local work if its blocks or micro-batches have changed.
 
     With other replicas it stays, as its cuts do, unless their micro-batches are too small for it.
     """
@@ -102,7 +102,7 @@ def _update(resolved: Config, section: str, **values: Any) -> None:
 
 
 def _drop_settings_of_replicas(resolved: Config, chosen: set[str]) -> None:
-    """Leave out what a run has kept of its replicas and one has no use for, unless it is chosen."""
+    """Drop a resumed run's replica settings that do nothing with one replica, unless chosen."""
     if not any(name.startswith("sync.") for name in chosen):
         resolved.sync = dict(Config().sync)
     if "train.sync_batchnorm" not in chosen:
@@ -152,7 +152,7 @@ def name_run_folder(resolved: Config, now: str) -> Path:
 
 
 def load_rank_data(resolved: Config) -> Sets:
-    """All data; under mpirun a rank keeps what its block needs of them."""
+    """Load all data; under mpirun a rank keeps the part that its block needs."""
     sets = load_all_sets(resolved.data, resolved.train.loss, resolved.train.seed)
     comm = launch.communicator()
     if comm is not None:
@@ -166,7 +166,7 @@ def load_rank_data(resolved: Config) -> Sets:
 
 
 def _places(comm: Communicator, wanted: SplitSettings) -> list[GridPlace]:
-    """Where this rank may be in the grid, whose arrangement may be open yet."""
+    """This rank's possible places in the grid, whose arrangement may still be open."""
     sides: tuple[Arrangement, ...] = ("chain", "peers")
     if wanted.side_by_side != "auto":
         sides = (wanted.side_by_side,)
@@ -175,7 +175,7 @@ def _places(comm: Communicator, wanted: SplitSettings) -> list[GridPlace]:
 
 
 def load_data_sets(wanted: DataSettings, loss: str = "") -> tuple[Data, Data | None]:
-    """Training data, and test data unless there are none, whole; as in `load_all_sets`."""
+    """Load the whole training and test sets, as `load_all_sets` does."""
     return load_all_sets(wanted, loss)[:2]
 
 
@@ -233,7 +233,7 @@ def take_batch_size(resolved: Config, train: Data) -> None:
 
 
 def load_own(wanted: DataSettings) -> tuple[Dataset | Texts, Dataset | Texts]:
-    """Training and test data of this package; ValueError for one's own."""
+    """Load training and test sets of this package; ValueError for a user's function."""
     train, test = load_data_sets(wanted)
     own = Dataset | Texts
     if not (isinstance(train, own) and isinstance(test, own)):
@@ -256,7 +256,7 @@ def build_model(resolved: Config, samples: Data) -> models.Chain:
 
 
 def build_network(resolved: Config, data: Data) -> nn.Module:
-    """The network of a run, this package's or one's own, its weights a function of the seed.
+    """Build the network of a run, built-in or the user's, with weights that depend on the seed.
 
     They are all zeros in one memory where a file has others.
     """

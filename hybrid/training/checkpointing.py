@@ -116,7 +116,7 @@ class StateFiles:
     def collect(
         self, parts: Mapping[str, Stateful]
     ) -> tuple[dict[str, Tensors], dict[str, dict[str, Any]]]:
-        """The parts' tensors by file, and what all ranks share; all ranks call it."""
+        """Collect the parts' tensors by file, and the shared state; all ranks call it."""
         files: dict[str, Tensors] = {}
         shared: dict[str, dict[str, Any]] = {}
         for part, stateful in parts.items():

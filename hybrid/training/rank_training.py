@@ -71,7 +71,7 @@ class RankTraining:
         common = options.schedule, self.peak, method.steps, train.epochs
         schedule = method.rates or make_schedule(*common, method.user_optimizer or exact)
         self.plateau = schedule if isinstance(schedule, Plateau) else None
-        """The schedule, if it follows what tests measure."""
+        """The schedule, if it follows a measured metric."""
         if self.plateau is not None:
             measured = method.problem.objectives.deciding.metrics
             check_metric("schedule.metric", self.plateau.metric, measured)
@@ -217,7 +217,7 @@ class RankTraining:
         }
 
     def _parts(self, kinds: Mapping[str, Any]) -> dict[str, Stateful]:
-        """The parts whose states a checkpoint of these kinds has; another solver shares fewer."""
+        """The parts of a checkpoint that can be restored; another solver restores fewer."""
         same = {key for key, value in self._kinds.items() if kinds[key] == value}
         parts: dict[str, Stateful] = {
             "rounds": self.rounds,

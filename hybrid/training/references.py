@@ -1,4 +1,4 @@
-"""Functions of a user's own, named package.module:function on the command line."""
+"""The user's functions, named package.module:function on the command line."""
 
 from __future__ import annotations
 

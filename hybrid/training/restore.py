@@ -31,7 +31,7 @@ from hybrid.training.summary import OWN_LOSS
 from hybrid.training.trainer import Trainer
 
 Model = nn.Module | Callable[[], nn.Module] | str
-"""A network, or what makes it: a function or its name, package.module:function."""
+"""A network, or a function that builds it, or the function's name, package.module:function."""
 START = b"\n"
 """What stands before a text that begins with nothing."""
 EXPORTED = r"(.*config\.json|.*\.safetensors(\.index\.json)?|README\.md)"
@@ -256,7 +256,7 @@ def _save_itself(network: nn.Module, folder: Path, most: int) -> None:
 
 
 def _user_network(model: Model, settings: Config) -> nn.Module:
-    """A network as it is, or what makes it; ValueError for anything else.
+    """Return a network, or the one that a function builds; ValueError for anything else.
 
     It has no memory if package.module:function makes it and a run's weights came from a file.
     """

@@ -222,7 +222,7 @@ class Run:
         )
 
     def _go_back(self, checkpoint: Path, callbacks: Callbacks | None) -> None:
-        """Make the training anew from a checkpoint; without `callbacks` theirs stay as they are."""
+        """Rebuild the training from a checkpoint; `callbacks`: restore their states, too."""
         self.training.block.release()
         self.training.attributes.load_state(State())  # as the run found them
         self.training = self._make_training(callbacks)
@@ -256,7 +256,7 @@ class Run:
         return results
 
     def _remedy(self, error: DivergedError) -> str:
-        """The error of a run that cannot go back, with what may help."""
+        """Return the error of a run that cannot roll back, with its remedy."""
         text, rollbacks = str(error), len(self.training.position.rollbacks)
         if self.folder.path is not None:
             checkpoints = self.folder.checkpoints()
@@ -318,7 +318,7 @@ class Run:
         return reports
 
     def _evaluate(self) -> None:
-        """Measure the network on the set that decides, if there is one."""
+        """Measure the network on the deciding set, if there is one."""
         if not self.evaluation.deciding:
             return
         at, block = self.training.position, self.training.block

@@ -24,7 +24,7 @@ from hybrid.training import references
 from hybrid.training.checkpointing import Position
 
 OWN_LOSS = "your own"
-"""The name that config.toml has for a loss of the caller's own."""
+"""The name of a caller's loss in config.toml."""
 
 OWN_DATA = "custom"
 """The name of data that were given to `fit`."""

@@ -81,9 +81,9 @@ class Trainer:
             **self.options.names,
         }
         self.whole: Callable[[], nn.Module] | None = None
-        """Makes the undivided network, where ranks have made their own weights alone."""
+        """Builds the undivided network, where ranks have built only their units."""
         self._arrangement: Arrangement = "chain"
-        """How the grid lay on the ranks in training, which decides what block a rank has."""
+        """How the training laid the grid on the ranks, which decides a rank's block."""
 
     def fit(
         self, train: Any, test: Any = None, epochs: int | None = None, validation: Any = None
@@ -192,7 +192,7 @@ class Trainer:
         return self._start(prepare, replicas, data)
 
     def _start(self, prepare: Callable[..., Compared[T]], replicas: int, *sets: Any) -> T:
-        """Run on every rank what `prepare` makes of the number of ranks and the data sets.
+        """Run on every rank the program that `prepare` returns for the ranks and the data.
 
         A set may be None, or a share of the first one. What fails in the preparation on any rank is
         raised on all.
@@ -242,14 +242,14 @@ class Trainer:
             read_weights(self.blocks, range(len(self.blocks)))
 
     def _choose_loss(self) -> bool:
-        """Whether targets are inputs, too; the loss is then the network's own, if none is set."""
+        """Whether targets are inputs, too; without a loss the network's is then taken."""
         labels, options = takes_targets(self.blocks), self.options
         if labels and options.loss is None and "loss" not in options.train.model_fields_set:
             options.train = options.train.model_copy(update={"loss": MODEL})
         return labels
 
     def threads(self, blocks: int) -> int:
-        """Intra-operation threads of one rank; one, unless it is said, on a clock of its own."""
+        """Intra-operation threads of one rank; by default one on simulated links."""
         train = self.options.train
         if link_class(self.options.links).clocked:
             return train.threads or 1

@@ -140,7 +140,7 @@ class Choice(ABC):
         return self.count // batch_size
 
     def epoch_statistics(self) -> dict[str, Any]:
-        """Statistics of an epoch for the metrics, as JSON allows them; empty if there are none."""
+        """Statistics of an epoch for the metrics, as JSON values; may be empty."""
         return {}
 
     def state(self) -> State:
@@ -148,7 +148,7 @@ class Choice(ABC):
         return State()
 
     def load_state(self, state: State) -> None:  # noqa: B027
-        """Restore what `state` returned."""
+        """Restore a state."""
 
 
 class Accepting(Choice):

@@ -79,7 +79,7 @@ class Callbacks:
             self.raise_failure(self.failure)
 
     def raise_failure(self, failure: str) -> None:
-        """Raise CallbackError if there is a failure, which is the same on all ranks."""
+        """Raise CallbackError on all ranks if a callback has failed."""
         if failure:
             raise CallbackError(failure)
 
