@@ -287,9 +287,9 @@ class Block:
         if self.scaler is not None and gradients:
             self.scaler.unscale_(optimizer)
         if self.ties is not None and chain is None:
-            clipping.clip_each(self.ties.apart(gradients), clip_norm, self.device)
+            clipping.clip_each(self.ties.by_blocks(gradients), clip_norm, self.device)
             return
-        counted = gradients if self.ties is None else self.ties.counted(gradients)
+        counted = gradients if self.ties is None else self.ties.without_copies(gradients)
         norms = clipping.gradient_norms(counted, self.device)
         if self.scaler is not None:  # a block whose gradient overflowed makes no step
             norms = torch.where(norms.isfinite().all(), norms, 0.0)

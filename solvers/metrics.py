@@ -1,4 +1,4 @@
-"""Metrics: of each sample, with their mean, or of all samples of an evaluation at once."""
+"""Metrics: a score of each sample, or one number for all samples of an evaluation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 LEFT_OUT = -100
-"""The class of samples that do not count."""
+"""The class of samples to ignore."""
 
 
 @runtime_checkable
 class Accumulating(Protocol):
-    """A metric that accumulates batch by batch, as those of torchmetrics do.
+    """A metric that accumulates batch by batch, like those of torchmetrics.
 
-    Its tensors are on the CPU. It is reset before an evaluation and computed once, at its end.
+    Its tensors are on the CPU. It is reset before an evaluation and computed once, at the end.
     """
 
     def reset(self) -> Any:
@@ -29,44 +29,44 @@ class Accumulating(Protocol):
         """Add a batch."""
 
     def compute(self) -> Any:
-        """One number for all samples since `reset`."""
+        """Return one number for all samples since `reset`."""
 
 
 Function: TypeAlias = Callable[[Any, Any], Any]
 Metric: TypeAlias = Function | Accumulating
 """A function (output, targets), or an object that accumulates.
 
-A function that gives a score of each sample, (N,) or (N, ...), gets a batch at a time, and the mean
-over all samples is taken. One that gives a number, which need not be a mean, gets all samples of an
-evaluation at once, on the CPU.
+A function that returns a score of each sample, (N,) or (N, ...), gets one batch at a time, and the
+mean over all samples is taken. A function that returns one number, which need not be a mean, gets
+all samples of an evaluation at once, on the CPU.
 """
 
 
-class Counted(NamedTuple):
-    """A sum and its weight, where that is not the number of samples."""
+class WeightedSum(NamedTuple):
+    """A sum and its weight, if that is not the number of samples."""
 
     sum: Tensor
     weight: Tensor
 
 
-def right_answers(out: Tensor, targets: Tensor) -> Tensor | Counted:
-    """Which of the logits (N, classes, ...) are largest at their class (N, ...).
+def right_answers(out: Tensor, targets: Tensor) -> Tensor | WeightedSum:
+    """Return which logits (N, classes, ...) are largest at their class (N, ...).
 
-    If there are samples that do not count (class -100, as in cross-entropy), the number of hits.
+    With samples to ignore (class -100, as in cross-entropy), return the number of hits.
     """
     right, counts = out.argmax(1) == targets, targets != LEFT_OUT
-    if not targets.is_cuda and bool(counts.all()):  # on a GPU the host would have to wait
+    if not targets.is_cuda and bool(counts.all()):  # on a GPU this would synchronize
         return right
-    return Counted(right.sum(), counts.sum())
+    return WeightedSum(right.sum(), counts.sum())
 
 
-def right_logits(output: Any, targets: Tensor) -> Tensor | Counted:
-    """`right_answers` of the logits in an output."""
+def right_logits(output: Any, targets: Tensor) -> Tensor | WeightedSum:
+    """Return `right_answers` of the logits in an output."""
     return right_answers(logits_of(output), targets)
 
 
 def logits_of(output: Any) -> Any:
-    """The logits in the output of a network that has a loss of its own; None: there are none."""
+    """Return the logits in the output of a network with its own loss; None if there are none."""
     if isinstance(output, tuple | list):
         return output[1] if len(output) > 1 else None
     return output.get("logits") if isinstance(output, Mapping) else None
@@ -77,42 +77,42 @@ class AllSamples:
 
     def __init__(self, name: str, function: Function) -> None:
         self.name, self.function = name, function
-        self._met: list[tuple[Any, Any]] = []
+        self._batches: list[tuple[Any, Any]] = []
 
     def reset(self) -> None:
-        self._met = []
+        self._batches = []
 
     def update(self, output: Any, targets: Any, /) -> None:
-        self._met.append((output, targets))
+        self._batches.append((output, targets))
 
     def compute(self) -> Any:
-        out, targets = (tree_map(_joined, *batches) for batches in zip(*self._met, strict=True))
+        out, targets = (tree_map(_joined, *batches) for batches in zip(*self._batches, strict=True))
         return call_user_code(f"the metric {self.name!r}", self.function, out, targets)
 
 
 def _joined(*parts: Tensor) -> Tensor:
-    """Rows of batches together; of one number for each, such as a loss, their mean."""
+    """Concatenate batches; average a number for each batch, such as a loss."""
     return torch.cat(parts) if parts[0].dim() else torch.stack(parts).mean()
 
 
-def tried_metrics(metrics: Mapping[str, Metric], out: Any, targets: Any) -> dict[str, Metric]:
-    """The metrics after a trial on a few samples: functions of one number will get all at once.
+def try_metrics(metrics: Mapping[str, Metric], out: Any, targets: Any) -> dict[str, Metric]:
+    """Try metrics on a few samples; wrap functions that return one number in `AllSamples`.
 
-    ValueError, with the reason, for what is no metric.
+    ValueError, with the reason, for anything that is not a metric.
     """
     out = detached(out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a few samples may lack a class
-        return {name: _tried(name, metric, out, targets) for name, metric in metrics.items()}
+        return {name: _try_metric(name, metric, out, targets) for name, metric in metrics.items()}
 
 
-def _tried(name: str, metric: Metric, out: Any, targets: Any) -> Metric:
+def _try_metric(name: str, metric: Metric, out: Any, targets: Any) -> Metric:
     if isinstance(metric, type):
         kind = metric.__name__
         raise ValueError(f"the metric {name!r} is the class {kind}: give an object, {kind}(...)")
     if not isinstance(metric, Accumulating):
         scores = call_user_code(f"the metric {name!r}", metric, out, targets)
-        if isinstance(scores, Counted) or _tensor(scores).dim():
+        if isinstance(scores, WeightedSum) or _tensor(scores).dim():
             return metric
         return AllSamples(name, metric)
     reset(name, metric)
@@ -126,20 +126,20 @@ def _tried(name: str, metric: Metric, out: Any, targets: Any) -> Metric:
 
 
 def reset(name: str, metric: Accumulating) -> None:
-    """Let an evaluation begin; ValueError if that fails."""
+    """Reset a metric before an evaluation; ValueError if that fails."""
     with user_code(f"the metric {name!r} fails in reset"):
         metric.reset()
 
 
-def evaluated(name: str, metric: Accumulating) -> float:
-    """The result of an evaluation; ValueError if that fails, or is not one number."""
+def compute(name: str, metric: Accumulating) -> float:
+    """Compute the result of an evaluation; ValueError if that fails, or is not one number."""
     with user_code(f"the metric {name!r} fails in compute"):
         result = metric.compute()
     return one_number(name, result)
 
 
 def one_number(name: str, result: Any) -> float:
-    """As a float; ValueError if it is none."""
+    """Convert a metric's result to a float; ValueError if it is not one number."""
     try:
         return float(torch.as_tensor(result))
     except (TypeError, ValueError, RuntimeError):
@@ -150,8 +150,8 @@ def one_number(name: str, result: Any) -> float:
 
 
 def sum_and_weight(scores: Any, count: int) -> tuple[Tensor, Tensor | int]:
-    """The sum of scores, (N,) or (N, ...), over the samples, and the weight of that sum."""
-    if isinstance(scores, Counted):
+    """Sum scores, (N,) or (N, ...), over samples; return the sum and its weight."""
+    if isinstance(scores, WeightedSum):
         return scores
     values = _tensor(scores)
     if values.dim() == 0 or len(values) != count:
@@ -163,11 +163,11 @@ def sum_and_weight(scores: Any, count: int) -> tuple[Tensor, Tensor | int]:
 
 
 def training_sum(scores: Any, count: int) -> Tensor:
-    """The sum of scores over a mini-batch in training, as if all samples weighed the same.
+    """Sum scores over a training mini-batch, as if all samples weighed the same.
 
-    One number counts as the mean over the samples.
+    A single number counts as the mean over the samples.
     """
-    if isinstance(scores, Counted):
+    if isinstance(scores, WeightedSum):
         return scores.sum.double() / scores.weight.clamp_min(1) * count
     values = _tensor(scores)
     return sum_and_weight(values, count)[0] if values.dim() else values * count
@@ -186,12 +186,12 @@ FAULTS = (
     *(RuntimeError, TypeError, ValueError, AttributeError),
     *(LookupError, ArithmeticError, AssertionError, OSError),
 )
-"""What a user's code raises by mistake; torch uses some other exceptions to leave a forward."""
+"""Exceptions of faulty user code; torch uses some others to leave a forward pass early."""
 
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Turn an error of a user's code into a ValueError, behind `what` failed."""
+    """Raise ValueError for an error of user code; `what` failed begins the message."""
     try:
         yield
     except FAULTS as error:
@@ -199,7 +199,7 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def call_user_code(what: str, function: Callable[[Any, Any], Any], out: Any, targets: Any) -> Any:
-    """The value of a loss or a metric; ValueError with the shapes of its arguments if it fails."""
+    """Call a loss or a metric; ValueError with the shapes of its arguments if it fails."""
     try:
         return function(out, targets)
     except FAULTS as error:
@@ -210,7 +210,7 @@ def call_user_code(what: str, function: Callable[[Any, Any], Any], out: Any, tar
 
 
 def _remedy(out: Any) -> str:
-    """For an output that holds its logits by name, as Hugging Face's models give it."""
+    """Suggest a remedy for an output that holds logits by name, as in Hugging Face's models."""
     if not ("logits" in out if isinstance(out, Mapping) else hasattr(out, "logits")):
         return ""
     return (
@@ -220,7 +220,7 @@ def _remedy(out: Any) -> str:
 
 
 def described(value: Any) -> str:
-    """The shapes and types of tensors, and the classes of what is none, for an error message."""
+    """Describe tensors by shape and dtype, and other values by class, for an error message."""
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     if any(leaf is value for leaf in tree_leaves(value)):
@@ -229,10 +229,10 @@ def described(value: Any) -> str:
 
 
 def failure(error: Exception) -> str:
-    """The class and the first line of an error."""
+    """Return the class and the first line of an error."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason'])[0]}"
 
 
 def detached(out: Any) -> Any:
-    """An output without its graph."""
+    """Detach the tensors of an output."""
     return tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, out)

@@ -12,9 +12,9 @@ from hybrid.solvers.peers import Peers
 
 
 class SharedNorms:
-    r"""Lets a module's BatchNorms normalize by the statistics of all replicas' samples.
+    r"""Makes a module's BatchNorms normalize by the statistics of all replicas' samples.
 
-    Of a channel, over the n_r numbers that replica r has of it, in replica order:
+    For a channel, over the n_r numbers of replica r, in replica order:
 
         N = sum_r n_r,   m = sum_r (n_r / N) m_r,   v = sum_r (n_r / N) (v_r + (m_r - m)^2)
         y = w (x - m) / sqrt(v + eps) + b
@@ -28,7 +28,7 @@ class SharedNorms:
             norm.forward = partial(_forward, norm, peers)  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """Leave the module as it was."""
+        """Restore the module's BatchNorms."""
         for norm in self.norms:
             del norm.forward
         self.norms = []
@@ -41,10 +41,10 @@ def _forward(norm: Any, peers: Peers, x: Tensor) -> Tensor:
     dims = [d for d in range(x.dim()) if d != 1]
     variance, mean = torch.var_mean(wide, dims, correction=0)
     n = mean.new_full((1,), x.numel() / x.shape[1])
-    everyone: Any = _Gather.apply(torch.cat([n, mean, variance]), peers)  # type: ignore[no-untyped-call]
-    count = everyone[:, 0].sum()
-    share = everyone[:, :1] / count
-    means, variances = everyone[:, 1:].split(x.shape[1], 1)
+    statistics: Any = _Gather.apply(torch.cat([n, mean, variance]), peers)  # type: ignore[no-untyped-call]
+    count = statistics[:, 0].sum()
+    share = statistics[:, :1] / count
+    means, variances = statistics[:, 1:].split(x.shape[1], 1)
     mean = (share * means).sum(0)
     variance = (share * (variances + (means - mean) ** 2)).sum(0)
     if norm.track_running_stats:
@@ -57,7 +57,7 @@ def _forward(norm: Any, peers: Peers, x: Tensor) -> Tensor:
 
 
 def _track(norm: Any, mean: Tensor, variance: Tensor) -> None:
-    """Move running statistics as torch does."""
+    """Update running statistics as torch does."""
     norm.num_batches_tracked.add_(1)
     momentum = norm.momentum
     if momentum is None:
@@ -77,7 +77,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *p: Tensor) -> tuple[Tensor, None]:
-        # what replica r gets are the adjoints of its vector, one from each replica
+        # replica r receives the adjoints of its vector, one from each replica
         pieces = [row.contiguous() for row in p[0]]
         like = pieces[ctx.peers.replica]
         return torch.stack(ctx.peers.exchange(pieces, [like] * len(pieces))()).sum(0), None

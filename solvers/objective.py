@@ -1,4 +1,4 @@
-"""The loss and the metrics of a network's output and its targets."""
+"""The loss and the metrics of a network's output and targets."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ SMALLEST = torch.finfo(torch.float64).tiny
 
 @runtime_checkable
 class Weighted(Protocol):
-    r"""A loss that is a weighted mean, and says what it divides by.
+    r"""A loss that is a weighted mean with a known denominator.
 
         loss = (sum_i v_i l_i) / (sum_i v_i)
 
-    The weights follow from the targets alone, so a mini-batch's denominator is known before any of
-    its parts goes backward. Parts then give, together, the gradient of the undivided mini-batch.
-    Where nothing counts, the loss must be finite.
+    The weights depend on the targets alone, so a mini-batch's denominator is known before the first
+    backward pass of its parts. The gradients of the parts then add up to that of the undivided
+    mini-batch. If all weights are 0, the loss must be finite.
     """
 
     def __call__(self, output: Any, targets: Any, /) -> Tensor:
-        """The weighted mean."""
+        """Compute the weighted mean."""
 
     def denominator(self, targets: Any, /) -> Tensor:
-        """sum_i v_i, a tensor of one number."""
+        """Compute sum_i v_i, a tensor of one number."""
 
 
 @dataclass(frozen=True)
 class OverClasses:
-    """torch's cross-entropy or NLL loss, with v_i the weight of the target's class; 0: left out."""
+    """torch's cross-entropy or NLL loss; v_i is the weight of the target's class, 0 if ignored."""
 
     loss: Loss
     class_weights: Tensor | None = None
@@ -65,14 +65,14 @@ class OverClasses:
     def __call__(self, output: Any, targets: Any) -> Tensor:
         if not _are_classes(targets):
             return self.loss(output, targets)
-        # torch divides by 0 where nothing counts: a class that does will do there, it weighs 0
+        # if all weights are 0, torch divides by 0: take any class that counts, its weight is 0 here
         classes = torch.arange(output.shape[1], device=targets.device)
         weights = 1.0 if self.class_weights is None else self.class_weights.to(targets.device)
         counting = ((classes != self.left_out) * weights).argmax()
         return self.loss(output, torch.where(self.denominator(targets) > 0, targets, counting))
 
     def denominator(self, targets: Any) -> Tensor:
-        """The weights of the targets' classes, summed in float64; with probabilities, N."""
+        """Sum the weights of the targets' classes in float64; for probabilities, count samples."""
         if not _are_classes(targets):
             return torch.tensor(float(len(targets)), dtype=torch.float64)
         counts: Tensor = targets != self.left_out
@@ -83,15 +83,15 @@ class OverClasses:
 
 
 Counts = Literal["samples", "labels", "shifted labels"]
-"""What a mean is over: samples, labels that are not left out, or these without the first of each
-sample, which a causal language model does not predict."""
+"""The terms of a mean: samples, labels that are not ignored, or these without the first label of
+each sample, which a causal language model does not predict."""
 
 
 @dataclass(frozen=True)
 class DividedBy:
-    """A loss that is a weighted mean, and what it is divided by, as its user declares it.
+    """A loss that is a weighted mean, with a denominator that its user declares.
 
-    Where nothing counts it is 0, and must have no gradient there, as torch's losses have none.
+    If all weights are 0, the loss is 0 and must have no gradient, like torch's losses.
     """
 
     loss: Loss
@@ -110,11 +110,11 @@ class DividedBy:
 
 @dataclass(frozen=True)
 class CountOf:
-    """How many samples or labels of targets (N, ...) a mean is over."""
+    """Counts the samples or labels of targets (N, ...) that a mean is over."""
 
     what: Counts
     left_out: int = LEFT_OUT
-    """The label that does not count."""
+    """The label to ignore."""
 
     def __call__(self, targets: Any) -> Tensor:
         first = tree_leaves(targets)[0]
@@ -125,7 +125,7 @@ class CountOf:
 
 
 def loss_of(output: Any, targets: Any = None) -> Tensor:
-    """A network's own loss, in its output: its `loss`, or the first of several tensors."""
+    """Return the loss in a network's output: its `loss`, or the first of several tensors."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(output, tuple | list) and output and loss is None:
         loss = output[0]
@@ -143,7 +143,7 @@ def _are_classes(targets: Any) -> bool:
 
 
 def weighted(loss: Loss) -> Weighted | None:
-    """The loss as a weighted mean, where it is known to be one; None: each sample counts alike."""
+    """Return a loss that is known to be a weighted mean; None: all samples weigh the same."""
     if isinstance(loss, Weighted):
         return loss
     function = loss.func if isinstance(loss, partial) else loss
@@ -159,44 +159,45 @@ def weighted(loss: Loss) -> Weighted | None:
 
 
 class LossCheck(Protocol):
-    """Sees on the last block whether the loss of a mini-batch is the mean of its parts'."""
+    """Checks on the last block that the loss of a mini-batch is the mean of its parts' losses."""
 
     def take(self, part: Any, lam: Tensor, out: Any, loss: Tensor) -> None:
-        """A micro-batch, its input there, the output and the loss; ValueError where it is none."""
+        """Add a micro-batch with the block's input, output and loss; ValueError if it fails."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss and metrics by name; the metric "accuracy" is measured in training, too."""
+    """A loss, and metrics by name; the metric "accuracy" is also measured in training."""
 
     loss: Loss = nn.functional.cross_entropy
     metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": right_answers})
     targets: Bundle | None = None
     """The bundle of the targets, if they are not one tensor."""
-    named: str = "the loss"
+    title: str = "the loss"
+    """The loss in error messages."""
     each: bool = False
     """Whether the loss of each sample is needed, besides their mean."""
     output: TreeSpec = field(default_factory=lambda: tree_structure(0))
     """The structure of the network's output."""
-    alike: bool = False
-    """Whether all targets are known to weigh alike in it."""
+    equal_weights: bool = False
+    """Whether all targets are known to have the same weight in the loss."""
 
     @cached_property
     def weighted(self) -> Weighted | None:
-        """The loss, where it is a weighted mean."""
-        return None if self.alike else weighted(self.loss)
+        """The loss, if it is a weighted mean."""
+        return None if self.equal_weights else weighted(self.loss)
 
     def weight(self, targets: Tensor) -> Tensor | None:
-        """What the targets weigh in the loss together; None: each sample counts alike."""
+        """Sum the targets' weights in the loss; None: all samples weigh the same."""
         if self.weighted is None:
             return None
-        return denominator(self.named, self.weighted, self._unpacked(targets))
+        return denominator(self.title, self.weighted, self._unpacked(targets))
 
     def __call__(self, out: Any, targets: Tensor, weight: Tensor | None = None) -> LossAndMetric:
-        """Mean loss with its graph, and what the accuracy needs.
+        """Compute the mean loss with its graph, and the metric of training.
 
-        Of a part of a mini-batch, `weight` is what as many samples weigh on average. The losses
-        of all parts, each times its share of the samples, add up to that of the undivided
+        For a part of a mini-batch, `weight` is the average weight of that number of samples. The
+        losses of all parts, each times its share of the samples, add up to that of the undivided
         mini-batch.
         """
         count = len(targets)
@@ -216,32 +217,32 @@ class Objective:
         return LossAndMetric(loss, training_sum(scores, count), each)
 
     def mean_of(self, out: Any, targets: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The loss alone, as a call gives it."""
+        """Compute the loss of a call alone."""
         return self._mean(out, self._unpacked(targets), len(targets), weight)
 
     def _unpacked(self, targets: Tensor) -> Any:
         return targets if self.targets is None else self.targets.unpack(targets)
 
     def _mean(self, out: Any, unpacked: Any, count: int, weight: Tensor | None = None) -> Tensor:
-        """The mean over these samples, or of a part of a mini-batch; 0 where nothing counts."""
+        """Compute the mean over samples, or a part's term of it; 0 if all weights are 0."""
         if self.weighted is None:
-            return mean(call_user_code(self.named, self.loss, out, unpacked), count)
-        values = mean(call_user_code(self.named, self.weighted, out, unpacked), count)
-        total = denominator(self.named, self.weighted, unpacked)
+            return mean(call_user_code(self.title, self.loss, out, unpacked), count)
+        values = mean(call_user_code(self.title, self.weighted, out, unpacked), count)
+        total = denominator(self.title, self.weighted, unpacked)
         factor = total / (total if weight is None else weight).clamp_min(SMALLEST)
         return values * factor.to(values)
 
     def _each(self, out: Any, unpacked: Any, count: int) -> Tensor:
-        """Loss of each of `count` samples, (count,), float32."""
+        """Compute the loss of each of `count` samples, (count,), float32."""
         loss: Any = self.loss
-        with suppress(TypeError, ValueError):  # without a signature there is no such argument
+        with suppress(TypeError, ValueError):  # some callables have no signature
             if "reduction" in signature(loss).parameters:
                 loss = partial(loss, reduction="none")
         with torch.no_grad():
-            values = call_user_code(self.named, loss, detached(out), unpacked)
+            values = call_user_code(self.title, loss, detached(out), unpacked)
         if values.dim() == 0 or len(values) != count:
             raise ValueError(
-                f"{self.named} gives a tensor of shape {tuple(values.shape)} for {count} samples, "
+                f"{self.title} gives a tensor of shape {tuple(values.shape)} for {count} samples, "
                 "and the sampler learns from a loss of each: give one that takes reduction='none', "
                 "or gives one row for each sample, or take sampler.name=uniform"
             )
@@ -250,17 +251,17 @@ class Objective:
 
     @cached_property
     def accumulated(self) -> dict[str, Accumulating]:
-        """The metrics that are no sums over batches."""
+        """The metrics that accumulate over batches."""
         return {k: v for k, v in self.metrics.items() if isinstance(v, Accumulating)}
 
     @property
     def sums(self) -> list[str]:
-        """The names of what `measured` gives, in its order."""
+        """The names of the rows of `measured`, in order."""
         names = ("loss", *self.metrics)
         return [name for name in names if name not in self.accumulated]
 
     def measured(self, out: Any, targets: Tensor) -> Tensor:
-        """Sums and weights (M, 2), in float64, of the loss and of the metrics that are sums."""
+        """Compute sums and weights (M, 2), in float64, of the loss and the metrics in `sums`."""
         count, device = len(targets), tree_leaves(out)[0].device
         unpacked = self._unpacked(targets)
         numbers: list[Tensor | float] = []
@@ -268,7 +269,7 @@ class Objective:
             if name == "loss":
                 weight: Tensor | int = count
                 if self.weighted is not None:
-                    weight = denominator(self.named, self.weighted, unpacked)
+                    weight = denominator(self.title, self.weighted, unpacked)
                 numbers += [self._mean(out, unpacked, count).double() * weight, weight]
             else:
                 function: Any = self.metrics[name]
@@ -278,7 +279,7 @@ class Objective:
         return torch.stack(wide).view(-1, 2) if wide else torch.zeros(0, 2)
 
     def accumulate(self, batches: Iterable[Sequence[Tensor]]) -> None:
-        """Update metrics that accumulate by the tensors of each output, and its targets."""
+        """Update accumulating metrics with batches: the tensors of each output, and its targets."""
         for tensors in batches:
             *leaves, targets = (tensor.detach().cpu() for tensor in tensors)
             unpacked = self._unpacked(targets)
@@ -287,13 +288,13 @@ class Objective:
                 call_user_code(f"the metric {name!r}", metric.update, out, unpacked)
 
 
-def denominator(named: str, loss: Weighted, targets: Any) -> Tensor:
-    """What targets weigh together, in float64; ValueError for what is no one number."""
-    with user_code(f"the denominator of {named} fails on targets {described(targets)}"):
+def denominator(title: str, loss: Weighted, targets: Any) -> Tensor:
+    """Sum the weights of targets, in float64; ValueError if the loss gives no single number."""
+    with user_code(f"the denominator of {title} fails on targets {described(targets)}"):
         weight = loss.denominator(targets)
     if not isinstance(weight, Tensor) or weight.numel() != 1:
         raise ValueError(
-            f"the denominator of {named} gave {described(weight)}: let it give a tensor of one "
+            f"the denominator of {title} gave {described(weight)}: let it give a tensor of one "
             "number, the sum of the targets' weights"
         )
     return weight.detach().double().reshape(())
@@ -304,7 +305,7 @@ def _has_graph(out: Any) -> bool:
 
 
 def mean(values: Tensor, count: int) -> Tensor:
-    """The mean of losses, given as one for each of `count` samples or as their mean."""
+    """Average losses: one for each of `count` samples, or their mean already."""
     if not isinstance(values, Tensor):
         raise ValueError(f"the loss gave a {type(values).__name__}, not a tensor")
     if values.dim() == 0:

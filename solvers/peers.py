@@ -1,4 +1,4 @@
-"""Replicas of a block: the ranks that own it, how they agree on its weights, work they divide."""
+"""Replicas of a block: exchanges between them, synchronization of weights, shared work."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hybrid.solvers.state import State, Stateful
 
 
 class Peers(Protocol):
-    """The ranks that own the same block, one a replica.
+    """The ranks that own the same block, one in each replica.
 
-    All of them begin the same exchanges in the same order, and may end them in any. A tensor
-    handed over must not be written to afterwards, by either side.
+    All peers begin the same exchanges in the same order, and may finish them in any order. Neither
+    side may write to an exchanged tensor afterwards.
     """
 
     replica: int
@@ -28,22 +28,22 @@ class Peers(Protocol):
     def exchange(
         self, pieces: Sequence[Tensor], expected: Sequence[Tensor] = ()
     ) -> Callable[[], list[Tensor]]:
-        """Send `pieces[r]` to replica r; the call of what it gives waits for theirs, in order.
+        """Send `pieces[r]` to replica r; calling the result waits for all pieces, by replica.
 
-        `expected[r]` has the format of what replica r sends, if that is known.
+        `expected[r]` has the format of replica r's piece, if that is known.
         """
         ...
 
     def sum(self, vector: Tensor) -> Callable[[], Tensor]:
-        """Begin the sum of all vectors (n,) in an order that the links choose.
+        """Begin the sum of all vectors (n,), in an order that the links choose.
 
-        All replicas get the same bits; the vector's memory may become the sum's.
+        All replicas get the same bits. The sum may reuse the vector's memory.
         """
         ...
 
 
 class Replica(Protocol):
-    """What a strategy sees of a block: its weights, their gradients, who steps them."""
+    """The part of a block that a strategy uses: weights, gradients, optimizers."""
 
     module: nn.Module
     index: int
@@ -52,23 +52,23 @@ class Replica(Protocol):
     companions: dict[str, torch.optim.Optimizer]
 
     def stepping(self, kind: str) -> list[nn.Parameter]:
-        """What steps of `kind` move, in an order that is the same on every replica."""
+        """List the parameters of steps of `kind`, in the same order on every replica."""
         ...
 
     def everything(self) -> list[nn.Parameter]:
-        """What steps of any kind move, likewise."""
+        """List the parameters of steps of any kind, likewise."""
         ...
 
 
 COMPARED = bool(os.environ.get("HYBRID_DEBUG"))
-"""Whether replicas compare the bits of their weights after every step: HYBRID_DEBUG=1 asks for it.
+"""Whether replicas compare the bits of their weights after every step (HYBRID_DEBUG=1).
 
 It costs a small message to every replica.
 """
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """CRC-32 of their bits, in their order."""
+    """Compute the CRC-32 of tensors' bits, in order."""
     checksum = 0
     for x in tensors:
         values = x.detach().cpu().contiguous().reshape(-1)
@@ -77,10 +77,10 @@ def checksum(tensors: Iterable[Tensor]) -> int:
 
 
 class Sync(ABC):
-    """Keeps the weights of one block's replicas together: all that a strategy keeps on a rank.
+    """Synchronizes one block's weights with its other replicas, and holds a strategy's state.
 
-    A replica's gradients are its part of the mini-batch's mean: sums over its samples divided by
-    the size of the whole mini-batch, of which it has the `share`.
+    A replica's gradients are its term of the mini-batch's mean: sums over its samples divided by
+    the size of the whole mini-batch. `share` is the replica's fraction of the mini-batch.
     """
 
     def __init__(self, strategy: Any, block: Replica, peers: Peers, share: float) -> None:
@@ -89,25 +89,25 @@ class Sync(ABC):
         self.begin()
 
     def begin(self) -> None:  # noqa: B027
-        """Make what this rank keeps."""
+        """Create the strategy's state on this rank."""
 
-    def start_alike(self) -> None:
-        """Give all replicas the weights and buffers of the first.
+    def copy_first_replica(self) -> None:
+        """Copy the weights and buffers of the first replica to all others.
 
-        A script that does not seed torch builds another network on each rank.
+        A script that does not seed torch builds a different network on each rank.
         """
         module, peers = self.block.module, self.peers
         for tensor in (*module.parameters(), *module.buffers()):
-            # the copy stays as it is while it travels
+            # a copy, because training may change the tensor before the message has left
             message = torch.empty(0) if peers.replica else tensor.detach().clone()
             first, *_ = peers.exchange([message] * peers.replicas)()
             if peers.replica:
                 tensor.detach().copy_(first)
 
     def compare(self) -> None:
-        """RuntimeError if the weights of the block's replicas differ in a bit after a step.
+        """Raise RuntimeError if the weights of replicas differ in a bit after a step.
 
-        An exact strategy calls it; it does nothing unless `COMPARED`.
+        Exact strategies call it; it does nothing unless `COMPARED`.
         """
         self._steps += 1
         if not COMPARED:
@@ -123,79 +123,79 @@ class Sync(ABC):
             )
 
     def last_pass(self, kind: str) -> AbstractContextManager[None]:
-        """Around the last backward pass before a step of `kind`: its gradients will not change."""
+        """Wrap the last backward pass before a step of `kind`: sums may begin during it."""
         return nullcontext()
 
     def total(self, vector: Tensor) -> Tensor:
-        """The sum of a vector (n,) over the replicas whose samples share a step with this one's.
+        """Sum a vector (n,) over the replicas whose samples share a step with this one's.
 
-        All call it. Unless all steps are shared, a replica's steps are on its own mean loss.
+        All replicas call it. Unless all steps are shared, a replica steps on its own mean loss.
         """
         return vector
 
     @abstractmethod
     def before_step(self, kind: str, rate: float) -> bool:
-        """The gradients of a step of `kind` are at hand: agree on them, or leave them alone.
+        """Synchronize the gradients of a step of `kind`, if the strategy does.
 
-        Gives whether the optimizer shall step on what is then there.
+        Returns whether the optimizer shall step on the gradients.
         """
 
     def after_step(self, kind: str) -> None:  # noqa: B027
-        """The step is over, whether or not the optimizer had a part in it."""
+        """Follow up on a step, whether or not the optimizer took it."""
 
     def join(self) -> None:  # noqa: B027
-        """Make weights and running statistics of all replicas equal: the training has ended.
+        """Make weights and running statistics of all replicas equal, at the end of a training.
 
-        Whoever replaces a weight's values outside of a step gives the parameter memory of its own:
-        what is under way may still need the old ones, where they were.
+        Code that replaces a weight's values outside a step must give the parameter new memory:
+        graphs under way may still need the old values in place.
         """
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Within it weights and running statistics are equal, for an evaluation or a checkpoint.
+        """Make weights and running statistics equal within an evaluation or a checkpoint.
 
-        A strategy whose replicas differ between rounds gives them back their own afterwards.
+        A strategy whose replicas differ between rounds restores their own values afterwards.
         """
         self.join()
         yield
 
     def state(self) -> State:
-        """For a checkpoint: what is under way on this replica."""
+        """Return the state under way on this replica, for a checkpoint."""
         return State()
 
     def load_state(self, state: State) -> None:  # noqa: B027
-        """Take back what `state` gave."""
+        """Restore the state that `state` gave."""
 
 
 class Tied(Stateful, Protocol):
-    """How blocks keep weights equal that several of them have; see `hybrid.solvers.sync.ties`."""
+    """Keeps weights equal that several blocks share; see `hybrid.solvers.sync.ties`."""
 
     def begin(self) -> None:
-        """Before the first step, on all blocks at once: agree on where each of them is."""
+        """Exchange step counts before the first step; all blocks call it together."""
         ...
 
     def sum_gradients(self, exact: bool) -> None:
-        """Before a step: gradients of what other blocks have, too, become the sums of all.
+        """Replace gradients of tied weights by the sums over blocks, before a step.
 
-        `exact`: those of all blocks are of one mini-batch.
+        `exact`: the gradients of all blocks are of one mini-batch.
         """
         ...
 
-    def counted(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Those of them that count in the norm of all gradients: each weight's once."""
+    def without_copies(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Leave out gradients of weights that an earlier block counts in the network's norm."""
         ...
 
-    def apart(self, gradients: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Those that no other block has, then those of each set of blocks that have the same."""
+    def by_blocks(self, gradients: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Divide gradients by the blocks that have the weight, this block's alone first."""
         ...
 
 
 class Sharing:
-    """Each of R replicas computes some of n tensors, and gives them to the others.
+    """Divides the computation of n tensors among R replicas, which exchange the results.
 
-    The costliest go first, each to the replica that has the least to do, so that all replicas know
-    without a message who computes what. The tensors are the same whoever computes them, and so are
-    the bits. A replica sends what it has computed once to each other, 1/R of all numbers.
+    The costliest tensors are assigned first, each to the replica with the least work, so all
+    replicas know the assignment without a message. The bits do not depend on which replica
+    computes a tensor. A replica sends its results, about 1/R of all numbers, to every other.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -204,7 +204,7 @@ class Sharing:
     def __call__(
         self, costs: Sequence[float], compute: Callable[[int], Tensor], like: Sequence[Tensor]
     ) -> list[Tensor]:
-        """All of `compute(i)`, which have the shapes and number formats of `like[i]`."""
+        """Return `compute(i)` for all i, each of the shape and number format of `like[i]`."""
         peers, owners, dtype = self.peers, self.owners(costs), torch.float32
         for each in like:
             dtype = torch.promote_types(dtype, each.dtype)
@@ -220,7 +220,7 @@ class Sharing:
         return [tensors[i] for i in range(len(like))]
 
     def owners(self, costs: Sequence[float]) -> list[int]:
-        """The replica that computes each."""
+        """Assign each tensor to a replica."""
         load = [0.0] * self.peers.replicas
         owners = [0] * len(costs)
         for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
@@ -230,5 +230,5 @@ class Sharing:
 
 
 def statistics(module: nn.Module) -> list[Tensor]:
-    """Running statistics and other real buffers, in the module's order."""
+    """List running statistics and other real buffers, in the module's order."""
     return [b for b in module.buffers() if b.is_floating_point()]

@@ -97,12 +97,12 @@ def on_one_stream(run: Callable[[], float]) -> Callable[[], float]:
     """The same with the blocks' work in one queue."""
 
     def patched() -> float:
-        stream = threads._own_stream
-        threads._own_stream = lambda size: nullcontext()  # type: ignore[assignment, return-value]
+        stream = threads.separate_stream
+        threads.separate_stream = lambda size: nullcontext()  # type: ignore[assignment, return-value]
         try:
             return run()
         finally:
-            threads._own_stream = stream
+            threads.separate_stream = stream
 
     return patched
 

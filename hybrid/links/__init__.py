@@ -30,11 +30,11 @@ _HOMES = {
     **dict.fromkeys(("ThreadLinks", "run_threads"), "hybrid.links.threads"),
     **dict.fromkeys(("LinkSpeed", "VirtualLinks", "run_virtual"), "hybrid.links.virtual"),
 }
-"""Where a name is, if not in `hybrid.links.base`."""
+"""Modules of the names that are not in `hybrid.links.base`."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for only then: the settings, which know the registry, need no torch."""
+    """Import a name on first use: the settings, which know the registry, need no torch."""
     if name not in __all__:
         raise AttributeError(f"module 'hybrid.links' has no attribute {name!r}")
     return getattr(import_module(_HOMES.get(name, "hybrid.links.base")), name)

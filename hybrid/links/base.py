@@ -1,4 +1,4 @@
-"""What all links share: sends and receives by neighbor and by replica, counters, agreement."""
+"""The base of all links: sends and receives by neighbor and replica, counters, agreement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Program = Callable[["RankLinks"], T]
 
 @dataclass
 class Traffic:
-    """What went over one rank's links. Waiting is the time spent inside blocking calls."""
+    """Traffic over one rank's links. Waiting is the time spent inside blocking calls."""
 
     bytes_sent: dict[str, int] = field(
         default_factory=lambda: {"next": 0, "previous": 0, "peers": 0}
@@ -40,25 +40,25 @@ class Traffic:
 
     @property
     def total_waiting(self) -> float:
-        """Seconds spent waiting for anyone."""
+        """Seconds spent waiting for other ranks."""
         return sum(self.waiting_seconds.values())
 
 
 @dataclass(frozen=True)
 class Start:
-    """What links start a program on."""
+    """The grid, device and communicator on which links start a program."""
 
     grid: Grid
     settings: LinkSettings = field(default_factory=LinkSettings)
     device: torch.device | None = None
-    """Of this process's blocks; None: the CPU."""
+    """The device of this process's blocks; None: the CPU."""
     side_by_side: Arrangement = "chain"
     comm: Any = None
     """The `Communicator` of the ranks that a launcher started; None without a launcher."""
 
     @classmethod
     def of(cls, comm: Any, replicas: int = 1) -> Start:
-        """Of all ranks of a communicator, in chains of one replica each."""
+        """Start on all ranks of a communicator, divided into `replicas` chains."""
         return cls(Grid(comm.size // replicas, replicas), comm=comm)
 
 
@@ -71,15 +71,15 @@ class RankLinks(ABC):
 
     name: ClassVar[str] = ""
     in_one_process: ClassVar[bool] = True
-    """Whether all ranks are in this process; else each is a process that a launcher started."""
+    """Whether all ranks are threads of this process; otherwise a launcher starts processes."""
     over_mpi: ClassVar[bool] = False
-    """Whether its ranks need a communicator of MPI's own."""
+    """Whether ranks need an MPI communicator."""
     clocked = False
-    """Whether its clock counts the work of one thread for each rank, over a network of settings."""
+    """Whether the clock is simulated: the work of one thread per rank, over a simulated network."""
     collective_above: ClassVar[float] = inf
-    """Replicas above which an exchange of known formats is one collective, not messages."""
+    """Replicas above which an exchange of known formats is one collective instead of messages."""
     settings: ClassVar[frozenset[str]] = frozenset()
-    """The settings of [links] that have an effect, beside `kind`."""
+    """The [links] settings that these links read, besides `kind`."""
 
     def __init__(self, place: GridPlace, grid: RankGroup, chain: RankGroup) -> None:
         self.place = place
@@ -88,31 +88,32 @@ class RankLinks(ABC):
         self.peers = PeerLinks(self)
         self.traffic = Traffic()
         self.watch: Callable[[str, float, float], None] | None = None
-        """Called after every send and every wait with its name, its start and its end by `now`."""
+        """Called after every send and wait with its name, and its start and end by `now`."""
         self._sent: Counter[int] = Counter()
-        """Messages so far to each rank, by number as in `_send`; and from them."""
+        """Messages sent to each rank, by number as in `_send`."""
         self._received: Counter[int] = Counter()
+        """Messages received from each rank, likewise."""
         self.wait: tuple[float, str] | None = None
-        """When, by `now`, its present wait for others began, and who they are."""
+        """The start, by `now`, of the current wait, and the ranks it waits for."""
 
     @classmethod
     @abstractmethod
     def start(cls, program: Program[T], start: Start) -> T:
-        """Run the program on every rank; give the result of the first rank in this process."""
+        """Run the program on every rank; return the result of this process's first rank."""
 
     def run(self, program: Program[T]) -> T:
         """Run this rank's program."""
         return program(self)
 
     def close(self) -> None:  # noqa: B027
-        """Give back what belongs to them. All ranks call it; what is under way is dropped."""
+        """Free communicators and buffers, and drop messages under way. All ranks call it."""
 
     def now(self) -> float:
         """Seconds on this rank's clock, from an arbitrary start."""
         return perf_counter()
 
     def epoch(self) -> float:
-        """The time of day, in seconds, at which this rank's clock was at 0."""
+        """Return the time of day, in seconds, at which this rank's clock was 0."""
         return time() - self.now()
 
     def to_next(self, tensor: Tensor) -> None:
@@ -124,113 +125,113 @@ class RankLinks(ABC):
         self.send_to("previous", self.place.number - 1, tensor)
 
     def from_previous(self) -> Tensor:
-        """Wait for a tensor of the previous block."""
+        """Wait for the next tensor from the previous block."""
         with self.waiting("previous"):
             return self.next_from(self.place.number - 1)
 
     def from_next(self) -> Tensor:
-        """Wait for a tensor of the next block."""
+        """Wait for the next tensor from the next block."""
         with self.waiting("next"):
             return self.next_from(self.place.number + 1)
 
     def to_block(self, block: int, tensor: Tensor) -> None:
-        """Send a tensor to any block, beside what goes to neighbors: it keeps no order with it."""
-        self.send_to("peers", self._beside(block), tensor)
+        """Send a tensor to any block, on a lane that is not ordered with messages to neighbors."""
+        self.send_to("peers", self._second_lane(block), tensor)
 
     def from_block(self, block: int) -> Tensor:
         """Wait for the next tensor that a block has sent by `to_block`."""
         with self.waiting("peers"):
-            return self.next_from(self._beside(block))
+            return self.next_from(self._second_lane(block))
 
     def meet(self, blocks: Sequence[int]) -> None:  # noqa: B027
-        """Prepare messages between blocks that need not be neighbors; each of them calls it."""
+        """Connect blocks that need not be neighbors; each of them calls it."""
 
-    def _beside(self, block: int) -> int:
-        """The number of a block's rank, beyond those that stand for neighbors and peers."""
+    def _second_lane(self, block: int) -> int:
+        """Return the number of a block's rank on the second lane, see `_send`."""
         return self.place.count + self.place.replica * self.size + block
 
     def drop(self) -> None:
-        """Receive and discard what is under way. All ranks call it at the same point.
+        """Receive and discard messages under way. All ranks call it at the same point.
 
-        When a run fails, some ranks may have sent more than others have asked for.
+        When a run fails, some ranks may have sent more than others have received.
         """
         here, count = self.place.number, self.place.count
-        for number, sent in enumerate(self.everyone(dict(self._sent))):
+        for number, sent in enumerate(self.all_gather_grid(dict(self._sent))):
             with self.waiting("everyone"):
-                for beside in (0, count):
-                    while self._received[number + beside] < sent.get(here + beside, 0):
-                        self.next_from(number + beside)
+                for lane in (0, count):
+                    while self._received[number + lane] < sent.get(here + lane, 0):
+                        self.next_from(number + lane)
         self.peers.forget()
 
     def all_gather(self, value: T) -> list[T]:
-        """The (small) value of every block of this replica, in order."""
+        """Gather the (small) value of every block of this replica, in order."""
         with self.waiting("everyone"):
             return self._chain.allgather(value)
 
-    def everyone(self, value: T) -> list[T]:
-        """The (small) value of every rank of the grid, by its place's number."""
+    def all_gather_grid(self, value: T) -> list[T]:
+        """Gather the (small) value of every rank of the grid, by place number."""
         with self.waiting("everyone"):
             return self._grid.allgather(value)
 
     def gather(self, value: T, at: int = 0) -> list[T] | None:
-        """The values of all ranks of the grid, on the rank at that place alone; elsewhere None."""
+        """Gather the values of the grid's ranks at one place; the other ranks get None."""
         with self.waiting("everyone"):
             return self._grid.gather(value, at)
 
     def broadcast(self, value: T, at: int = 0) -> T:
-        """The value of the rank at that place, on every rank of the grid."""
+        """Send the value of the rank at one place to every rank of the grid."""
         with self.waiting("everyone"):
             return self._grid.bcast(value, at)
 
     def first_of(self, value: T | None) -> T | None:
-        """The first value of a rank that has one, on every rank of the grid; None without any."""
+        """Return, on every rank of the grid, the first value that is not None."""
         with self.waiting("everyone"):
             return self._grid.first_of(value)
 
     def agree(self, value: T) -> list[T]:
-        """The values of the first replica's blocks, the same on every rank of the grid."""
+        """Send the values of the first replica's blocks to every rank of the grid."""
         return self.broadcast((self.gather(value) or [])[: self.size])
 
     def agreement(self) -> AbstractContextManager[None]:
-        """`agreement` of all ranks of the grid."""
+        """Return an `agreement` of all ranks of the grid."""
         return agreement(self.first_of)
 
     @abstractmethod
     def flush(self) -> None:
-        """Wait until every tensor sent to neighbors so far has left."""
+        """Wait until every tensor sent to neighbors has left."""
 
     @abstractmethod
     def _send(self, number: int, tensor: Tensor) -> None:
-        """To the rank at the place of that number, in order.
+        """Send to the rank of that place number, in order.
 
-        A number from the count of ranks on stands for the same ranks, in an order of its own.
+        Numbers from the rank count on are a second lane to the same ranks, ordered separately.
         """
 
     @abstractmethod
     def _receive(self, number: int) -> Tensor:
-        """From the rank at the place of that number, in order."""
+        """Receive from the rank of that place number, in order."""
 
     @abstractmethod
     def sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
-        """Begin the sum of the peers' vectors; the call of the result waits for it."""
+        """Begin the sum of the peers' vectors; calling the result waits for it."""
 
     def exchange_of_peers(
         self, pieces: Sequence[Tensor], expected: Sequence[Tensor]
     ) -> Callable[[], list[Tensor]]:
-        """Begin a collective that sends `pieces[r]` to replica r, and gets one like `expected[r]`.
+        """Begin an all-to-all: send `pieces[r]` to replica r, receive a tensor like `expected[r]`.
 
-        Links whose `collective_above` is finite have it.
+        Only links with a finite `collective_above` need it.
         """
         raise NotImplementedError
 
     def expect(self, number: int, like: Tensor) -> None:  # noqa: B027
-        """The next tensor of its format comes from the rank at that place: it may be received."""
+        """Post a receive, if possible, for the next tensor of this format from that rank."""
 
     def _before_wait(self) -> None:  # noqa: B027
-        """Let all leave that others may need before they send what this rank waits for."""
+        """Send pending messages first: the rank waited for may need them."""
 
     def send_to(self, side: str, number: int, tensor: Tensor) -> None:
-        """Send, and count what is sent."""
+        """Send a tensor and count its bytes."""
         self.traffic.bytes_sent[side] += tensor.nbytes
         self._sent[number] += 1
         start = self.now()
@@ -239,15 +240,15 @@ class RankLinks(ABC):
             self.watch(f"send: {side}", start, self.now())
 
     def next_from(self, number: int) -> Tensor:
-        """Receive, inside of `waiting`, and count what is received."""
+        """Receive a tensor, inside `waiting`, and count the message."""
         self._received[number] += 1
         return self._receive(number)
 
     @contextmanager
     def waiting(self, side: str) -> Iterator[None]:
-        """Count the time of the body as waiting."""
+        """Count the body's time as waiting."""
         start = self.now()
-        self.wait = start, self._named(side)
+        self.wait = start, self._describe(side)
         try:
             self._before_wait()
             yield
@@ -258,8 +259,8 @@ class RankLinks(ABC):
             if self.watch is not None:
                 self.watch(f"wait: {side}", start, end)
 
-    def _named(self, side: str) -> str:
-        """The ranks of a side, in words."""
+    def _describe(self, side: str) -> str:
+        """Name the ranks of a side for an error message."""
         if side in ("next", "previous"):
             return str(replace(self.place, block=self.rank + (1 if side == "next" else -1)))
         return "all ranks" if side == "everyone" else "another block or replica"
@@ -268,8 +269,8 @@ class RankLinks(ABC):
 class PeerLinks:
     """Links to the ranks that own the same block, one in each replica.
 
-    It implements `hybrid.solvers.peers.Peers`: all of them begin the same exchanges in the same
-    order, and may end them in any order.
+    They implement `hybrid.solvers.peers.Peers`: all peers begin the same exchanges in the same
+    order, and may finish them in any order.
     """
 
     def __init__(self, links: RankLinks) -> None:
@@ -277,14 +278,14 @@ class PeerLinks:
         self.replica, self.replicas = place.replica, place.replicas
         self._links, self._numbers = links, place.peers
         self._awaited: list[deque[list[Tensor]]] = [deque() for _ in self._numbers]
-        """By replica, where its next tensors go: each into a list of its own."""
+        """By replica, the lists that its next tensors are appended to, one each."""
 
     def exchange(
         self, pieces: Sequence[Tensor], expected: Sequence[Tensor] = ()
     ) -> Callable[[], list[Tensor]]:
         """Send `pieces[r]` to replica r; calling the result waits for all pieces, by replica.
 
-        Where `expected[r]` has the format of what replica r sends, it may be one collective.
+        If `expected[r]` has the format of replica r's piece, the exchange may be one collective.
         """
         links = self._links
         if expected and self.replicas > links.collective_above:
@@ -304,31 +305,31 @@ class PeerLinks:
         def finish_messages() -> list[Tensor]:
             with links.waiting("peers"):
                 for r, number in enumerate(self._numbers):
-                    while not arrivals[r]:  # what comes first may be of an earlier exchange
+                    while not arrivals[r]:  # the first tensor may belong to an earlier exchange
                         self._awaited[r].popleft().append(links.next_from(number))
             return [tensor for (tensor,) in arrivals]
 
         return finish_messages
 
     def sum(self, vector: Tensor) -> Callable[[], Tensor]:
-        """Begin the sum of all replicas' vectors; the call of the result waits for it.
+        """Begin the sum of all replicas' vectors; calling the result waits for it.
 
-        All have the same bits. The links choose the order of the terms.
+        All replicas get the same bits. The links choose the order of the terms.
         """
         finish = self._links.sum_of_peers(vector)
         return self._counted(finish, 2 * vector.nbytes * (self.replicas - 1) // self.replicas)
 
     def _counted(self, finish: Callable[[], T], sent: int) -> Callable[[], T]:
-        """Count a collective: its bytes, and the time until it is over."""
+        """Count a collective's bytes, and the time until it finishes."""
         self._links.traffic.bytes_sent["peers"] += sent
 
-        def finished() -> T:
+        def wait() -> T:
             with self._links.waiting("peers"):
                 return finish()
 
-        return finished
+        return wait
 
     def forget(self) -> None:
-        """Await nothing any more: all that was under way has been dropped."""
+        """Expect no more tensors of earlier exchanges, which `RankLinks.drop` has discarded."""
         for arrivals in self._awaited:
             arrivals.clear()

@@ -1,4 +1,4 @@
-"""Groups of ranks: how they exchange small values, send bytes, and end when one is lost."""
+"""Groups of ranks: exchange of small values, messages of bytes, and the end of a job."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ WAIT_SECONDS = 1800.0
 
 
 class RankGroup(ABC):
-    """Some ranks that exchange small values. All of them call a method, in one order."""
+    """Ranks that exchange small values. All of them call the same methods in the same order."""
 
     rank: int
     size: int
 
     @abstractmethod
     def gather(self, value: T, root: int = 0) -> list[T] | None:
-        """The values of all ranks, in order, on rank `root`; None on the others."""
+        """Return the values of all ranks, in order, on rank `root`; None on the others."""
 
     @abstractmethod
     def bcast(self, value: T, root: int = 0) -> T:
-        """The value of rank `root`."""
+        """Return the value of rank `root`."""
 
     def allgather(self, value: T) -> list[T]:
-        """The values of all ranks, in order."""
+        """Return the values of all ranks, in order."""
         return self.bcast(self.gather(value) or [])
 
     def first_of(self, value: T | None) -> T | None:
-        """The first value of a rank that has one; None without any."""
+        """Return the first rank's value that is not None."""
         return self.bcast(next((v for v in self.gather(value) or () if v is not None), None))
 
 
@@ -49,7 +49,7 @@ class Transfer(Protocol):
     """A message or a collective that has begun."""
 
     def wait(self) -> None:
-        """Wait until its memory may be used; PeerError if another rank has ended."""
+        """Wait until its memory may be used. Raises PeerError if another rank has ended."""
         ...
 
     def done(self) -> bool:
@@ -57,12 +57,12 @@ class Transfer(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Give up a receive that no message will come for."""
+        """Cancel a receive for which no message will come."""
         ...
 
 
 class Communicator(RankGroup):
-    """Ranks that are processes: all that links ask of a library of messages.
+    """Ranks that are processes: the interface of links to a message library.
 
     A transport is a subclass of this class and one of `hybrid.links.posted.PostedLinks`.
     """
@@ -71,10 +71,10 @@ class Communicator(RankGroup):
     def split(
         self, groups: Sequence[Sequence[int]], timeout: float | None, on_device: bool = False
     ) -> Communicator:
-        """This rank's of some groups, whose members are numbered in the order given.
+        """Split the ranks into groups, ordered as listed; return this rank's group.
 
-        The library may give up a wait after `timeout` (links.timeout). The memory of messages and
-        collectives is the host's, or that of the ranks' devices if `on_device`.
+        The library may give up a wait after `timeout` (links.timeout). Messages and collectives
+        use host memory, or the ranks' devices if `on_device`.
         """
 
     @abstractmethod
@@ -87,40 +87,40 @@ class Communicator(RankGroup):
 
     @abstractmethod
     def all_reduce(self, vector: Tensor) -> tuple[Tensor, Transfer]:
-        """Begin to sum all ranks' vectors, with the same bits everywhere; the sum's memory."""
+        """Begin to sum all ranks' vectors, with equal bits everywhere; return the sum's memory."""
 
     @abstractmethod
     def all_to_all(
         self, memory: Tensor, sizes: list[int], expected: list[int]
     ) -> tuple[Tensor, Transfer]:
-        """Begin to send `sizes[r]` bytes to rank r and to receive `expected[r]`; their memory."""
+        """Begin to send `sizes[r]` bytes to rank r and receive `expected[r]`; return the latter."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait for all ranks, and leave the cores to those that still work."""
+        """Wait for all ranks, leaving the cores to those that still work."""
 
     def host_ranks(self) -> list[int]:
-        """The ranks of this rank's host, in order."""
+        """Return the ranks of this rank's host, in order."""
         names = self.allgather(gethostname())
         return [rank for rank, name in enumerate(names) if name == names[self.rank]]
 
     def abort(self, status: int) -> None:
-        """End this rank, after which its launcher ends the others; not collective."""
+        """End this process; its launcher then ends the others. Not collective."""
         sys.stderr.flush()
         os._exit(status)
 
     def is_aborted(self) -> bool:
-        """Whether another rank is known to have called `abort`; not collective."""
+        """Whether another rank is known to have called `abort`. Not collective."""
         return False
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what belongs to it."""
+        """Free the communicator's resources."""
 
 
 @contextmanager
 def agreement(first_of: Callable[[str | None], str | None]) -> Iterator[None]:
-    """The body succeeds on all ranks, or all raise AgreedError with the first failure's reason.
+    """Run the body; if it fails on any rank, raise AgreedError with the first reason on all.
 
     The body must not communicate.
     """
@@ -135,13 +135,13 @@ def agreement(first_of: Callable[[str | None], str | None]) -> Iterator[None]:
 
 
 def limit_of_waits(timeout: float | None) -> float:
-    """The seconds of links.timeout, which is None where it is not set; 0: no limit."""
+    """Return links.timeout in seconds, or its default if it is None; 0: no limit."""
     return WAIT_SECONDS if timeout is None else timeout
 
 
 @contextmanager
 def start_limited(comm: Communicator, timeout: float | None) -> Iterator[None]:
-    """Within it the ranks begin together what all have to call; as `waits_limited`."""
+    """End the job, as `waits_limited` does, if other ranks do not reach this collective start."""
     wait = perf_counter(), "the other ranks"
     remedy = "call fit and evaluate on every rank, in one order"
     with waits_limited(comm, timeout, lambda: wait, remedy):
@@ -155,9 +155,9 @@ def waits_limited(
     wait: Callable[[], tuple[float, str] | None],
     remedy: str,
 ) -> Iterator[None]:
-    """Within it the job ends when this rank has waited `timeout` seconds for another; 0: never.
+    """End the job if the body waits longer than `timeout` seconds for another rank; 0: never.
 
-    `wait` gives when the present wait began, and for whom.
+    `wait` returns the start of the current wait and the ranks it waits for.
     """
     ended, seconds = Event(), limit_of_waits(timeout)
     if seconds:
@@ -176,21 +176,21 @@ def _watch(
     ended: Event,
 ) -> None:
     """End the job when this rank has waited too long: another rank, or its host, is stuck."""
-    seen = awake = perf_counter()
-    # a second more for each rank: the first to speak ends the others
+    now = awake = perf_counter()
+    # one second more for each rank: the first to report ends the others
     limit = timeout + min(comm.rank, 10)
     while not ended.wait(min(1.0, timeout / 4)):
-        before, seen = seen, perf_counter()
-        if seen - before > limit / 2:
-            awake = seen  # this rank was suspended itself
-        if (waiting := wait()) and seen - max(waiting[0], awake) > limit:
+        before, now = now, perf_counter()
+        if now - before > limit / 2:
+            awake = now  # this rank itself was suspended
+        if (waiting := wait()) and now - max(waiting[0], awake) > limit:
             text = f"it has waited for {waiting[1]} for {timeout:g} s (links.timeout): {remedy}"
             abort(comm, TimeoutError(text))
 
 
 def abort(comm: Communicator, error: BaseException) -> None:
     """Print the reason once, and end every rank of the job."""
-    # where all ranks fail at the same point, the first to speak ends the others, which takes time
+    # if all ranks fail at the same point, the first to report ends the others, which takes time
     lost = isinstance(error, PeerError)
     sleep(min(1.0 + 0.2 * comm.rank, 3.0) if comm.rank else 2.0 * lost)
     try:

@@ -22,18 +22,18 @@ from hybrid.links.posted import PostedLinks
 
 T = TypeVar("T")
 dist: Any = torch.distributed
-"""Not all of its names are there where torch was built without them."""
+"""Typed as Any: some builds of torch lack some of its names."""
 FOR_EVER = timedelta(days=30)
-"""Of a message that another rank may take hours for; `links.timeout` watches over waits."""
+"""gloo's timeout: another rank may take hours to send, and `links.timeout` limits waits."""
 LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
-"""Lets gloo connect two ranks when they first exchange a message, not all ranks of a group."""
+"""Lets gloo connect two ranks at their first message, instead of all ranks of a group at once."""
 LOOPBACK = "127.0.0.1"
 _ABORTED = "hybrid/aborted"
 
 
 @contextmanager
 def lost_ranks() -> Iterator[None]:
-    """Within it what torch.distributed raises when a rank has ended is a PeerError."""
+    """Raise PeerError for the errors of torch.distributed when another rank has ended."""
     try:
         yield
     except PeerError:
@@ -44,13 +44,13 @@ def lost_ranks() -> Iterator[None]:
 
 
 class TorchTransfer:
-    """A work of torch.distributed."""
+    """A `Work` of torch.distributed."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
 
     def wait(self) -> None:
-        """The host waits for a work of gloo, the current stream for one of NCCL."""
+        """Wait on the host for gloo, on the current stream for NCCL."""
         with lost_ranks():
             self._work.wait()
 
@@ -58,11 +58,11 @@ class TorchTransfer:
         return bool(self._work.is_completed())
 
     def cancel(self) -> None:
-        """A receive of gloo ends with its group."""
+        """Do nothing: a receive of gloo ends with its group."""
 
 
 class GlooSend(TorchTransfer):
-    """A message that gloo sends, which cannot be asked: a thread waits for it, in order."""
+    """A send of gloo, which does not report completion: a thread waits for sends in order."""
 
     def __init__(self, work: Any, waiter: ThreadPoolExecutor) -> None:
         super().__init__(work)
@@ -76,10 +76,10 @@ class GlooSend(TorchTransfer):
 
 
 class TorchGroup(Communicator):
-    """Ranks of torch's default process group, over a group of their own: of gloo, or of NCCL.
+    """Ranks of torch's default process group, over a separate gloo or NCCL group.
 
-    A group has threads, which end with its last reference, and abort a process that ends while one
-    of them frees a tensor.
+    A group's threads end with its last reference. A process that ends while one of them frees a
+    tensor is aborted.
     """
 
     def __init__(self, group: Any, members: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ class TorchGroup(Communicator):
         self.rank, self.size = members.index(dist.get_rank()), len(members)
         self._order = [dist.get_group_rank(group, member) for member in members]
         self._is_gloo = dist.get_backend(group) == "gloo"
-        self._waiter = ThreadPoolExecutor(1, "messages that leave")
+        self._waiter = ThreadPoolExecutor(1, "gloo sends")
 
     def gather(self, value: T, root: int = 0) -> list[T] | None:
         message, group = values.encode(value), self._group
@@ -116,7 +116,7 @@ class TorchGroup(Communicator):
         self, groups: Sequence[Sequence[int]], timeout: float | None, on_device: bool = False
     ) -> TorchGroup:
         seconds = limit_of_waits(timeout)
-        # links.timeout itself ends the job a minute earlier, with its reason
+        # links.timeout ends the job a minute earlier, with a reason
         limit = timedelta(seconds=seconds + 60) if seconds else FOR_EVER
         backend = "nccl" if on_device and torch.cuda.is_available() else "gloo"
         members = [[self._members[rank] for rank in ranks] for ranks in groups]
@@ -156,17 +156,17 @@ class TorchGroup(Communicator):
 
 
 class TorchCommunicator(TorchGroup):
-    """All ranks of torch's default process group, over a gloo group of this package's own.
+    """All ranks of torch's default process group, over a separate gloo group.
 
-    No message of a script's meets one of this package. Who imports parts of torch keeps the default
-    group for ever; one that is made here ends when it is closed.
+    So messages of a script and of this package never mix. A default group that this class creates
+    is destroyed by `close`: parts of torch, once imported, would keep it alive forever.
     """
 
     def __init__(self, store: Any = None, rank: int = -1, size: int = -1) -> None:
-        """Make the default process group of the ranks that meet at `store`, unless there is one."""
+        """Create the default process group, with its ranks meeting at `store`, if there is none."""
         os.environ.setdefault(LAZY_CONNECTIONS, "1")
-        self._is_made_here = not dist.is_initialized()
-        if self._is_made_here:
+        self._owns_default_group = not dist.is_initialized()
+        if self._owns_default_group:
             by_nccl = torch.cuda.is_available() and dist.is_nccl_available()
             backends = "cpu:gloo,cuda:nccl" if by_nccl else "gloo"
             with lost_ranks():
@@ -189,14 +189,14 @@ class TorchCommunicator(TorchGroup):
             return True
 
     def close(self) -> None:
-        """All ranks call it, after which torch has no default process group but a script's own."""
+        """Destroy the groups created here; a script's default group stays. All ranks call it."""
         super().close()
-        if self._is_made_here and dist.is_initialized():
+        if self._owns_default_group and dist.is_initialized():
             dist.destroy_process_group()
 
 
 def local_store(port: int = 0) -> Any:
-    """A store of torch that only processes of this host can reach; others listen to everybody."""
+    """Create a TCPStore that only this host can reach; by default it listens on all interfaces."""
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((LOOPBACK, port))
@@ -208,14 +208,14 @@ def local_store(port: int = 0) -> Any:
 
 
 def stay_local() -> None:
-    """Let gloo listen to this host alone, unless it has been told where."""
+    """Let gloo listen on the loopback interface alone, unless the user has chosen one."""
     names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
     if names:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", names.pop())
 
 
 def join_by_torch(comm: Communicator) -> TorchCommunicator:
-    """torch's default process group of ranks that MPI has joined; all ranks call it."""
+    """Create torch's default process group on ranks that MPI has joined. All ranks call it."""
     address, port, store = LOOPBACK, 0, None
     is_local = len(comm.host_ranks()) == comm.size
     if is_local:
@@ -235,29 +235,29 @@ def join_by_torch(comm: Communicator) -> TorchCommunicator:
 
 
 class GlooLinks(PostedLinks):
-    """Messages are gloo's, in process groups of these links' own."""
+    """Links over gloo, in their own process groups."""
 
     name: ClassVar[str] = "torch"
     settings: ClassVar[frozenset[str]] = frozenset({"device", "timeout"})
 
     def __init__(self, start: Start) -> None:
-        self._own_comm: TorchCommunicator | None = None
+        self._torch_comm: TorchCommunicator | None = None
         super().__init__(start)
         here = self.place.number
         near = {n for n in (here - 1, here + 1) if self.place.in_chain(n)}
         self._connect({*near, *self.place.peers})
 
-    def _joined(self, comm: Communicator) -> Communicator:
+    def _transport(self, comm: Communicator) -> Communicator:
         if isinstance(comm, TorchCommunicator):
             return comm
-        self._own_comm = join_by_torch(comm)
-        return self._own_comm
+        self._torch_comm = join_by_torch(comm)
+        return self._torch_comm
 
     def _connect(self, numbers: set[int]) -> None:
-        """Connect with some ranks, every rank in one order of all pairs.
+        """Connect to some ranks; all ranks go through the pairs in the same order.
 
-        gloo's first message between two ranks waits until both have one for the other, which a rank
-        in a collective never has.
+        gloo's first message between two ranks blocks until both have called it, which a rank
+        inside a collective never does.
         """
         here, byte = self.place.number, torch.zeros(1, dtype=torch.uint8)
         for number in sorted(numbers - {here}, key=lambda n: sorted((here, n))):
@@ -266,10 +266,10 @@ class GlooLinks(PostedLinks):
 
     def meet(self, blocks: Sequence[int]) -> None:
         first = self.place.replica * self.size
-        near = {self.place.number - 1, self.place.number + 1}  # which it is connected with
+        near = {self.place.number - 1, self.place.number + 1}  # connected already
         self._connect({first + block for block in blocks} - near)
 
     def close(self) -> None:
         super().close()
-        if self._own_comm is not None:
-            self._own_comm.close()
+        if self._torch_comm is not None:
+            self._torch_comm.close()

@@ -1,4 +1,4 @@
-"""The grid of K blocks x R replicas: which rank has which block, and which grids fit the ranks."""
+"""The grid of K blocks x R replicas: places of ranks, and the grids that fit a rank count."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 Arrangement = Literal["chain", "peers"]
-"""Ranks that a launcher numbers one after the other: the blocks of a chain, or peers."""
+"""The ranks that a launcher numbers consecutively: the blocks of a chain, or peers."""
 
 
 @dataclass(frozen=True)
 class GridPlace:
-    """Where a rank is in the grid; alone where nothing is said."""
+    """A rank's place in the grid; by default a single rank."""
 
     block: int = 0
     blocks: int = 1
@@ -25,12 +25,12 @@ class GridPlace:
 
     @cached_property
     def number(self) -> int:
-        """r K + k, whatever number the launcher gives this rank."""
+        """r K + k, which need not be the launcher's rank."""
         return self.replica * self.blocks + self.block
 
     @property
     def count(self) -> int:
-        """Ranks of the grid."""
+        """The number of ranks of the grid."""
         return self.blocks * self.replicas
 
     @property
@@ -39,12 +39,12 @@ class GridPlace:
         return [replica * self.blocks + self.block for replica in range(self.replicas)]
 
     def in_chain(self, number: int) -> bool:
-        """Whether the rank of that number belongs to the same replica."""
+        """Whether the rank with that number belongs to the same replica."""
         return number // self.blocks == self.replica
 
 
 class Grid(NamedTuple):
-    """K blocks x R replicas; in what a user asks for, 0 leaves a count to the number of ranks."""
+    """K blocks x R replicas; in a request, 0 means that the number of ranks decides."""
 
     blocks: int
     replicas: int = 1
@@ -59,7 +59,7 @@ class Grid(NamedTuple):
         return " x ".join(_number(n, what) for n, what in counts if n > 1) or "1 block"
 
     def place(self, rank: int, side_by_side: Arrangement = "chain") -> GridPlace:
-        """Where a launcher's rank is:
+        """Return the place of a launcher's rank.
 
         chain    0 1 2 | 3 4 5    of K = 3, R = 2: rank r K + k has block k of replica r
         peers    0 2 4 | 1 3 5                     rank k R + r has it
@@ -69,16 +69,16 @@ class Grid(NamedTuple):
         return GridPlace(rank // self.replicas, self.blocks, rank % self.replicas, self.replicas)
 
     def rank(self, number: int, side_by_side: Arrangement = "chain") -> int:
-        """The launcher's rank at the place of that number: the inverse of `place`."""
+        """Return the launcher's rank of a place number: the inverse of `place`."""
         if side_by_side == "chain":
             return number
         return number % self.blocks * self.replicas + number // self.blocks
 
     def on(self, ranks: int, start: str = "mpirun -n") -> Grid:
-        """This grid with open counts settled by the number of ranks; ValueError if none fits.
+        """Fill in the open counts from the number of ranks; ValueError if no grid fits.
 
-        Where only one count is given the ranks settle the other; without any, each is a block.
-        `start` is how the number of ranks is chosen.
+        With one count the ranks give the other; with none, each rank is a block. `start` is the
+        command that sets the number of ranks, for the error.
         """
         blocks, replicas = self
         if not replicas:
@@ -96,9 +96,9 @@ class Grid(NamedTuple):
         )
 
     def resumed(self, wanted: Grid, ranks: int) -> Grid:
-        """The grid of a run that continues on these ranks; what is wanted holds.
+        """Choose the grid of a run that resumes on these ranks; a wanted count decides.
 
-        A run with replicas keeps its blocks if it can; without them, each rank is a block.
+        A run with replicas keeps its number of blocks if it can; otherwise each rank is a block.
         """
         if any(wanted):
             return wanted
@@ -119,29 +119,29 @@ def _number(count: int, what: str) -> str:
 
 
 def factorizations(ranks: int, most_blocks: int) -> list[Grid]:
-    """Every way to write a number of ranks as K x R, most blocks first."""
+    """List every way to write a number of ranks as K x R, most blocks first."""
     blocks = range(min(most_blocks, ranks), 0, -1)
     return [Grid(K, ranks // K) for K in blocks if ranks % K == 0]
 
 
 def grids(ranks: int, units: int, samples: int) -> list[Grid]:
-    """Every grid of these ranks, most blocks first; ValueError if there is none.
+    """List every grid of these ranks, most blocks first; ValueError if there is none.
 
-    A block has at least one unit of the model, and a replica one sample of the mini-batch.
+    A block needs at least one unit of the model, and a replica one sample of the mini-batch.
     """
 
     def fitting(count: int) -> list[Grid]:
         return [grid for grid in factorizations(count, units) if grid.replicas <= samples]
 
-    if every := fitting(ranks):
-        return every
+    if possible := fitting(ranks):
+        return possible
     near = next(count for count in range(min(ranks, units * samples), 0, -1) if fitting(count))
     raise ValueError(
-        f"{ranks} ranks are no K blocks x R replicas of a model of {units} units and a mini-batch "
-        f"of {samples} samples: take {near} ranks, or a larger batch"
+        f"{ranks} ranks cannot form K blocks x R replicas of a model of {units} units and a "
+        f"mini-batch of {samples} samples: take {near} ranks, or a larger batch"
     )
 
 
 def share_size(size: int, replica: int, replicas: int) -> int:
-    """Samples that a replica has of a mini-batch of `size`; shares differ by at most one."""
+    """Count a replica's samples of a mini-batch of `size`; shares differ by at most one."""
     return (size + replicas - 1 - replica) // replicas

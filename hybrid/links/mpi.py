@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class MpiTransfer:
-    """A request of mpi4py."""
+    """An mpi4py request."""
 
     def __init__(self, request: Any) -> None:
         self._request = request
@@ -33,7 +33,7 @@ class MpiTransfer:
 
 
 class MpiCommunicator(Communicator):
-    """The ranks of a communicator of mpi4py, which is `mpi`."""
+    """The ranks of an mpi4py communicator, `mpi`."""
 
     def __init__(self, mpi: Any) -> None:
         from mpi4py import MPI
@@ -69,7 +69,7 @@ class MpiCommunicator(Communicator):
         return MpiTransfer(self.mpi.Irecv([memory.numpy(), self._byte], rank, tag))
 
     def all_reduce(self, vector: Tensor) -> tuple[Tensor, Transfer]:
-        # for MPI.IN_PLACE Open MPI takes a tree, whose root sends the vector log2(R) times
+        # with MPI.IN_PLACE Open MPI uses a tree, whose root sends the vector log2(R) times
         total, kind = torch.empty_like(vector, pin_memory=vector.is_pinned()), vector.dtype
         buffers = ([x.numpy(), self._numbers[kind]] for x in (vector, total))
         return total, MpiTransfer(self.mpi.Iallreduce(*buffers))
@@ -95,11 +95,11 @@ class MpiCommunicator(Communicator):
 
 
 class MpiLinks(PostedLinks):
-    """Messages are MPI's, in communicators of these links alone.
+    """Links over MPI, in their own communicators.
 
-    Within a host a receiver copies from the sender's memory by itself. Between hosts a large
-    message moves only while both ranks are inside MPI, unless the library moves it beside the
-    work.
+    Within a host the receiver copies from the sender's memory by itself. Between hosts a large
+    message makes progress only while both ranks are inside MPI, unless the library has a progress
+    thread.
     """
 
     name, over_mpi = "mpi", True

@@ -1,4 +1,4 @@
-"""Links between processes with a GPU each, whose tensors travel by NCCL."""
+"""Links between processes with one GPU each: tensors travel by NCCL."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hybrid.links.staging import Staging, memory_of
 class NcclChannel(Channel):
     """Tensors to and from a neighbor: labels by gloo, data from GPU to GPU by NCCL.
 
-    A receive lets the stream wait, never the host. It begins on a stream of its own, which does not
-    wait for the computation before it.
+    A receive makes the stream wait, never the host. It begins on a separate stream, which does not
+    wait for earlier computation.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class NcclChannel(Channel):
 
 
 class NcclLinks(GlooLinks):
-    """A tensor of a chain stays on the GPU; what goes to any other block takes gloo's way.
+    """Tensors between blocks of a chain stay on the GPU; all others go through gloo.
 
-    NCCL takes the messages of two ranks one after another, so that two that both send before they
-    receive would wait for each other: messages to later blocks and those to earlier ones have a
-    group of their own.
+    NCCL handles the messages between two ranks one after another, so two ranks that both send
+    before they receive would deadlock. Messages to later blocks and messages to earlier blocks
+    therefore have separate groups.
 
-    Without a GPU, as in tests, tensors take the same way by gloo.
+    Without a GPU, as in tests, gloo carries all tensors over the same groups.
     """
 
     collective_above = 1
@@ -75,7 +75,7 @@ class NcclLinks(GlooLinks):
         self._connect_ways()
 
     def _connect_ways(self) -> None:
-        """Make the communicators of all pairs, in an order in which no pair waits for another."""
+        """Create the communicators of all pairs, in an order in which no pair waits for another."""
         byte = torch.zeros(1, dtype=torch.uint8, device=self._device)
         for k in range(self.size - 1):
             for way, sender in ((1, k), (-1, k + 1)):
@@ -94,27 +94,27 @@ class NcclLinks(GlooLinks):
 
 
 class TorchLinks(GlooLinks):
-    """The links of a run, whatever launcher has started its ranks."""
+    """The links of a run under any launcher: NCCL or gloo."""
 
     def __new__(cls, start: Start) -> Any:
-        """By NCCL where every rank has a GPU of its own, unless links.device says otherwise."""
+        """Choose NCCL if every rank has its own GPU, unless links.device says otherwise."""
         return NcclLinks(start) if takes_nccl(start) else super().__new__(cls)
 
 
 def takes_nccl(start: Start) -> bool:
-    """Whether NCCL joins these ranks; all ranks call it, and get the same answer.
+    """Whether NCCL connects these ranks. All ranks call it and get the same answer.
 
-    AgreedError, on all of them, where links.device asks for it and it cannot.
+    Raises AgreedError on all of them if links.device is "nccl" and NCCL cannot.
     """
-    asked, comm = start.settings.device, start.comm
+    device, comm = start.settings.device, start.comm
     gpu = None
     if start.device is not None and start.device.type == "cuda" and dist.is_nccl_available():
         properties = torch.cuda.get_device_properties(start.device)
         gpu = (socket.gethostname(), str(properties.uuid))
     gpus = comm.allgather(gpu)
     can = None not in gpus and len(set(gpus)) == len(gpus)
-    if asked == "nccl" and not can:
+    if device == "nccl" and not can:
         lacking = next((r for r, each in enumerate(gpus) if each is None), None)
         why = "two ranks share a GPU" if lacking is None else f"rank {lacking} has no GPU for it"
         raise AgreedError(f"links.device is 'nccl', but {why}: choose auto or host")
-    return can and asked != "host"
+    return can and device != "host"

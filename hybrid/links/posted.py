@@ -1,4 +1,4 @@
-"""Links between processes: tensors as messages that have a label, and receives posted ahead."""
+"""Links between processes: labeled messages of tensors, and receives posted ahead."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from hybrid.links.staging import (
 
 T = TypeVar("T")
 AHEAD = 2
-"""Receives that wait for a neighbor's next messages: one moves while the other is used."""
+"""Receives posted for a neighbor's next messages: one arrives while the other is used."""
 MOST_AHEAD = 8
-"""Formats of which receives wait at once: lengths may give many, each with memory of its own."""
+"""Most formats with posted receives: varying lengths give many, and each receive takes memory."""
 _LABEL, _DESCRIPTION, _FIRST_FORMAT = 0, 1, 2
 
 
 class Channel:
     """Tensors to and from one rank, in order; a tensor travels as the bytes of its memory.
 
-        tag 0       label         (number of the format, numbers that describe it: 0 if it is known)
+        tag 0       label         (format number, length of its description: 0 if described already)
         tag 1       description   dtype, shape, strides of a format, before its first tensor
         tag 2 + i   the bytes of a tensor of format i
 
-    Of the two channels between ranks, the `lane` 0 has these tags twice and 1 twice plus one.
+    There are two lanes between ranks; on lane l tag t is sent as 2 t + l.
 
     A tensor keeps its stride order, so channels_last needs no copy. The label of 16 bytes says
-    which receive the tensor is for. Receives are posted before anybody asks: of labels always, of a
-    neighbor's tensors once two of one format have followed each other, of a peer's where the format
-    is known beforehand. So a message moves while the block computes, straight into its place.
+    which receive the tensor is for. Receives are posted ahead: labels always, a neighbor's tensors
+    once two of one format have followed each other, a peer's if the format is known beforehand. So
+    a message moves while the block computes, straight into its destination.
     """
 
     def __init__(
@@ -59,19 +59,19 @@ class Channel:
         self._comm, self._staging, self._neighbor = comm, staging, neighbor
         self._lane, self._rank = divmod(number, comm.size)
         self._described: dict[Format, int] = {}
-        """The number of every format that this rank has described to the other."""
+        """The numbers of the formats that this rank has described to the other."""
         self._formats: list[Format] = []
-        """The formats that the other has described."""
+        """The formats that the other rank has described."""
         self._labels: deque[tuple[Transfer, Tensor]] = deque()
         self.posted: dict[int, deque[tuple[Transfer, Tensor]]] = defaultdict(deque)
-        """Receives of tensors that have begun, by the number of their format, in order."""
+        """Posted receives of tensors by format number, in order."""
         self._last = -1
-        """The format of the last tensor that was received."""
+        """The format number of the last tensor received."""
         self.pending: deque[tuple[Transfer, Tensor]] = deque()
-        """Messages that leave, in order, and their memory."""
+        """Sends under way, in order, and their memory."""
 
     def outgoing(self, tensor: Tensor) -> Outgoing:
-        """Begin to hand over a tensor that `send` gets once it is ready."""
+        """Begin to stage a tensor; pass it to `send` when it is ready."""
         return self._staging.outgoing(as_dense(tensor))
 
     def send(self, tensor: Tensor) -> None:
@@ -101,24 +101,24 @@ class Channel:
         return tensor
 
     def expect(self, like: Tensor) -> None:
-        """Post a receive for the next tensor of a format, if that has been described."""
+        """Post a receive for the next tensor of a format that has been described."""
         self._listen()
         layout = format_of(as_dense(like))
         if layout in self._formats:
             self._post(self._formats.index(layout))
 
     def drop_sent(self) -> None:
-        """Free the memory of what has left, and let the library make progress."""
+        """Free the memory of completed sends, and let the library make progress."""
         while self.pending and self.pending[0][0].done():
             self.pending.popleft()
 
     def flush(self) -> None:
-        """Wait until all messages have left."""
+        """Wait until all sends are complete."""
         while self.pending:
             self.pending.popleft()[0].wait()
 
     def close(self) -> None:
-        """Take back the receives that no message will come for."""
+        """Finish all sends and cancel posted receives."""
         self.flush()
         for queue in (self._labels, *self.posted.values()):
             while queue:
@@ -131,7 +131,7 @@ class Channel:
         posted = self.posted[index]
         if not posted:
             self._post(index)
-        if not posted:  # a tensor without an element is no message
+        if not posted:  # an empty tensor is not sent
             return self._staging.arrived(self._staging.room(self._formats[index]))
         transfer, tensor = posted.popleft()
         ahead = sum(map(bool, self.posted.values())) < MOST_AHEAD or bool(posted)
@@ -163,10 +163,10 @@ class Channel:
 
 
 class PostedLinks(RankLinks):
-    """One block for each rank, which is a process; a channel to each rank that it has messages for.
+    """Links of a process with one block: a channel to each rank it exchanges messages with.
 
-    A tensor on a GPU goes through the memory that `Staging` says; the block computes on while it is
-    copied, and the next call of these links sends it.
+    A tensor on a GPU is copied by `Staging` while the block computes on; the next call of these
+    links sends it.
     """
 
     in_one_process = False
@@ -175,7 +175,7 @@ class PostedLinks(RankLinks):
     """Whether the peers' collectives read a GPU's memory."""
 
     def __init__(self, start: Start) -> None:
-        comm, grid, timeout = self._joined(start.comm), start.grid, start.settings.timeout
+        comm, grid, timeout = self._transport(start.comm), start.grid, start.settings.timeout
         places = range(grid.ranks)
         ranks = torch.tensor([grid.rank(n, start.side_by_side) for n in places])
         chains = ranks.view(grid.replicas, grid.blocks)
@@ -189,20 +189,20 @@ class PostedLinks(RankLinks):
         self._peers_staging = Staging(self._device, self.on_device)
         self._channels: dict[int, Channel] = {}
         self._staged: deque[tuple[Outgoing, Callable[[Tensor], None]]] = deque()
-        """What is on its way into messages, in order, and how each begins."""
+        """Tensors being staged, in order, each with the function that sends it."""
         self._collectives: deque[tuple[Transfer, Tensor]] = deque()
-        """Collectives of the peers on their way, and their memory."""
+        """Collectives of the peers under way, and their memory."""
 
-    def _joined(self, comm: Communicator) -> Communicator:
-        """The library's communicator of the ranks that a launcher started."""
+    def _transport(self, comm: Communicator) -> Communicator:
+        """Return the communicator that carries messages, from that of the launched ranks."""
         return comm
 
     @classmethod
     def start(cls, program: Program[T], start: Start) -> T:
         """Run `program` on this rank.
 
-        A failure that the ranks have not agreed on ends the whole job at once: the others may be
-        waiting for a message that will never come. So does a wait longer than `links.timeout`.
+        A failure that the ranks have not agreed on ends the whole job at once: others may be
+        waiting for a message that never comes. So does a wait longer than `links.timeout`.
         """
         comm, timeout = start.comm, start.settings.timeout
         with start_limited(comm, timeout):
@@ -215,7 +215,7 @@ class PostedLinks(RankLinks):
                 links.close()
                 return result
         except (AgreedError, StoppedError):
-            with suppress(PeerError):  # a rank may have ended meanwhile
+            with suppress(PeerError):  # a rank may have ended in the meantime
                 links.close()
             raise
         except BaseException as error:
@@ -261,7 +261,7 @@ class PostedLinks(RankLinks):
         self._send_staged(wait=True)
 
     def _send_staged(self, wait: bool) -> None:
-        """Send what has been copied, in order; all of it if asked to wait."""
+        """Send staged tensors that are ready, in order; with `wait`, all of them."""
         while self._staged and (wait or self._staged[0][0].ready()):
             outgoing, begin = self._staged.popleft()
             outgoing.wait()
@@ -288,17 +288,17 @@ class PostedLinks(RankLinks):
     def _collective(
         self, tensor: Tensor, begin: Callable[[Tensor], tuple[Tensor, Transfer]]
     ) -> Callable[[], Tensor]:
-        """Begin one of the peers' collectives once its data is there; gives its wait."""
-        begun = list[tuple[Tensor, Transfer]]()
+        """Begin a collective of the peers once its data is staged; calling the result waits."""
+        posted = list[tuple[Tensor, Transfer]]()
 
         def post(memory: Tensor) -> None:
-            begun.append(begin(memory))
-            self._collectives.append((begun[0][1], memory))  # to let it progress
+            posted.append(begin(memory))
+            self._collectives.append((posted[0][1], memory))  # to let it progress
 
         def finish() -> Tensor:
-            ((memory, transfer),) = begun
+            ((memory, transfer),) = posted
             transfer.wait()
-            self._drop_sent()  # a grid without a chain has no messages that would do it
+            self._drop_sent()  # a grid of single blocks sends no messages that would do it
             return self._peers_staging.arrived(memory)
 
         self._drop_sent()

@@ -1,4 +1,4 @@
-"""How a tensor gets into the memory that a library sends, and out of where it receives."""
+"""The memory of messages: tensors staged for sending, and room to receive into."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ DTYPES = (
     *(torch.int16, torch.complex64, torch.complex128),
 )
 Format = tuple[int, ...]
-"""What a receiver must know to make room for a tensor: dtype, shape, strides."""
+"""Everything a receiver needs to allocate a tensor: dtype, shape, strides."""
 
 
 @dataclass
 class Outgoing:
-    """A tensor on its way into a message."""
+    """A tensor that is being staged for a message."""
 
     memory: Tensor
-    """What is sent, once the event has happened."""
+    """The memory to send once the event has happened."""
     event: Any = None
 
     def ready(self) -> bool:
@@ -38,10 +38,10 @@ class Outgoing:
 
 
 class Staging:
-    """The memory of messages: of the blocks' device or, for a GPU's, pinned memory of the host.
+    """Memory of messages: on the blocks' device or, for a GPU, pinned memory of the host.
 
-    What is pinned is copied on a stream of its own while the block computes. torch's allocator
-    gives a pinned buffer out again only when the copies from it are over.
+    Copies to pinned memory run on a separate stream while the block computes. torch's allocator
+    reuses a pinned buffer only after the copies from it have finished.
     """
 
     def __init__(self, device: torch.device, on_device: bool = False) -> None:
@@ -51,7 +51,7 @@ class Staging:
             self._copying = torch.cuda.Stream(device)
 
     def outgoing(self, tensor: Tensor) -> Outgoing:
-        """Begin to hand over a dense tensor; its strides are kept."""
+        """Begin to stage a dense tensor with its strides."""
         if self._copying is None:
             return Outgoing(tensor)
         memory = self.room(format_of(tensor))
@@ -64,18 +64,18 @@ class Staging:
         return Outgoing(memory, event)
 
     def room(self, layout: Format) -> Tensor:
-        """Memory to receive a tensor of a format into."""
+        """Allocate memory to receive a tensor of a format."""
         if self._copying is not None:
             return room_for(layout, pin_memory=True)
         return room_for(layout, device=self._device)
 
     def arrived(self, memory: Tensor) -> Tensor:
-        """The tensor on the block's device, whose current stream may use it."""
+        """Return received memory on the block's device, usable by its current stream."""
         return memory.to(self._device, non_blocking=True)
 
 
 def as_dense(tensor: Tensor) -> Tensor:
-    """The tensor without its graph, its elements in one stretch of memory, in any order."""
+    """Return the tensor without its graph, contiguous in memory in any order of dimensions."""
     tensor = tensor.detach()
     return tensor if is_dense(tensor) else tensor.contiguous()
 
@@ -93,29 +93,29 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def memory_of(tensor: Tensor) -> Tensor:
-    """The memory of a dense tensor as bytes (n,), without a copy."""
+    """View the memory of a dense tensor as bytes (n,)."""
     return tensor.as_strided((prod(tensor.shape),), (1,)).view(torch.uint8)
 
 
 def format_of(tensor: Tensor) -> Format:
-    """What a receiver must know to make room for a tensor."""
+    """Return a tensor's format."""
     return DTYPES.index(tensor.dtype), *tensor.shape, *tensor.stride()
 
 
 def room_for(layout: Format, **where: Any) -> Tensor:
-    """Memory for a tensor of a format, as `where` tells torch."""
+    """Allocate a tensor of a format; `where` goes to torch.empty_strided."""
     dtype, *numbers = layout
     dims = len(numbers) // 2
     return torch.empty_strided(numbers[:dims], numbers[dims:], dtype=DTYPES[dtype], **where)
 
 
 def joined_bytes(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of several tensors, one after another."""
+    """Concatenate the bytes of several tensors."""
     return torch.cat([memory_of(as_dense(tensor)) for tensor in tensors])
 
 
 def split_bytes(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of the formats of others, whose bytes come one after another."""
+    """Split bytes into tensors of the formats of `like`: the inverse of `joined_bytes`."""
     tensors = [torch.empty_like(tensor) for tensor in like]
     parts = joined.split([tensor.nbytes for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):

@@ -19,11 +19,11 @@ from hybrid.links.grid import Grid, GridPlace
 
 T = TypeVar("T")
 LAST_SECONDS = 10.0
-"""An interrupt waits at most this long until the threads have closed what is open."""
+"""How long an interrupt waits for the threads to close files."""
 
 
 class ValueBarrier(threading.Barrier):
-    """A barrier at which threads exchange values."""
+    """A barrier with a slot for each thread's value."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -37,7 +37,7 @@ class ThreadGroup(RankGroup):
         self.rank, self.size, self._barrier = rank, barrier.parties, barrier
 
     def exchange(self, value: T) -> list[T]:
-        """The values of all threads, in order; PeerError if one of them has ended."""
+        """Return the values of all threads, in order; PeerError if one of them has ended."""
         if self.size == 1:
             return [value]
         self._barrier.values[self.rank] = value
@@ -58,11 +58,11 @@ class ThreadGroup(RankGroup):
 
 
 class SharedSum:
-    """The sum of one vector of each of R threads, made once, by pairs as in a tree."""
+    """The sum of one vector from each of R threads, computed once, by pairs as in a tree."""
 
     def __init__(self, replicas: int) -> None:
         self._vectors: list[Tensor | None] = [None] * replicas
-        self._begun = [0.0] * replicas
+        self._times = [0.0] * replicas
         self._lock = threading.Lock()
         self._missing = replicas
         self.complete = threading.Event()
@@ -70,39 +70,39 @@ class SharedSum:
         self._total: Tensor | None = None
 
     def put(self, replica: int, vector: Tensor, now: float) -> None:
-        """Give a thread's vector, at a time by its clock."""
-        self._vectors[replica], self._begun[replica] = vector, now
+        """Add a thread's vector, at a time by its clock."""
+        self._vectors[replica], self._times[replica] = vector, now
         with self._lock:
             self._missing -= 1
             if not self._missing:
                 self.complete.set()
 
     def total(self) -> tuple[Tensor, float]:
-        """The sum, and the time by the clocks when the last vector was given."""
+        """Return the sum, and the time by the clocks when the last vector arrived."""
         with self._lock:
             if self._total is None:
                 self._total = sum_of_pairs([v for v in self._vectors if v is not None])
                 self._vectors.clear()
-        return self._total, max(self._begun)
+        return self._total, max(self._times)
 
 
 class ThreadTeam:
-    """What the threads of one run share."""
+    """The queues, barriers and sums that the threads of one run share."""
 
     def __init__(self, grid: Grid) -> None:
         self.places = [grid.place(number) for number in range(grid.ranks)]
         self.queues: dict[tuple[int, int, int], SimpleQueue[Any]] = {}
-        """By lane, sender and receiver; each lane has an order of its own."""
+        """By lane, sender and receiver; each lane is ordered separately."""
         self.grid = ValueBarrier(grid.ranks)
         self.chains = [ValueBarrier(grid.blocks) for _ in range(grid.replicas)]
         self.failed = threading.Event()
-        self.begun = time()
+        self.start_time = time()
         self._sums: dict[tuple[int, int], tuple[int, SharedSum]] = {}
-        """By block and number, with the number of replicas that have asked."""
+        """By block and number, with the number of replicas that have taken it."""
         self._lock = threading.Lock()
 
     def sum(self, place: GridPlace, number: int) -> SharedSum:
-        """The sum of that number, from 0, over the replicas of a block, each of which asks once."""
+        """Return a block's sum of that number, from 0; each of its replicas takes it once."""
         with self._lock:
             key = place.block, number
             count, shared = self._sums.pop(key, (0, SharedSum(place.replicas)))
@@ -111,17 +111,16 @@ class ThreadTeam:
             return shared
 
     def fail(self) -> None:
-        """Raise PeerError in all threads that wait, or will."""
+        """Raise PeerError in all threads that wait now or later."""
         self.failed.set()
         for barrier in (self.grid, *self.chains):
             barrier.abort()
 
 
 class ThreadLinks(RankLinks):
-    """Hands tensors over by reference: nothing is copied.
+    """Links that pass tensors by reference: nothing is copied.
 
-    On a GPU each block has a stream of its own, and a receiver's waits for the sender's work so
-    far.
+    On a GPU each block has its own stream, and the receiver's stream waits for the sender's.
     """
 
     name = "threads"
@@ -142,7 +141,7 @@ class ThreadLinks(RankLinks):
         return run_threads(blocks, program, threads, cls, replicas)[0]
 
     def flush(self) -> None:
-        """There is nothing to wait for: a reference is in the queue at once."""
+        """Return at once: a reference is in the queue immediately."""
 
     def _send(self, number: int, tensor: Tensor) -> None:
         event = None
@@ -184,10 +183,10 @@ class ThreadLinks(RankLinks):
         number, self._num_sums = self._num_sums, self._num_sums + 1
         shared = self._team.sum(self.place, number)
         shared.put(self.place.replica, vector, self.now())
-        return lambda: self._total(shared)[0].clone()  # which this replica may write to
+        return lambda: self._total(shared)[0].clone()  # this replica may write to it
 
     def _total(self, shared: SharedSum) -> tuple[Tensor, float]:
-        """The sum, and when the last vector was given."""
+        """Wait for the sum; return it and the time when the last vector arrived."""
         while not shared.complete.wait(0.5):
             self._check_others()
         return shared.total()
@@ -200,9 +199,9 @@ def run_threads(
     make: Callable[[int, ThreadTeam], ThreadLinks] = ThreadLinks,
     replicas: int = 1,
 ) -> list[T]:
-    """Run `program` on a grid of ranks, each a thread; give their results by place.
+    """Run `program` on a grid of ranks, each a thread; return their results by place.
 
-    The first failure is raised here, after every thread has ended.
+    The first failure is raised after every thread has ended.
     """
     team, size = ThreadTeam(Grid(blocks, replicas)), blocks * replicas
     results: list[Any] = [None] * size
@@ -211,7 +210,7 @@ def run_threads(
     def rank_main(number: int) -> None:
         torch.set_num_threads(intra_op_threads)
         try:
-            with _own_stream(size):
+            with separate_stream(size):
                 results[number] = make(number, team).run(program)
         except PeerError:
             pass
@@ -234,7 +233,7 @@ def run_threads(
         except BaseException:
             team.fail()
             for thread in filter(threading.Thread.is_alive, threads):
-                thread.join(LAST_SECONDS / size)  # it ends when it next waits for another
+                thread.join(LAST_SECONDS / size)  # it ends at its next wait
             raise
     if failures:
         raise failures[0]
@@ -242,8 +241,8 @@ def run_threads(
 
 
 @contextmanager
-def _own_stream(size: int) -> Iterator[None]:
-    """A stream for each of several blocks on a GPU, so that they share it at the same time."""
+def separate_stream(size: int) -> Iterator[None]:
+    """Run each of several blocks on its own stream, so that they use the GPU concurrently."""
     if size == 1 or not torch.cuda.is_initialized():
         yield
         return

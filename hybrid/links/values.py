@@ -1,7 +1,7 @@
-"""Values of a job's ranks as bytes: what is read can build data, and runs no code.
+"""Values of a job's ranks as bytes: reading them builds data and runs no code.
 
 8 bytes   length of the text
-text      JSON; what JSON lacks, a tuple or a tensor, is {name: content}
+text      JSON; other types, such as tuples and tensors, are {name: content}
 bytes     of every tensor, in the order of the text
 """
 
@@ -25,7 +25,7 @@ _KINDS = {"dict": dict, "tuple": tuple, "set": set, "frozenset": frozenset, "byt
 
 
 def encode(value: Any) -> Tensor:
-    """The bytes (n,) of a value; ValueError for one that holds what `decode` does not read."""
+    """Encode a value as bytes (n,); ValueError for a type that `decode` does not read."""
     tensors: list[Tensor] = []
     text = bytearray(json.dumps(_written(value, tensors)), "ascii")
     head = torch.tensor([len(text)]), torch.frombuffer(text, dtype=torch.uint8)
@@ -33,7 +33,7 @@ def encode(value: Any) -> Tensor:
 
 
 def decode(message: Tensor) -> Any:
-    """The value of such bytes, with memory of its own; ValueError for others."""
+    """Decode the bytes of a value into new memory; ValueError for any other bytes."""
     try:
         length = int(message[:8].clone().view(torch.int64))
         text, data = message[8:].split([length, len(message) - 8 - length])
@@ -46,7 +46,7 @@ def decode(message: Tensor) -> Any:
 
 
 def _written(value: Any, tensors: list[Tensor]) -> Any:
-    """What JSON can hold of a value, whose tensors are appended to a list."""
+    """Convert a value to JSON types, appending its tensors to a list."""
 
     def each(values: Iterable[Any]) -> list[Any]:
         return [_written(x, tensors) for x in values]
@@ -85,7 +85,7 @@ def _written(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _read(written: Any, data: Tensor) -> Any:
-    """The value that was written so; `data` has the bytes of its tensors."""
+    """Read what `_written` gave; `data` has the bytes of the tensors."""
     if isinstance(written, list):
         return [_read(x, data) for x in written]
     if not isinstance(written, dict):
@@ -110,7 +110,7 @@ def _tensor(data: Tensor, offset: int, number: int, *layout: int) -> Tensor:
 
 
 def _instance(name: str, values: list[Any]) -> Any:
-    """An instance of a dataclass or a named tuple that is imported; its class's code is not run."""
+    """Build an instance of an imported dataclass or named tuple without running its code."""
     module, _, qualname = name.partition(":")
     cls: Any = sys.modules[module]
     for part in qualname.split("."):

@@ -1,4 +1,4 @@
-"""Links with a logical clock for each rank: K blocks in turn, timed as if on K machines."""
+"""Links with a logical clock for each rank: blocks run in turn, timed as if on K machines."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from hybrid.settings.config import LinkSettings
 
 T = TypeVar("T")
 _RING_BYTES = 1 << 16
-"""From which on Open MPI sums in a ring."""
+"""Vectors of at least this size Open MPI sums in a ring."""
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """Rate and latency of a link of two ranks, which carries one message at a time each way."""
+    """Rate and latency of a link between two ranks, one message at a time each way."""
 
     bytes_per_second: float = 10e9 / 8
-    """Every rank has this rate, whatever its host's other ranks send."""
+    """The rate of every rank; ranks of one host do not share it."""
     latency_seconds: float = 10e-6
 
     @classmethod
     def of(cls, links: LinkSettings) -> LinkSpeed:
-        """The speed that the settings of [links] describe."""
+        """Read the speed from the settings of [links]."""
         rate = links.gigabits_per_second * 1e9 / 8
         return cls(rate, links.latency_microseconds * 1e-6)
 
     def seconds(self, num_bytes: float) -> float:
-        """Time until bytes have left."""
+        """Return the time to send bytes, without the latency."""
         return num_bytes / self.bytes_per_second
 
     def meeting_seconds(self, ranks: int) -> float:
-        """Time until a value of each of n ranks has reached all: 2 latency ceil(log2 n)."""
+        """Return the time of an all-gather of small values: 2 latency ceil(log2 n)."""
         return 2 * ceil(log2(ranks)) * self.latency_seconds
 
     def sum_seconds(self, num_bytes: float, replicas: int) -> tuple[float, float]:
-        """Time to send the sum of a vector of B bytes of each of R replicas, and its latency.
+        """Return the transfer time and the latency of an all-reduce of B bytes over R replicas.
 
             ring      2 (R-1)/R B / rate                 2 (R-1) latency
             tree      2 ceil(log2 R) B / rate            2 ceil(log2 R) latency
 
-        MPI takes a tree below 64 KiB.
+        MPI uses a tree below 64 KiB.
         """
         R = replicas
         if num_bytes < _RING_BYTES:
@@ -66,7 +66,7 @@ class LinkSpeed:
 
 
 class ClockedGroup(ThreadGroup):
-    """Values go to one rank or come from it, over a tree: every clock is at the latest then."""
+    """Gathers and broadcasts over a tree, which advance every clock to the latest one."""
 
     def __init__(self, rank: int, barrier: ValueBarrier, links: VirtualLinks) -> None:
         super().__init__(rank, barrier)
@@ -82,17 +82,17 @@ class ClockedGroup(ThreadGroup):
 
 
 class VirtualLinks(ThreadLinks):
-    """A rank runs while it holds the baton, of which there is one, and its clock counts that time.
+    """Links of ranks that run in turn: the rank that holds the baton runs, and its clock counts.
 
-        send      leaves = max(own clock, end of the last send) + bytes / bandwidth
-        receive   own clock = max(own clock, leaves + latency)
-        gather    own clock = max of all clocks + latency ceil(log2 of the ranks), as a broadcast
+        send      leaves = max(clock, end of the last send) + bytes / bandwidth
+        receive   clock = max(clock, leaves + latency)
+        gather    clock = max of all clocks + latency ceil(log2 of the ranks), as a broadcast
         sum       from its last vector on as `LinkSpeed.sum_seconds`
 
-    To each neighbor, and to all peers together, a rank sends one message at a time.
+    A rank sends one message at a time to each neighbor, and one to all peers together.
 
-    The clocks therefore show what K ranks of this speed would need, even if this machine is busy:
-    with one thread for each rank they count processor time, with more or on a GPU real time.
+    So the clocks show the time that K ranks of this speed would need, even if this machine is busy:
+    with one thread per rank they count processor time, with more or on a GPU wall-clock time.
     """
 
     name, clocked = "virtual", True
@@ -105,9 +105,9 @@ class VirtualLinks(ThreadLinks):
         self.speed, self._baton = speed, baton
         alone = threads == 1 and not torch.cuda.is_available()
         self._timer: Callable[[], float] = thread_time if alone else perf_counter
-        self.clock = self._begun = 0.0
+        self.clock = self._timer_start = 0.0
         self._free = {-1: 0.0, 1: 0.0, 0: 0.0}
-        """When the connection to the previous block, the next one and the peers is free again."""
+        """When the links to the previous block, the next one and the peers are free."""
         self._message_seconds = 0.0
 
     def _group(self, rank: int, barrier: ValueBarrier) -> ThreadGroup:
@@ -120,27 +120,27 @@ class VirtualLinks(ThreadLinks):
         return run_virtual(blocks, program, speed, threads, replicas, cls)[0]
 
     def now(self) -> float:
-        return self.clock + self._timer() - self._begun
+        return self.clock + self._timer() - self._timer_start
 
     def epoch(self) -> float:
-        """That of all ranks: their clocks begin together, though they run in turn."""
-        return self._team.begun
+        """Return the common start of all clocks, which begin together though ranks run in turn."""
+        return self._team.start_time
 
-    def count_nothing_here(self, message_seconds: float) -> None:
-        """Count no time of this machine from now on, but `work` and messages alone.
+    def ignore_machine_time(self, message_seconds: float) -> None:
+        """From now on count only `work` and messages, not the time of this machine.
 
-        A message costs each of its two ranks `message_seconds` beside its way.
+        A message costs its sender and its receiver `message_seconds` each, besides the transfer.
         """
         self._timer = lambda: 0.0
-        self._begun, self._message_seconds = 0.0, message_seconds
+        self._timer_start, self._message_seconds = 0.0, message_seconds
 
     def work(self, seconds: float) -> None:
-        """Count work that would be done elsewhere, and is not done here."""
+        """Advance the clock by simulated work."""
         self.clock += seconds
 
     def run(self, program: Program[T]) -> T:
         with self._baton:
-            self._begun = self._timer()
+            self._timer_start = self._timer()
             return program(self)
 
     def _send(self, number: int, tensor: Tensor) -> None:
@@ -151,7 +151,7 @@ class VirtualLinks(ThreadLinks):
         self._put(number, (tensor, self._leaves(way, tensor.nbytes) + self.speed.latency_seconds))
 
     def _leaves(self, way: int, num_bytes: float) -> float:
-        """When bytes that are sent now have left."""
+        """Return the time at which bytes sent now have left."""
         self._free[way] = max(self.now(), self._free[way]) + self.speed.seconds(num_bytes)
         return self._free[way]
 
@@ -163,20 +163,20 @@ class VirtualLinks(ThreadLinks):
         return tensor
 
     def _total(self, shared: SharedSum) -> tuple[Tensor, float]:
-        with self.paused():  # the vectors would be added up on their way, by all ranks together
-            total, begun = super()._total(shared)
-        self._summed(begun, total.nbytes)
-        return total, begun
+        with self.paused():  # real ranks would share the additions, in transit
+            total, start = super()._total(shared)
+        self.advance_past_sum(start, total.nbytes)
+        return total, start
 
-    def _summed(self, begun: float, num_bytes: int) -> None:
-        """Let the clock go on to the end of a sum that has begun when the last vector was there."""
-        travels, latency = self.speed.sum_seconds(num_bytes, self.place.replicas)
-        self._free[0] = max(begun, self._free[0]) + travels
+    def advance_past_sum(self, start: float, num_bytes: int) -> None:
+        """Advance the clock to the end of a sum whose last vector came at `start`."""
+        transfer, latency = self.speed.sum_seconds(num_bytes, self.place.replicas)
+        self._free[0] = max(start, self._free[0]) + transfer
         self.clock = max(self.clock, self._free[0] + latency)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let other ranks run, while this rank's clock stands still."""
+        """Let other ranks run while this rank's clock stands still."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self.clock = self.now()
@@ -185,7 +185,7 @@ class VirtualLinks(ThreadLinks):
             yield
         finally:
             self._baton.acquire()
-            self._begun = self._timer()
+            self._timer_start = self._timer()
 
 
 def run_virtual(
@@ -196,7 +196,7 @@ def run_virtual(
     replicas: int = 1,
     links: Callable[..., VirtualLinks] = VirtualLinks,
 ) -> list[T]:
-    """Run `program` on a grid of ranks in turn, each on its own clock; results by place."""
+    """Run `program` on a grid of ranks in turn, each on its own clock; return results by place."""
     baton = threading.Lock()
 
     def make(number: int, team: ThreadTeam) -> Any:

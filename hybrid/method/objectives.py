@@ -33,7 +33,7 @@ from hybrid.solvers.metrics import (
     logits_of,
     right_answers,
     right_logits,
-    tried_metrics,
+    try_metrics,
 )
 from hybrid.solvers.objective import (
     CountOf,
@@ -122,7 +122,7 @@ class Objectives(NamedTuple):
             if metrics is None:
                 metrics = _default_metrics(options, out, targets)
             _check_shapes(options, loss, out, targets)
-            metrics = tried_metrics(metrics, out, targets)
+            metrics = try_metrics(metrics, out, targets)
             built = Objective(loss, metrics, answers, named, each, tree_structure(out))
             return built, targets if answers is None else answers.pack(targets)
 
@@ -141,8 +141,8 @@ class Objectives(NamedTuple):
         train.expect_classes(_classes(out, targets) if classified and mix is None else 0)
         test.expect_classes(_classes(out, expected) if classified else 0)
         output = tuple(out.shape[1:]) if isinstance(out, Tensor) else None
-        training = replace(training, alike=mix is None and _weigh_equally(smoothed, train))
-        tested = replace(tested, alike=_weigh_equally(loss, test))
+        training = replace(training, equal_weights=mix is None and _weigh_equally(smoothed, train))
+        tested = replace(tested, equal_weights=_weigh_equally(loss, test))
         _check_at_once(tested, blocks, test)
         network = frozenset(id(module) for module in blocks.model.modules())
         return cls(training, tested, mix, output, network)

@@ -11,7 +11,7 @@ from torch import nn
 
 from hybrid.networks.blocks import Blocks
 from hybrid.settings import torch_classes
-from hybrid.solvers.numerics.optimizer_state import clone_optimizer, over
+from hybrid.solvers.numerics.optimizer_state import clone_optimizer, with_groups
 
 Group = dict[str, Any]
 
@@ -100,9 +100,9 @@ def stand_in(
         """What schedulers would wrap, and warn of if it had not been called."""
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    another = over([{**_copied(group), "params": []} for group in groups], optimizer)
-    vars(another).update(state={}, step=step, _opt_called=True)
-    return another
+    copy = with_groups([{**_copied(group), "params": []} for group in groups], optimizer)
+    vars(copy).update(state={}, step=step, _opt_called=True)
+    return copy
 
 
 def _copied(group: Mapping[str, Any]) -> Group:

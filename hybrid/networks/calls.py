@@ -29,7 +29,7 @@ from hybrid.solvers.acting import nearest
 from hybrid.solvers.numerics.attributes import (
     ELSEWHERE,
     attributes,
-    hand_over,
+    copy_attributes,
     is_number,
     user_modules,
 )
@@ -281,7 +281,7 @@ class Calls:
         models = user_modules(self.model)
         for network in self.networks():
             for path, module in user_modules(network).items():
-                hand_over(models[path], module)
+                copy_attributes(models[path], module)
 
     def sync_buffers(self, starts: Sequence[int], only: int | None) -> None:
         """Let the model have the buffers and attributes that its blocks have put anew.
@@ -295,7 +295,7 @@ class Calls:
                 self.model.get_submodule(path)._buffers[field] = buffer
         for start, path, module in self._executed(starts):
             if only is None or start == starts[only]:
-                hand_over(module, self.model.get_submodule(path))
+                copy_attributes(module, self.model.get_submodule(path))
 
     def check_numbers(self, starts: Sequence[int]) -> None:
         """ValueError if a pass of all blocks has left numbers in a module that differ between them.

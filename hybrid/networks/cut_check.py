@@ -16,7 +16,7 @@ from hybrid.errors import code_line, one_line
 from hybrid.networks.units import mode
 from hybrid.solvers.checks.constant_draws import ConstantDraws
 from hybrid.solvers.layers.bundle import call_network
-from hybrid.solvers.numerics.attributes import kept_attributes, user_modules
+from hybrid.solvers.numerics.attributes import restored_attributes, user_modules
 
 SMALL = 2**16
 """Bytes up to which the gradient of a parameter is compared."""
@@ -74,7 +74,7 @@ class CutCheck:
         out = self.inputs
         for i, stage in enumerate(stages):
             value = tree_map(_leaf, out) if i else out
-            with kept_attributes(user_modules(self.network).values()):  # each block has its own
+            with restored_attributes(user_modules(self.network).values()):  # each block has its own
                 out = stage(value) if i else call_network(stage, value)
             links.append((value, out))
         outputs = _weigh(out)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.layers.bundle import Bundle, call_network
-from hybrid.solvers.numerics.attributes import kept_attributes, user_modules
+from hybrid.solvers.numerics.attributes import restored_attributes, user_modules
 
 
 @dataclass
@@ -198,7 +198,7 @@ def kept_state(model: nn.Module) -> Iterator[None]:
         if buffer is not None
     ]
     try:
-        with kept_attributes(user_modules(model).values()):
+        with restored_attributes(user_modules(model).values()):
             yield
     finally:
         for registry, before in registries:  # a first pass may fill what is empty

@@ -161,7 +161,7 @@ def run_pass(
         block.freezing.remove()
         block.freezing = None
     if block.sync is not None:
-        block.sync.start_alike()
+        block.sync.copy_first_replica()
         if R == 1:
             block.sync = None
     result, name_of = RankPass(), _module(block).global_name

@@ -74,7 +74,7 @@ def prove(
         return SKIPPED + reason
     restore, numerics = remember_generators(), _numerics()
     watch, links.watch = links.watch, None
-    links.everyone(None)  # all have noted what the process has in common
+    links.all_gather_grid(None)  # all have noted what the process has in common
     try:
         # no rounding that depends on shapes; attention's dropout draws as any other does
         _numerics(*[False] * len(numerics))
@@ -83,7 +83,7 @@ def prove(
         restore()
         _numerics(*numerics)
         links.watch = watch
-    links.everyone(None)  # nobody draws before all have set them back
+    links.all_gather_grid(None)  # nobody draws before all have set them back
     return result
 
 

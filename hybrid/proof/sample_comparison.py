@@ -61,13 +61,13 @@ class SampleComparison:
         first = self.links.broadcast(prints)
         compared = (first.keys() & prints.keys()) - self.varied
         unlike = sorted(n for n in compared if not _same_samples(prints[n], first[n]))
-        if not any(self.links.everyone(unlike)):
+        if not any(self.links.all_gather_grid(unlike)):
             return
         again = [_prints(data.some(one)) for _ in range(READINGS * reads)]
         varied = {
             n for n in prints for each in again if not _same_samples(prints[n], each.get(n, []))
         }
-        self.varied |= varied.union(*self.links.everyone(varied))
+        self.varied |= varied.union(*self.links.all_gather_grid(varied))
         with self.links.agreement():
             for name in unlike:
                 if name not in self.varied:

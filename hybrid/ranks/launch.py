@@ -1,4 +1,4 @@
-"""How this process was started: alone, by mpirun, srun or torchrun; and what it may use."""
+"""How this process was started (alone, by mpirun, srun or torchrun), its cores and its device."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ _MPI = (
 )
 _TORCH = ("WORLD_SIZE", "RANK")
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""What torchrun alone sets."""
+"""A variable that only torchrun sets."""
 LATE_SECONDS = 60.0
-"""After which ranks of mpirun that wait for others say so, the first time that they meet."""
+"""The wait in the first meeting of mpirun's ranks after which they print a line."""
 _FIRST_STEP_OF_NO_TASKS = 0xFFFFFFF0
 """Slurm numbers a batch script and an interactive shell from here on, and srun's steps from 0."""
 
 
 def launched_size() -> int:
-    """Number of ranks the launcher says it started; 0 without one."""
+    """Return the number of ranks according to the launcher; 0 without one."""
     return _launched()[0]
 
 
 def launched_rank() -> int:
-    """This process's rank according to the launcher; 0 without one."""
+    """Return this process's rank according to the launcher; 0 without one."""
     return _launched()[1]
 
 
 def screen() -> os.terminal_size | None:
-    """The size of the terminal that shows what this rank prints; None where none does."""
+    """Return the size of the terminal that shows this rank's output, if there is one."""
     return launcher.screen(by_mpirun=_mpi() is not None)
 
 
 def starting_words() -> str:
-    """What starts as many ranks again, before the command; empty without a launcher."""
+    """Return the launcher's part of a command that starts as many ranks; empty without one."""
     size = launched_size()
     if not size:
         return ""
@@ -61,15 +61,15 @@ def starting_words() -> str:
 
 
 def _launched() -> tuple[int, int]:
-    """(size, rank), of an MPI launcher, of Slurm's, or of one that knows torch alone."""
+    """Return (size, rank) as set by torchrun, an MPI launcher or Slurm; (0, 0) without one."""
     return (_torch() if _is_by_torch() else _mpi() or _slurm()) or (0, 0)
 
 
 def _is_by_torch() -> bool:
-    """Whether torchrun started this rank, though mpirun or srun may have started its agents."""
+    """Whether torchrun started this rank, even if mpirun or srun started its agents."""
     if _torch() is None:
         return False
-    others = _mpi() or _slurm()  # mpirun's own daemons may be tasks of Slurm's
+    others = _mpi() or _slurm()  # mpirun's daemons may be tasks of Slurm
     return others is None or others[0] == 1 or _TORCHRUN in os.environ
 
 
@@ -78,7 +78,7 @@ def _mpi() -> tuple[int, int] | None:
 
 
 def _slurm() -> tuple[int, int] | None:
-    """Of srun's several tasks; a batch script, which has the job's variables, is one process."""
+    """Return (size, rank) under srun with several tasks; a batch script is a single process."""
     step, rank = _number("SLURM_STEP_ID"), _number("SLURM_PROCID") or 0
     size = _number("SLURM_NTASKS") if rank else None
     if step is not None and step < _FIRST_STEP_OF_NO_TASKS:
@@ -87,7 +87,7 @@ def _slurm() -> tuple[int, int] | None:
 
 
 def _torch() -> tuple[int, int] | None:
-    """Of several processes, as torchrun starts them."""
+    """Return (size, rank) of several processes started by torchrun."""
     numbers = _numbers(*_TORCH)
     return numbers if numbers and numbers[0] > 1 and _TORCH[1] in os.environ else None
 
@@ -97,20 +97,20 @@ class Ranks(NamedTuple):
 
     comm: Communicator
     local_rank: int
-    """Its number among the ranks of its host."""
+    """This rank's number among the ranks of its host."""
     sharing: int
-    """Ranks of its host that may use exactly the same cores; a launcher that binds leaves 1."""
+    """Ranks of this host that use exactly the same cores; 1 if the launcher binds ranks."""
     joined_by: str = "mpi"
-    """The links that joined them, whose kind is what links.kind=auto means."""
+    """The links that connected the ranks, which links.kind=auto chooses."""
 
 
 @cache
 def ranks() -> Ranks | None:
-    """The ranks a launcher started, or None where there is no launcher. All must call it.
+    """Connect the ranks that a launcher started; None without a launcher. All ranks call it.
 
-    mpirun's ranks and srun's are joined by MPI, torchrun's by torch.distributed. Raises ValueError
-    for ranks that do not find each other: the mpirun of another MPI, and an srun without its
-    plug-in, start N jobs of size one.
+    MPI connects the ranks of mpirun and srun, torch.distributed those of torchrun. Raises
+    ValueError for ranks that do not find each other: the mpirun of another MPI, and an srun without
+    its plug-in, start N jobs of size one.
     """
     size = launched_size()
     if not size:
@@ -129,13 +129,13 @@ def ranks() -> Ranks | None:
 
 
 def _tell_late(rank: int, size: int) -> None:
-    """Say that this rank waits for the others; two of them say so, one of which is there."""
+    """Print that this rank waits for the others; ranks 0 and 1 do, as one of them is waiting."""
     if rank < 2:
         tell(f"hybrid: rank {rank} of {size} waits for the others to call this package: all must")
 
 
 def _leave(comm: Communicator) -> None:
-    """All ranks end together, so that none takes the end of another for a loss."""
+    """End all ranks together, so that none mistakes the end of another for a crash."""
     comm.barrier()
     comm.close()
 
@@ -170,11 +170,11 @@ def _of_mpi(size: int) -> Communicator:
 _PMIX = "libpmix.so.2"
 _COLLECT, _BOOL = b"pmix.collect", ctypes.c_uint16(1)
 _INFO_BYTES = 1024
-"""More than a pmix_info_t has: a key of 512 bytes, flags and a value."""
+"""An upper bound of sizeof(pmix_info_t): a key of 512 bytes, flags and a value."""
 
 
 def wait_for_all() -> None:
-    """Return once every rank of the job has called this; at once where MPI does without PMIx.
+    """Wait until every rank of the job has called this; return at once if MPI runs without PMIx.
 
     Called between MPI_Init and the first message. Open MPI 5 takes messages while it waits in
     MPI_Init's last fence, and one that meets a rank there ends it with a segmentation fault
@@ -193,9 +193,9 @@ def wait_for_all() -> None:
 
 
 EAGER_BYTES = 2**22
-"""Of a message between hosts that Open MPI hands to the system at once, over TCP.
+"""The largest message between hosts that Open MPI hands to the system at once, over TCP.
 
-Its own limit is 2**16: a longer message waits until both ranks are inside MPI, which they are not
+With the default of 2**16 a longer message waits until both ranks are inside MPI, which they are not
 while they compute. At 1 Gb/s pipelined rows of docs/benchmarks/no-bubble were up to twice as slow.
 """
 _EAGER = (
@@ -206,21 +206,21 @@ _EAGER = (
 
 
 def communicator() -> Communicator | None:
-    """The communicator of all ranks, or None where there is no launcher."""
+    """Return the communicator of all ranks; None without a launcher."""
     here = ranks()
     return None if here is None else here.comm
 
 
 def joined_by() -> str:
-    """The links that joined the ranks at their start; threads where no launcher started any."""
+    """Return the kind of the links that connected the ranks; threads without a launcher."""
     here = ranks()
     return "threads" if here is None else here.joined_by
 
 
 def threads_per_rank(blocks: int) -> int:
-    """OMP_NUM_THREADS, or the cores this process may use, shared among those who use the same.
+    """Return OMP_NUM_THREADS, or this process's cores divided among the ranks that share them.
 
-    Those are its `blocks` threads where there is no launcher, else the ranks with its cores.
+    Without a launcher, its `blocks` threads share them.
     """
     here = ranks()
     sharing = blocks if here is None else here.sharing
@@ -228,7 +228,7 @@ def threads_per_rank(blocks: int) -> int:
 
 
 def device(setting: str) -> torch.device:
-    """Where this rank's block lives; the local rank chooses among the visible GPUs."""
+    """Choose the device of this rank's block; the local rank chooses among the visible GPUs."""
     import torch
 
     if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
@@ -242,10 +242,10 @@ def device(setting: str) -> torch.device:
 
 
 def keep_memory() -> None:
-    """Let glibc keep freed memory: a training step frees and asks for the same sizes.
+    """Let glibc keep freed memory: every training step frees and allocates the same sizes.
 
-    Without it large buffers go back to the system and are cleared by it again at every step.
-    Other C libraries have no such settings, and none is needed.
+    Otherwise large buffers go back to the system, which clears them again at every step. Other C
+    libraries have no such settings.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -262,14 +262,14 @@ _CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "CUPY_CACHE_DIR": "cupy",
 }
-"""The caches of compilers, whose content is executed when it is found again."""
+"""Compiler caches: code found there is executed."""
 
 
 def keep_caches_private() -> None:
     """Let torch.compile and CuPy store code in folders that only this user can write to.
 
-    The folders are in `hybrid-UID` of TMPDIR: on the node, not in the home. Variables that are set
-    already stay. Raises ValueError if that folder belongs to, or can be written by, another user.
+    The folders are in TMPDIR/hybrid-UID, on the node and not in the home. Variables that are
+    already set stay. Raises ValueError if another user owns that folder or can write to it.
     """
     folder = Path(tempfile.gettempdir(), f"hybrid-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -285,21 +285,21 @@ def keep_caches_private() -> None:
 
 
 def _abort_on_exceptions(comm: Communicator) -> None:
-    """An exception that leaves a rank's script ends the job: the others may wait for it."""
+    """End the job if an exception ends a rank's script: other ranks may wait for this one."""
     show = stopping.in_one_line(sys.excepthook, speaks=comm.rank == 0)
 
     def hook(*exception: Any) -> None:
         try:
             show(*exception)
             sys.stderr.flush()
-        finally:  # nobody may be left to read it
+        finally:  # even if stderr is closed
             comm.abort(1)
 
     sys.excepthook = hook
 
 
 def _numbers(size: str, rank: str) -> tuple[int, int] | None:
-    """Of a launcher's two variables; None unless it says how many it started."""
+    """Read (size, rank) from a launcher's variables; None if the size is not set."""
     count = _number(size)
     return None if count is None else (count, _number(rank) or 0)
 

@@ -1,7 +1,7 @@
 """The process that started this rank: mpirun, its daemon on another host, torchrun, or Slurm's.
 
-It ends the job when a rank is lost. When it is lost itself, nobody would end its ranks: one that
-waits inside MPI waits for ever. So a thread of each rank ends the rank with its launcher.
+The launcher ends the job when a rank is lost. If the launcher itself is lost, a rank that waits
+inside MPI would wait forever. So a thread of each rank ends the rank when its launcher ends.
 """
 
 import os
@@ -20,7 +20,7 @@ _OF_A_RANK = (
 
 
 def end_with_launcher(speaks: bool) -> None:
-    """Let this rank end when its launcher has; one rank of a host `speaks` for all of them."""
+    """End this rank when its launcher ends; one rank of a host `speaks` for all of them."""
     pid = outside_the_rank()
     descriptor: int | None = None
     with suppress(OSError, AttributeError):  # Linux before 5.3 has none
@@ -28,7 +28,7 @@ def end_with_launcher(speaks: bool) -> None:
     if descriptor is None:
         return
     stderr = 2
-    with suppress(OSError):  # where the launcher passes nothing on any more
+    with suppress(OSError):  # the launcher itself no longer forwards output
         stderr = _output(pid, 2)
     reason = f"the launcher ({_read(pid, 'comm').decode().strip()} process {pid}) is gone"
     again = given_by("--resume", "resume=True")
@@ -48,9 +48,9 @@ def _end_after(descriptor: int, stderr: int, line: bytes) -> None:
 
 
 def screen(by_mpirun: bool) -> os.terminal_size | None:
-    """The size of the terminal that shows standard output; None where none does.
+    """Return the size of the terminal that shows standard output, if there is one.
 
-    mpirun gives its ranks a terminal whatever its output is, so mpirun's output counts.
+    mpirun always gives its ranks a terminal, so its own output decides.
     """
     with suppress(OSError, ValueError, AttributeError):  # a closed output is None
         if not by_mpirun:
@@ -64,7 +64,7 @@ def screen(by_mpirun: bool) -> os.terminal_size | None:
 
 
 def say(line: str) -> None:
-    """Write a line where the launcher writes: it passes nothing on once it ends its ranks."""
+    """Write a line to the launcher's stderr: it forwards nothing once it ends its ranks."""
     with suppress(OSError):
         descriptor = _output(outside_the_rank(), 2)
         try:
@@ -74,13 +74,13 @@ def say(line: str) -> None:
 
 
 def _output(pid: int, number: int) -> int:
-    """An open output of another process."""
+    """Open an output of another process."""
     how = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
     return os.open(f"/proc/{pid}/fd/{number}", how)
 
 
 def outside_the_rank() -> int:
-    """The nearest ancestor without the rank's variables: a wrapper script has them, too."""
+    """Find the nearest ancestor without the rank's variables, which a wrapper script has, too."""
     variables = {f"{name}={os.environ[name]}".encode() for name in _OF_A_RANK if name in os.environ}
     pid = os.getppid()
     while pid > 1 and variables <= set(_read(pid, "environ").split(b"\0")):
@@ -89,7 +89,7 @@ def outside_the_rank() -> int:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """What /proc tells of a process, empty where it does not."""
+    """Read a file of /proc/PID; empty if it cannot be read."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/{name}").read_bytes()
     return b""

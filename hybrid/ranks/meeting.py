@@ -1,4 +1,4 @@
-"""Where ranks find each other that torchrun has started, or what else sets its variables."""
+"""The rendezvous of ranks started by torchrun, or by any launcher that sets its variables."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from hybrid.links.gloo import LOOPBACK, TorchCommunicator, local_store, stay_loc
 from hybrid.ranks import stopping
 
 MEETING_SECONDS = 300.0
-"""Within which all ranks must have started: their imports may take minutes on a busy disk."""
+"""The time for all ranks to start: their imports may take minutes on a busy disk."""
 PATIENCE_SECONDS = 15.0
-"""After which the ranks that are missing are named."""
+"""The wait after which missing ranks are named."""
 CONNECT_SECONDS = 20.0
-"""Within which a rank reaches the store of the meeting, or says that it cannot."""
+"""The time for a rank to reach the store of the meeting."""
 LOCAL = ("localhost", LOOPBACK)
-"""Addresses of a meeting of one host."""
+"""Master addresses of a job on one host."""
 _LAUNCHERS = "use torchrun, mpirun or srun --mpi=pmix"
 
 
 class MeetingError(ValueError):
-    """Ranks that do not find each other, and cannot agree on who says so."""
+    """Ranks do not find each other, so they cannot agree on which of them prints the error."""
 
     def __init__(self, text: str, speaks: bool) -> None:
         super().__init__(text)
         self.speaks = speaks or not _has_launcher()
-        """Whether this rank prints it: without a launcher each has a terminal of its own."""
+        """Whether this rank prints the error; without a launcher each rank has its own terminal."""
 
     def end_process(self) -> None:
-        """Print it and end the process, from a thread beside one that waits inside torch."""
+        """Print the error and end the process, while another thread waits inside torch."""
         if self.speaks:
             tell(f"hybrid: error: {self}")
         os._exit(1)
 
 
 def of_torchrun(rank: int, size: int) -> TorchCommunicator:
-    """The ranks of torchrun, or of any launcher that sets MASTER_ADDR and MASTER_PORT.
+    """Connect the ranks of torchrun, or of any launcher that sets MASTER_ADDR and MASTER_PORT.
 
-    MeetingError if they do not meet there.
+    Raises MeetingError if they do not meet there.
     """
     from torch.distributed import is_initialized
 
@@ -54,23 +54,23 @@ def of_torchrun(rank: int, size: int) -> TorchCommunicator:
     host, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
     if not (host and port.isdecimal()):
         raise MeetingError(
-            f"{size} ranks were started, but MASTER_ADDR={host} and MASTER_PORT={port} are no "
-            f"address and port where they meet: set both, or {_LAUNCHERS}",
+            f"{size} ranks were started, but MASTER_ADDR={host} and MASTER_PORT={port} are not an "
+            f"address and a port: set both, or {_LAUNCHERS}",
             rank == 0,
         )
     if host in LOCAL or os.environ.get("LOCAL_WORLD_SIZE") == str(size):
         stay_local()
-    # torchrun's own process may have the store, and keeps it for the ranks that it restarts
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return _met(host, int(port), kept, rank, size)
+    # torchrun's agent may host the store, and keeps it for the ranks that it restarts
+    agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return _connect(host, int(port), agent_store, rank, size)
 
 
-def _met(host: str, port: int, kept: bool, rank: int, size: int) -> TorchCommunicator:
+def _connect(host: str, port: int, agent_store: bool, rank: int, size: int) -> TorchCommunicator:
     import torch.distributed
 
     c10d: Any = torch.distributed
     where, limit = f"{host}:{port}", timedelta(seconds=CONNECT_SECONDS)
-    serves = rank == 0 and not kept
+    serves = rank == 0 and not agent_store
 
     def unreachable(cause: str) -> MeetingError:
         problem = f"reach rank 0 at {where} within {CONNECT_SECONDS:g} s ({cause}): it has not"
@@ -81,7 +81,7 @@ def _met(host: str, port: int, kept: bool, rank: int, size: int) -> TorchCommuni
         return MeetingError(f"rank {rank} of {size} cannot {problem}; {remedy}", rank == 0)
 
     try:
-        # torch waits for ever for a program at that port that is silent
+        # torch waits forever if another program listens at that port and never answers
         with stopping.after(CONNECT_SECONDS + 2, unreachable("no answer").end_process):
             if serves and host in LOCAL:
                 shared = local_store(port)
@@ -90,8 +90,8 @@ def _met(host: str, port: int, kept: bool, rank: int, size: int) -> TorchCommuni
     except (OSError, RuntimeError, ValueError) as error:
         raise unreachable(_cause(error)) from None
     try:
-        store = c10d.PrefixStore(f"hybrid {identity()}", shared)  # of this job, and no other
-        meeting = _meet(store, where, rank, size, kept)
+        store = c10d.PrefixStore(f"hybrid {identity()}", shared)  # separate from other jobs
+        meeting = _meet(store, where, rank, size, agent_store)
         store = c10d.PrefixStore(meeting, store)
         return TorchCommunicator(store, rank, size)
     except RuntimeError as error:
@@ -102,29 +102,30 @@ def _met(host: str, port: int, kept: bool, rank: int, size: int) -> TorchCommuni
         ) from None
 
 
-def _meet(store: Any, where: str, rank: int, size: int, kept: bool = False) -> str:
-    """Wait until all ranks have met, in looks between which a signal is heard; the meeting's name.
+def _meet(store: Any, where: str, rank: int, size: int, agent_store: bool = False) -> str:
+    """Poll the store until all ranks have met; return the meeting's name.
 
-        rank r    shows who it is (a new name at every start)
-        rank 0    calls a meeting of those that are shown, and another when one of them changes
-        rank r    takes part in a meeting that it is called to
+        rank r    registers under a name that is new at every start
+        rank 0    calls a meeting of the registered names, and another when one of them changes
+        rank r    joins a meeting that lists its name
 
-    A store that is `kept` has the ranks of earlier starts, whose processes have ended: they take
-    part in nothing. Ranks need not agree on how often they have been started.
+    Signals are handled between polls. An agent's store still has the names of earlier starts,
+    whose processes have ended and join no meeting. Ranks may have been started a different number
+    of times.
     """
     name = f"{uuid4().hex}, process {os.getpid()} on {socket.gethostname()}"
-    names = [f"rank {r}" for r in range(size)]
-    store.set(names[rank], name)
-    begin, told, called = monotonic(), False, list[str]()
+    keys = [f"rank {r}" for r in range(size)]
+    store.set(keys[rank], name)
+    begin, warned, invited_names = monotonic(), False, list[str]()
     while True:
-        stopping.leave_alone(rank)
-        missing = [r for r in range(size) if not store.check([names[r]])]
+        stopping.leave_unmet(rank)
+        missing = [r for r in range(size) if not store.check([keys[r]])]
         if rank == 0 and not missing:
-            shown = [store.get(each).decode() for each in names]
-            if shown != called:
-                called = shown
-                store.set("meeting", json.dumps([uuid4().hex, called]))
-        other = store.get(names[rank]).decode()
+            names = [store.get(key).decode() for key in keys]
+            if names != invited_names:
+                invited_names = names
+                store.set("meeting", json.dumps([uuid4().hex, names]))
+        other = store.get(keys[rank]).decode()
         if store.check(["meeting"]):
             meeting, ranks = json.loads(store.get("meeting"))
             invited = ranks[rank] == name
@@ -133,7 +134,7 @@ def _meet(store: Any, where: str, rank: int, size: int, kept: bool = False) -> s
             absent = [r for r in range(size) if not store.check([f"{meeting} {r}"])]
             if invited and not absent:
                 return str(meeting)
-            if not (absent or kept):  # they have begun
+            if not (absent or agent_store):  # the job has begun
                 other = ranks[rank]
             missing = missing or (absent if invited else [0] * (rank > 0))
         if other != name:
@@ -144,24 +145,24 @@ def _meet(store: Any, where: str, rank: int, size: int, kept: bool = False) -> s
                 True,
             )
         waited = monotonic() - begin
-        if missing and waited > (MEETING_SECONDS if told else PATIENCE_SECONDS):
+        if missing and waited > (MEETING_SECONDS if warned else PATIENCE_SECONDS):
             speaks = rank == next((r for r in range(size) if r not in missing), rank)
             listed = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
             text = f"of {size} announced ranks, rank {listed} did not come to {where}"
-            if told:
+            if warned:
                 raise MeetingError(
-                    f"{text} within {MEETING_SECONDS:g} s: start as many, with the same words in "
-                    "the same folder, or unset the launcher's variables",
+                    f"{text} within {MEETING_SECONDS:g} s: start all ranks with the same command "
+                    "in the same folder, or unset the launcher's variables",
                     speaks,
                 )
             if speaks or not _has_launcher():
                 tell(f"hybrid: {text} yet; rank {rank} waits for {MEETING_SECONDS:g} s")
-            told = True
+            warned = True
         sleep(min(0.1, 0.002 + waited / 10))
 
 
 def _cause(error: Exception) -> str:
-    """The system's reason in an error of torch's, without its frames."""
+    """Extract the system's reason from an error of torch, without the stack frames."""
     text = (isinstance(error, OSError) and error.strerror) or one_line(error)
     return text.partition(" Exception raised")[0][:200]
 
@@ -171,10 +172,9 @@ def _has_launcher() -> bool:
 
 
 def identity() -> str:
-    """What all ranks of a job have in common, and another job has not: a hash.
+    """Hash the launcher's names of the job and the command: equal on the ranks of one job only.
 
-    It is of the launcher's names for the job and of the command, which has settings, seed and
-    folder.
+    The command has settings, seed and folder.
     """
     names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")
     facts = [*(os.environ.get(name, "") for name in names), os.getcwd(), *sys.argv[1:]]

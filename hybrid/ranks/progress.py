@@ -1,4 +1,4 @@
-"""A bar of progress, in a terminal or a notebook; anywhere else nothing is drawn."""
+"""A progress bar in a terminal or a notebook; elsewhere nothing is drawn."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 SECONDS = 0.1
 """The least time between two drawings."""
 PLAIN = ("CI", "NO_COLOR", "SLURM_JOB_ID")
-"""Each of these variables asks for plain lines."""
+"""Environment variables that disable the bar."""
 _open: Bar | None = None
-"""The bar that is on the screen; a second one beside it is not drawn."""
+"""The bar on the screen; a second one is not drawn."""
 
 
 class Bar:
     """Counts to `total` on the first rank's screen; other ranks draw nothing.
 
-    The thread that reports draws, at most ten times a second. So no thread runs beside a training,
-    and what a bench times has no drawing in it. While a terminal shows the bar, lines that are
-    printed appear above it.
+    The thread that reports draws, at most ten times a second. So no other thread disturbs a
+    training, and a bench times no drawing. Printed lines appear above the bar.
     """
 
     def __init__(self, total: int, done: int = 0, text: str = "", quiet: bool = False) -> None:
@@ -35,7 +34,7 @@ class Bar:
         self._drawn_at = 0.0
         self._progress: Progress | None = None
         self._cell: Any = None
-        """Where a notebook shows it."""
+        """The notebook's display handle."""
         self._lock = RLock()
         """Ctrl-C closes the bar of another thread."""
         if not (quiet or _open or launch.launched_rank()):
@@ -43,13 +42,13 @@ class Bar:
 
     @property
     def shown(self) -> bool:
-        """Whether it is on a screen."""
+        """Whether the bar is on a screen."""
         return self._progress is not None
 
     def update(
         self, done: int | None = None, text: str | None = None, rate: str = "", now: bool = False
     ) -> None:
-        """Show how much is done, of what, and at what rate; `now`: what follows takes long."""
+        """Update the count, text and rate; `now` draws at once, before a long step."""
         self.done = self.done if done is None else done
         self.text = self.text if text is None else text
         self.rate = rate or self.rate
@@ -57,12 +56,12 @@ class Bar:
             self._draw()
 
     def count(self, done: int, total: int) -> None:
-        """Show how much is done of how much."""
+        """Update the count and the total."""
         self.total = total
         self.update(done)
 
     def close(self) -> None:
-        """Take it off the terminal; a notebook keeps its last state."""
+        """Remove the bar from the terminal; a notebook keeps its last state."""
         global _open
         with self._lock:
             if self._progress is None:
@@ -70,7 +69,7 @@ class Bar:
             if self._cell is not None:
                 self._draw()
             progress, self._progress, _open = self._progress, None, None
-            with suppress(OSError, ValueError):  # of a terminal that has gone
+            with suppress(OSError, ValueError):  # the terminal may be closed
                 progress.stop()
 
     def __enter__(self) -> Bar:
@@ -92,7 +91,7 @@ class Bar:
             def show_cursor(self, show: bool = True) -> bool:
                 return False  # a killed run cannot show a hidden one again
 
-        # a terminal writes ^C behind the bar, which must not begin another line
+        # a terminal echoes ^C behind the bar, which must still fit on the line
         width = 100 if notebook else max(20, (size.columns if size else 0) or 80) - 4
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}", markup=False),
@@ -100,7 +99,7 @@ class Bar:
             progress.MofNCompleteColumn(),
             progress.TextColumn("{task.fields[rate]}", markup=False),
             progress.TimeRemainingColumn(compact=True),
-            # a line keeps its length, as without a bar
+            # printed lines are not wrapped
             console=Screen(force_terminal=not notebook, width=width, soft_wrap=True),
             auto_refresh=False,
             transient=True,
@@ -134,7 +133,7 @@ class Bar:
                     self._cell.update(self._table(progress))
                 else:
                     progress.refresh()
-            except (OSError, ValueError):  # the terminal has gone, and the work goes on
+            except (OSError, ValueError):  # the terminal is closed, and the work goes on
                 self.close()
 
     @staticmethod
@@ -143,12 +142,12 @@ class Bar:
 
 
 def close() -> None:
-    """Take the bar off the screen, if there is one, before a last line is printed."""
+    """Remove the bar, if there is one, before a last line is printed."""
     if _open is not None:
         _open.close()
 
 
 def _in_notebook() -> bool:
-    """Whether IPython shows what is displayed in a cell, as Jupyter and Colab do."""
+    """Whether IPython displays output in cells, as in Jupyter and Colab."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")

@@ -1,4 +1,4 @@
-"""A training as a Slurm batch script, which is requeued when its time limit has stopped it."""
+"""A training as a Slurm batch script, requeued after its time limit."""
 
 import re
 import shutil
@@ -12,26 +12,26 @@ from hybrid.links.grid import Grid
 from hybrid.settings.config import SplitSettings
 
 SIGNAL_SECONDS = 120
-"""Seconds before its time limit at which a job is signaled; Slurm may be a minute early."""
+"""Seconds before its time limit at which a job gets a signal; Slurm may be a minute early."""
 
 TEMPLATE = Path(__file__).parents[1] / "jobs" / "train.sbatch"
 LAUNCHERS = {
     # pe: the cores of a rank; the hosts come from Slurm
     "mpirun": "mpirun --map-by ppr:{ranks}:node:pe={cpus} --bind-to core",
-    # srun does not take --cpus-per-task from the job since 22.05; with --kill-on-bad-exit=1, some
-    # sites' default, the first rank to leave with 75 would get the others killed
-    # block: ranks that follow each other, such as a chain's, are on one node
+    # since 22.05 srun does not take --cpus-per-task from the job; with --kill-on-bad-exit=1, the
+    # default of some sites, the first rank to exit with 75 would kill the others
+    # block: consecutive ranks, such as a chain's, share a node
     "srun": "srun --mpi=pmix --distribution=block --cpus-per-task={cpus} --cpu-bind=cores "
     "--kill-on-bad-exit=0",
 }
 PORTS = "PMIX_MCA_ptl_base_if_include=127.0.0.0/8"
 ONE_HOST = " OMPI_MCA_btl=^tcp"
-"""Without which ranks that share memory listen for others, on all interfaces."""
+"""Keeps ranks that share memory from listening on all interfaces."""
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A training as a job; ValueError names an impossible field, and what is allowed."""
+    """A training as a job; ValueError names an invalid field and the allowed values."""
 
     config: Path
     """Settings, read when the job starts."""
@@ -51,7 +51,7 @@ class SlurmJob:
     settings: tuple[str, ...] = ()
     """Values of --set, "section.key=value"."""
     replicas: int | None = None
-    """Chains of blocks; None: as the settings have it."""
+    """Chains of blocks; None: split.replicas of the settings."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -65,17 +65,17 @@ class SlurmJob:
 
     @property
     def ranks(self) -> int:
-        """MPI ranks of a job, one block of one replica each."""
+        """The number of MPI ranks, one block of one replica each."""
         return self.nodes * self.ranks_per_node
 
     @property
     def file(self) -> Path:
-        """Where the script is written: beside the run folder, which the run alone writes to."""
+        """The script's path, beside the run folder: only the run writes into that."""
         return self.out.with_name(f"{self.out.name}.sbatch")
 
 
 def script(job: SlurmJob) -> str:
-    """The batch script, for bash."""
+    """Fill in the batch script."""
     parts = {
         "directives": _directives(job),
         "setup": job.setup or ":  # no --setup: hybrid and MPI are those of the shell that submits",
@@ -88,7 +88,7 @@ def script(job: SlurmJob) -> str:
 
 
 def submit(job: SlurmJob) -> str:
-    """Write the script and hand it to sbatch; gives the job's number. ValueError if it refuses."""
+    """Write the script and submit it; return the job's number. ValueError if sbatch refuses it."""
     if shutil.which("sbatch") is None:
         raise ValueError("there is no sbatch here: submit on a login node, or try --dry-run")
     job.file.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def submit(job: SlurmJob) -> str:
 
 
 def check_grid(split: SplitSettings, job: SlurmJob) -> None:
-    """ValueError unless the settings' blocks times replicas can be the ranks asked for."""
+    """Reject a rank count that is not the settings' blocks times replicas."""
     blocks = split.blocks or (len(split.cuts) + 1 if split.cuts else 0)
     Grid(blocks, split.replicas).on(job.ranks, "--nodes times --ranks-per-node =")
 
@@ -114,7 +114,7 @@ def _directives(job: SlurmJob) -> str:
         "nodes": job.nodes,
         "ntasks-per-node": job.ranks_per_node,
         "cpus-per-task": job.cpus_per_rank,
-        # not per task: mpirun's one daemon a node would get the GPUs of one rank
+        # not per task: mpirun's daemon, one per node, would get the GPUs of a single rank
         "gpus-per-node": job.ranks_per_node * job.gpus_per_rank or "",
         "hint": "nomultithread",
         "time": job.time,
@@ -129,7 +129,7 @@ def _directives(job: SlurmJob) -> str:
 
 
 def _word(text: str) -> str:
-    """One word of an #SBATCH line; sbatch has its own rules, in which a # may end even a quote."""
+    """Quote a word of an #SBATCH line by sbatch's rules, in which # may end even a quoted word."""
     if re.fullmatch(r"[\w%+,./:=@-]*", text, re.ASCII):
         return text
     return '"' + re.sub(r"([\"'\\#])", r"\\\1", text) + '"'

@@ -1,4 +1,4 @@
-"""A program started on every rank, whatever joins the ranks."""
+"""Start a program on every rank of a grid, on any links."""
 
 from __future__ import annotations
 
@@ -27,27 +27,26 @@ def start(
     failed: ValueError | None = None,
     side_by_side: Arrangement = "chain",
 ) -> T:
-    """Run the program on every rank of a grid.
+    """Run the program on every rank of a grid; return the result of this process's first rank.
 
-    It gives the result of the first rank, or under a launcher that of this process's rank.
     `failed` is the reason why this rank cannot begin, which the program tells the others.
     """
     comm, links = launch.communicator(), link_class(settings)
     if failed is not None and (links.in_one_process or comm is None):
         raise AgreedError(str(failed))  # there are no others to tell
-    return links.start(_explained(program), Start(grid, settings, device, side_by_side, comm))
+    return links.start(_with_code_lines(program), Start(grid, settings, device, side_by_side, comm))
 
 
 def link_class(settings: LinkSettings) -> type[RankLinks]:
-    """The class of the links between the ranks of this job."""
+    """Return the class of the links between the ranks of this job."""
     links: type[RankLinks] = LINKS[launch.joined_by() if settings.kind == AUTO else settings.kind]
     return links
 
 
 def check_links(settings: LinkSettings, ranks: int) -> None:
-    """ValueError for links that cannot join these ranks, and for settings without an effect.
+    """Reject links that cannot connect these ranks, and settings that these links do not read.
 
-    `ranks` is the number that a launcher has started, 0 without one.
+    `ranks` is the number of ranks that a launcher has started, 0 without one.
     """
     kind = settings.kind
     if kind == AUTO:
@@ -72,11 +71,11 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
     check({"links": settings}, Facts(link_settings=read))
 
 
-def _explained(program: Program[T]) -> Program[T]:
-    """The program, whose errors name the line if they come from code that was given to it."""
+def _with_code_lines(program: Program[T]) -> Program[T]:
+    """Wrap the program so that an error from user code names the line."""
 
     @wraps(program)
-    def explained(links: RankLinks) -> T:
+    def run(links: RankLinks) -> T:
         try:
             return program(links)
         except (AgreedError, KeyboardInterrupt, StoppedError):
@@ -89,8 +88,8 @@ def _explained(program: Program[T]) -> Program[T]:
                 text = format_error(error)
             else:
                 raise
-            # under mpirun the rank is named by whoever ends the job
-            named = links.place.count > 1 and launch.communicator() is None
-            raise CodeError(f"{links.place}: {text}" if named else text) from cause
+            # under a launcher, `abort` names the rank
+            names_place = links.place.count > 1 and launch.communicator() is None
+            raise CodeError(f"{links.place}: {text}" if names_place else text) from cause
 
-    return explained
+    return run

@@ -1,6 +1,6 @@
-"""A request to stop is a signal after which a run writes a checkpoint and ends.
+"""Requests to stop: signals after which a run writes a checkpoint and ends.
 
-This module imports nothing heavy: the command listens before imports that take seconds.
+This module imports nothing heavy: the command handles signals before imports that take seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hybrid.links import RankLinks
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-"""What mpirun passes to its ranks, and batch systems and supervisors send before they kill."""
+"""Signals that mpirun forwards, and that batch systems and supervisors send before SIGKILL."""
 
 
 class StopRequest:
@@ -29,10 +29,10 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self.advice = ""
-        """How to go on with the run, once it has a checkpoint."""
+        """How to resume the run, once it has a checkpoint."""
 
     def __call__(self) -> str:
-        """The name of the signal, empty without one."""
+        """Return the name of the signal, empty without one."""
         return self.signal.name if self.signal is not None else ""
 
     def _take(self, number: int, frame: Any) -> None:
@@ -43,7 +43,7 @@ class StopRequest:
         self.signal = self.signal or signal.Signals(number)
         by_mpirun = os.environ.get("OMPI_COMM_WORLD_RANK") == "0"
         if number == signal.SIGTERM and by_mpirun and self.advice:
-            # mpirun kills its ranks a quarter of a second after Ctrl-C or TERM
+            # mpirun kills its ranks 0.25 s after Ctrl-C or TERM
             launcher.say(f"hybrid: interrupted{self.advice}")
 
 
@@ -52,10 +52,10 @@ _current: StopRequest | None = None
 
 @contextmanager
 def listening(last: bool = False) -> Iterator[StopRequest]:
-    """A request to stop, which signals make within the body; only the main thread gets signals.
+    """Record signals in a request to stop while the body runs; only the main thread gets signals.
 
-    Nested bodies share one request. After the `last` body the process only ends, so signals are
-    ignored from then on: one would end it with a signal's status.
+    Nested bodies share one request. After the `last` body the process is about to exit, so signals
+    are ignored: one would change its exit status.
     """
     global _current
     if threading.current_thread() is not threading.main_thread():
@@ -77,12 +77,12 @@ def listening(last: bool = False) -> Iterator[StopRequest]:
 
 
 def ctrl_c() -> str:
-    """What an interrupt is answered with: a training that has a checkpoint can go on."""
+    """Return the message of an interrupt, with the way to resume if there is a checkpoint."""
     return "interrupted" + (_current.advice if _current is not None else "")
 
 
 def interrupted() -> KeyboardInterrupt:
-    """An interrupt that a script, a notebook or a command answers with one line."""
+    """Make a KeyboardInterrupt that a script, a notebook or a command shows as one line."""
     error = KeyboardInterrupt(ctrl_c())
     vars(error)["_render_traceback_"] = lambda: [f"hybrid: {error}"]  # IPython asks for it
     if sys.excepthook is sys.__excepthook__:
@@ -91,10 +91,7 @@ def interrupted() -> KeyboardInterrupt:
 
 
 def in_one_line(show: Callable[..., Any], speaks: bool = True) -> Callable[..., None]:
-    """A hook for exceptions that prints such an interrupt as a line, and any other as before.
-
-    Only a rank that `speaks` prints the line.
-    """
+    """Wrap an exception hook to show such an interrupt as one line, if this rank `speaks`."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if hasattr(error, "_render_traceback_"):
@@ -108,7 +105,7 @@ def in_one_line(show: Callable[..., Any], speaks: bool = True) -> Callable[..., 
 
 @contextmanager
 def after(seconds: float, act: Callable[..., Any], *arguments: Any) -> Iterator[None]:
-    """Call `act` in a thread if the body takes longer."""
+    """Call `act` in a thread if the body takes longer than `seconds`."""
     timer = threading.Timer(seconds, act, arguments)
     timer.daemon = True
     timer.start()
@@ -120,9 +117,9 @@ def after(seconds: float, act: Callable[..., Any], *arguments: Any) -> Iterator[
 
 @contextmanager
 def meeting() -> Iterator[None]:
-    """Let a SIGTERM end this process at once while it waits for other ranks, one of which is lost.
+    """Let SIGTERM end this process at once while it waits for other ranks, one of which is lost.
 
-    Such a wait may be inside torch, where no handler runs; nothing is lost, for nothing is done.
+    Such a wait may be inside torch, where no Python handler runs. No work is lost.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -134,8 +131,8 @@ def meeting() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def leave_alone(rank: int) -> None:
-    """Raise StoppedError on this rank, which waits to meet the others, if it was asked to."""
+def leave_unmet(rank: int) -> None:
+    """Raise StoppedError after a signal while this rank waits to meet the others."""
     if _current is not None and (name := _current()):
         why = f"stopped by {name} while the ranks met; nothing has been done or changed"
         if rank == 0:
@@ -144,14 +141,14 @@ def leave_alone(rank: int) -> None:
 
 
 def leave_if_asked(links: RankLinks, request: StopRequest) -> None:
-    """Raise StoppedError on all ranks if one of them was asked to stop before training began."""
+    """Raise StoppedError on all ranks if one of them got a signal before training began."""
     first = links.first_of(request() or None)
     if first:
         leave(links, f"{first} before training began; nothing has been done or changed")
 
 
 def leave(links: RankLinks, how: str) -> NoReturn:
-    """Stop by a signal: the first rank says how, once, and all raise StoppedError."""
+    """Print the reason on the first rank, and raise StoppedError on all ranks."""
     why = f"stopped by {how}"
     if links.place.number == 0:
         tell(f"hybrid: {printable(why)}")

@@ -19,7 +19,7 @@ from hybrid.networks.units import kept_modes
 from hybrid.rounds.epoch_windows import EpochSource
 from hybrid.rounds.phase_report import DivergedError
 from hybrid.solvers.block import Block
-from hybrid.solvers.metrics import evaluated, reset
+from hybrid.solvers.metrics import compute, reset
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.windows import Batch
 
@@ -233,7 +233,7 @@ class _Accumulated:
     def values(self) -> dict[str, float]:
         """The values of the metrics, on the rank that computes; elsewhere nothing."""
         metrics = self._objective.accumulated if self._computes else {}
-        values = {name: evaluated(name, metric) for name, metric in metrics.items()}
+        values = {name: compute(name, metric) for name, metric in metrics.items()}
         self._reset()  # what they hold is no longer wanted
         return values
 

@@ -55,7 +55,7 @@ class RankTraining:
             network = method.problem.objectives.network
             self.block.check = MeanCheck(self.block, method.steps, network)
         if self.block.sync is not None:
-            self.block.sync.start_alike()
+            self.block.sync.copy_first_replica()
         exact = self.block.optimizers["exact"]
         if options.out is not None:
             self.block.watch = trace.span

@@ -1,1 +1,1 @@
-"""Whether what is trained is what its user gave: constant draws, passes by parts, means."""
+"""Checks that the trained network is the user's: constant draws, passes by parts, means."""

@@ -1,4 +1,4 @@
-"""Random operations that give the same numbers in every pass, however it is divided."""
+"""Random operations that give the same numbers in every pass, whatever its batch division."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from torch import Tensor
 from hybrid.solvers.numerics.draws import DispatchMode, drops_nothing
 
 GOLDEN = 0.6180339887498949
-"""Its multiples modulo 1 are spread evenly."""
+"""The fractional parts of its multiples are spread evenly."""
 
 
 NUMBERS = {"p", "mean", "std", "from", "to", "lambd"}
-"""Arguments whose defaults count."""
+"""Arguments that take their defaults from the schema."""
 
 
 class UnknownDrawError(ValueError):
-    """An operation draws random numbers in a way that is not known here."""
+    """A random operation has no constant replacement here."""
 
 
 class ConstantDraws(DispatchMode):
-    """Within it what a row gets at random depends on its last dimension alone.
+    """Replaces random numbers by constants that depend only on the place in the last dimension.
 
-        u_j = (1/2 + j g) mod 1   for place j of the last dimension; 1/2 where there is but one
+        u_j = (1/2 + j g) mod 1   at place j of the last dimension; 1/2 for a single dimension
 
-    Uniform numbers are u, normal ones their quantiles, a Bernoulli variable is 1 where u < p, and
-    so on. A pass over all rows at once and passes over parts of them then compute the same.
+    Uniform numbers become u, normal ones their quantiles, a Bernoulli variable is 1 where u < p,
+    and so on. So a pass over all rows equals passes over parts of them.
     """
 
     def __init__(self, keyed: bool = False) -> None:
-        """`keyed`: what is drawn in a backward pass has to come from a generator, or is refused."""
+        """`keyed`: refuse draws in a backward pass that do not come from a generator."""
         super().__init__()
         self.keyed = keyed
 
@@ -58,14 +58,14 @@ class ConstantDraws(DispatchMode):
 
 
 def _draw(name: str, arguments: dict[str, Any], in_place: bool) -> Any:
-    """What an operation of that name gives for arguments by their names."""
+    """Compute the constant result of a random operation from its arguments by name."""
     x: Any = arguments.get("self", arguments.get("input"))
     high = arguments.get("high", arguments.get("to"))
     if name == "native_dropout":
         if arguments.get("train") is False or not arguments["p"]:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
-        kept = _uniform(x) < 1 - arguments["p"]
-        return x * kept / max(1e-9, 1 - arguments["p"]), kept
+        mask = _uniform(x) < 1 - arguments["p"]
+        return x * mask / max(1e-9, 1 - arguments["p"]), mask
     if name == "randperm":
         return torch.arange(arguments["n"], device=arguments.get("device"))
     if name == "multinomial":
@@ -96,7 +96,7 @@ def _draw(name: str, arguments: dict[str, Any], in_place: bool) -> Any:
 
 
 def _result(arguments: Mapping[str, Any], in_place: bool) -> Tensor:
-    """What is written to in place, or memory for what is drawn."""
+    """Return the tensor of an in-place operation, or allocate the result."""
     size, out = arguments.get("size"), arguments.get("out")
     if size is not None and out is None:
         return torch.empty(size, dtype=arguments.get("dtype"), device=arguments.get("device"))
@@ -105,7 +105,7 @@ def _result(arguments: Mapping[str, Any], in_place: bool) -> Tensor:
 
 
 def _uniform(like: Tensor) -> Tensor:
-    """u, of the shape of a tensor, in float64."""
+    """Compute u, of the shape of a tensor, in float64."""
     if like.dim() < 2:
         return torch.full(like.shape, 0.5, dtype=torch.float64, device=like.device)
     places = torch.arange(like.shape[-1], dtype=torch.float64, device=like.device)

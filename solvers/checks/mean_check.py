@@ -1,4 +1,4 @@
-"""Whether the loss of a mini-batch is the mean of what its parts are trained on."""
+"""Check that the loss of a mini-batch is the mean of its parts' losses."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.peers import Peers
 
 EVERY = 32
-"""Steps between checks, beside that of the first mini-batch of every epoch."""
-NEAR = {torch.float64: 1e-8, torch.float32: 3e-5}
-NEAR_IN_16_BITS = 1e-2
-"""The largest difference over the mean size of the parts' losses, by their number format."""
+"""Steps between checks, besides the first mini-batch of every epoch."""
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 3e-5}
+TOLERANCE_IN_16_BITS = 1e-2
+"""The largest relative difference from the parts' losses, by number format."""
 
 
 LEAST = 4
@@ -32,24 +32,24 @@ MOST_NUMBERS = 1 << 24
 
 
 class MeanCheck:
-    r"""On the last block, of a mini-batch or a replica's share of one, in parts j of n_j samples:
+    r"""Checks on the last block, for a mini-batch or a replica's share, in parts j of n_j samples:
 
-        L(o_1 .. o_m) = sum_j (n_j / N) L_j,   L_j the loss that is trained on part j
+        L(o_1 .. o_m) = sum_j (n_j / N) L_j,   L_j the training loss of part j
 
-    Outputs that have no row for each sample, such as a loss that the network computes, are computed
-    again, of all samples at once. A share that is not divided is checked in two halves. Where all
-    replicas make one step, the first sees the outputs of all of them, unless they are large.
+    Outputs without a row for each sample, such as a loss that the network computes, are recomputed
+    from all samples at once. A share that is not divided is checked in two halves. If all replicas
+    step together, the first checks the outputs of all of them, unless they are large.
     """
 
     def __init__(self, block: Block, steps: int, network: Container[int] = ()) -> None:
         self.block, self.steps = block, steps
-        """Mini-batches of an epoch."""
+        """Mini-batches per epoch."""
         self.network = network
-        """Identities of modules, which other blocks may be changing."""
+        """Ids of modules that other blocks may be changing."""
         self._parts: list[tuple[MicroBatch, Tensor, Any, Tensor]] = []
 
     def take(self, part: MicroBatch, lam: Tensor, out: Any, loss: Tensor) -> None:
-        """A part's input, output and loss; ValueError with the last one of a mini-batch."""
+        """Add a part's input, output and loss; the last part runs the check, with ValueError."""
         if part.step % self.steps and part.step % EVERY:
             return
         self._check_weights(part, loss)
@@ -61,14 +61,14 @@ class MeanCheck:
             self._compare(parts)
 
     def _check_weights(self, part: MicroBatch, loss: Tensor) -> None:
-        """ValueError if the loss reads weights that are not the block's."""
+        """Reject a loss that reads weights outside the last block."""
         weights = {p.data_ptr() for p in self.block.module.parameters()}
         for leaf in graph_leaves(loss):
             if isinstance(leaf, nn.Parameter) and leaf.data_ptr() not in weights:
                 raise ValueError(
                     f"the loss of step {part.step} reads a weight of shape {tuple(leaf.shape)} "
-                    "that is none of the last block's: give regularizer= for penalties on weights, "
-                    "or take 1 block and 1 replica"
+                    "that is not in the last block: give regularizer= for penalties on weights, or "
+                    "take 1 block and 1 replica"
                 )
 
     def _compare(self, parts: list[tuple[MicroBatch, Tensor, Any, Tensor]]) -> None:
@@ -94,7 +94,7 @@ class MeanCheck:
                 part_weight = weights[0] if weights else None
                 again = objective.mean_of(outputs[0], labels[: sizes[0]], part_weight)
                 if not torch.isclose(again, losses[0], rtol=1e-5, atol=1e-8):
-                    return  # it has written to the output
+                    return  # the loss has written to the output
             at_once = float(objective.mean_of(whole, labels, weight))
         terms = [float(x) * n / count for x, n in zip(losses, sizes, strict=True)]
         self._judge(count, first.step, at_once, terms, losses[0].dtype)
@@ -110,7 +110,7 @@ class MeanCheck:
         weight: Tensor | None,
         mean: float,
     ) -> None:
-        """Compare likewise for a step's samples on all replicas."""
+        """Check the samples of a step on all replicas likewise."""
         objective, count = self.block.objective, len(labels)
         leaves, structure = tree_flatten(whole)
         rows = [*leaves, labels] if _has_rows(whole, count) else []
@@ -135,19 +135,19 @@ class MeanCheck:
     def _judge(
         self, count: int, step: int, at_once: float, terms: Sequence[float], dtype: torch.dtype
     ) -> None:
-        """ValueError unless the loss of `count` samples is the sum of these terms."""
-        plain = self.block.precision is torch.float32
-        near = NEAR.get(dtype, NEAR_IN_16_BITS) if plain else NEAR_IN_16_BITS
-        if abs(at_once - sum(terms)) > near * sum(map(abs, terms)):
+        """Raise ValueError unless the loss of `count` samples is the sum of these terms."""
+        tolerance = TOLERANCE_IN_16_BITS
+        if self.block.precision is torch.float32:
+            tolerance = TOLERANCES.get(dtype, tolerance)
+        if abs(at_once - sum(terms)) > tolerance * sum(map(abs, terms)):
             raise ValueError(
-                f"the loss of {count} samples of step {step} is {at_once:.6g}, and "
-                f"{sum(terms):.6g} the mean of its parts, so that they are trained on another: say "
-                "what it is divided by (denominator=), or train undivided, with 1 micro-batch and "
-                "1 replica"
+                f"the loss of {count} samples of step {step} is {at_once:.6g}, but the mean over "
+                f"its parts, which is trained, is {sum(terms):.6g}: give the loss's divisor "
+                "(denominator=), or train undivided, with 1 micro-batch and 1 replica"
             )
 
     def _pass(self, lam: Tensor, sizes: list[int]) -> tuple[list[Any], Any]:
-        """The outputs of parts, and of all samples at once; nothing of it stays."""
+        """Compute the outputs of parts and of all samples at once, without side effects."""
         module = self.block.module
         rows = [*torch.arange(len(lam)).split(sizes)]
 
@@ -161,5 +161,5 @@ class MeanCheck:
 
 
 def _has_rows(out: Any, count: int) -> bool:
-    """Whether an output is tensors with a row for each sample."""
+    """Whether all leaves of an output are tensors with a row for each sample."""
     return all(isinstance(x, Tensor) and x.shape[:1] == (count,) for x in tree_leaves(out))

@@ -1,4 +1,4 @@
-"""BatchNorm by parts of a mini-batch, in a pass over all of it."""
+"""BatchNorm over parts of a mini-batch, in a pass over all of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 Parts = Sequence[Sequence[Tensor]]
-"""For each replica the parts of its share, in order: numbers (n,) of rows of the mini-batch."""
+"""For each replica the parts of its share, in order: row numbers (n,) of the mini-batch."""
 
 
 class NoRowsError(ValueError):
@@ -21,11 +21,11 @@ class NoRowsError(ValueError):
 
 @contextmanager
 def normalized_by_parts(module: nn.Module, parts: Parts, rows: int) -> Iterator[None]:
-    """Within it BatchNorms in training normalize each part by itself, as passes over parts would.
+    """Make BatchNorms in training normalize each part separately, as passes over parts would.
 
-    A replica's running statistics are those of the first replica's start, moved by its parts one
-    after the other; at the end the module has sum_r (n_r / N) of them, as replicas have after a
-    step. NoRowsError if the rows of an input are no whole multiple of the mini-batch's.
+    Each replica's running statistics start from the module's and are moved by its parts one after
+    the other. At the end the module has sum_r (n_r / N) of them, as replicas have after a step.
+    NoRowsError if the rows of an input are not a whole multiple of the mini-batch's.
     """
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
     passes = [_Norm(norm, parts, rows) for norm in norms]
@@ -47,10 +47,10 @@ class _Norm:
         self.statistics: list[dict[str, Any]] = [{} for _ in parts]
 
     def forward(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """y of the input of all rows, (N k, C, ...)."""
+        """Compute y from the input of all rows, (N k, C, ...)."""
         if not self.norm.training:
             return forward(x)
-        if len(x) != self.rows and sum(map(len, self.parts)) > 1:  # in an order that is unknown
+        if len(x) != self.rows and sum(map(len, self.parts)) > 1:  # the order of rows is unknown
             raise NoRowsError(f"a BatchNorm has an input of {len(x)} rows for {self.rows} samples")
         each = torch.arange(len(x), device=x.device).view(self.rows, -1)
         before, chosen, outputs = dict(self.norm._buffers), [], []
@@ -65,7 +65,7 @@ class _Norm:
         return torch.cat(outputs)[torch.cat(chosen).argsort()]
 
     def end(self) -> None:
-        """Leave the module as it was, but for its running statistics."""
+        """Restore the module's forward, and set its running statistics."""
         if self.replaced is None:
             del self.norm.forward
         else:

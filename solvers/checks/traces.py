@@ -1,4 +1,4 @@
-"""Trials of a user's code that leave no trace in it."""
+"""Trials of user code that restore its state."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from hybrid.solvers.numerics.attributes import has_attributes, keeper
 
 MOST = 10_000
-"""Objects that are looked at."""
+"""The most objects to visit."""
 
 
 def holders(function: Any, without: Container[int] = ()) -> list[Any]:
-    """What a function can keep something in: modules, objects, functions that it refers to.
+    """List the modules, objects and functions in which a function can store state.
 
-    Those that are reached through what it encloses, its defaults, what it is bound to, arguments of
-    a `partial`, attributes and containers. `without`: identities of what is left out.
+    They are reached through closures, defaults, bound objects, arguments of a `partial`, attributes
+    and containers. `without`: ids of objects to leave out.
     """
     holding, waiting, seen = list[Any](), [function], set[int]()
     while waiting and len(seen) < MOST:
@@ -50,7 +50,7 @@ def holders(function: Any, without: Container[int] = ()) -> list[Any]:
 
 
 def enclosed(part: Any) -> dict[str, Any]:
-    """What an object has in attributes, and a function in what it encloses, by name."""
+    """Return an object's attributes, or a function's defaults and closure, by name."""
     if not isinstance(part, FunctionType):
         return dict(vars(part))
     values = dict(part.__kwdefaults__ or {}) | {
@@ -61,9 +61,9 @@ def enclosed(part: Any) -> dict[str, Any]:
 
 @contextmanager
 def untraced(function: Any, without: Container[int] = ()) -> Iterator[None]:
-    """Within it a loss may be called; what it keeps is afterwards what it was before.
+    """Restore the state of a function, such as a loss, after calls in the body.
 
-    `without`: identities of what may change meanwhile, such as the network's modules.
+    `without`: ids of objects that may change in the meantime, such as the network's modules.
     """
     keepers: dict[int, Callable[[], Any]] = {}
     states, cells = [], []
@@ -76,14 +76,14 @@ def untraced(function: Any, without: Container[int] = ()) -> Iterator[None]:
     try:
         yield
     finally:
-        for restored in states:
-            restored()
+        for restore in states:
+            restore()
         for cell, content in cells:
             cell.cell_contents = content
 
 
 def _cells(function: FunctionType) -> list[tuple[str, Any, Any]]:
-    """What a function encloses: names, cells and their contents."""
+    """List the names, cells and contents of a function's closure."""
     cells = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # it is empty
@@ -92,7 +92,7 @@ def _cells(function: FunctionType) -> list[tuple[str, Any, Any]]:
 
 
 def graph_leaves(loss: Tensor) -> Iterator[Tensor]:
-    """The leaves of a graph."""
+    """Iterate over the leaves of a graph."""
     waiting, seen = [loss.grad_fn], set[Any]()
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""Residual units that may be left out, or that can be inverted."""
+"""Residual units that can be skipped or inverted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Skippable(nn.Module):
 
     This is stochastic depth (Huang et al., arXiv 1603.09382).
 
-    F(x) is divided by p in training, so that the tested and exported network is the plain one
-    (Huang et al. multiply it by p in tests instead). One b is drawn for all samples of a pass. If
-    it is 0, the unit costs nothing and its running statistics stay. A subclass begins its `forward`
+    F(x) is divided by p in training, so the tested and exported network is the plain one (Huang et
+    al. multiply by p in tests instead). One b is drawn for all samples of a pass. If it is 0, the
+    unit costs nothing and its running statistics do not change. The `forward` of a subclass begins
     with `if self.left_out(): return x`, and adds `self.scaled(F(x))` to x.
     """
 
@@ -28,28 +28,28 @@ class Skippable(nn.Module):
 
     @property
     def skippable(self) -> bool:
-        """Whether x -> x is a unit of this kind."""
+        """Whether the unit maps x to x when it is left out."""
         return True
 
     def left_out(self) -> bool:
-        """Draw b; gives whether it is 0."""
+        """Draw b; return whether it is 0."""
         if not self.training or self.survival == 1.0 or getattr(_here, "decided", False):
             return False
         return bool(torch.rand(()) >= self.survival)
 
     def scaled(self, branch: Tensor) -> Tensor:
-        """F(x) / p in training."""
+        """Divide F(x) by p in training."""
         return branch / self.survival if self.training and self.survival < 1.0 else branch
 
 
 def survival(module: nn.Module | None) -> float:
-    """p of a module; 1 if it is never left out."""
+    """Return p of a module; 1 if it is never left out."""
     return module.survival if isinstance(module, Skippable) else 1.0
 
 
 @contextmanager
 def nothing_left_out() -> Iterator[None]:
-    """A context in which no unit on this thread is left out: the caller decides what runs."""
+    """Run all units on this thread within the body: the caller decides which are left out."""
     before = getattr(_here, "decided", False)
     _here.decided = True
     try:
@@ -61,8 +61,8 @@ def nothing_left_out() -> Iterator[None]:
 class Reversible(nn.Module):
     r"""(x1, x2) -> (x2 + F(x1), x1), the two halves of the channels (Rivaud et al., 2406.02052).
 
-    Its inverse (Gomez et al., arXiv 1707.04585) is (y1, y2) -> (y2, y1 - F(y2)), exact but for
-    rounding: `F` is evaluated on the same x1 both times, and what was added is subtracted.
+    Its inverse (Gomez et al., arXiv 1707.04585) is (y1, y2) -> (y2, y1 - F(y2)). It is exact up to
+    rounding: F(x1) is computed from the same x1 both times, first added, then subtracted.
     """
 
     def __init__(self, residual: nn.Module) -> None:
@@ -77,9 +77,9 @@ class Reversible(nn.Module):
     def reverse(
         self, y: Tensor, p: Tensor, backward: Callable[[Tensor, Tensor, Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """x and its adjoint from y and its adjoint, by one forward and one backward pass of F.
+        """Compute x and its adjoint from y and its adjoint, by one pass of F each way.
 
-        backward(x1, out, p_out) adds the gradients of F's parameters and gives that of x1.
+        backward(x1, out, p_out) adds the gradients of F's parameters and returns that of x1.
         """
         (y1, y2), (p1, p2) = y.chunk(2, dim=1), p.chunk(2, dim=1)
         x1 = y2.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Several tensors packed into one, in which they go into a network or over a cut."""
+"""Several tensors packed into one, to enter a network or cross a cut."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 Shapes = tuple[tuple[int, ...], ...]
 
 EXACT = 1 << 24
-"""Integers up to here are float32 numbers."""
+"""Integers up to this size are exact in float32."""
 
 MOST_LENGTHS = 1 << 20
-"""The number of lengths that are tried where one may vary."""
+"""The most values of a varying length to try."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """How the tensors of a tuple, list or dict lie side by side in one tensor (N, D).
+    """The layout of a tuple, list or dict of tensors as columns of one tensor (N, D).
 
-    Each tensor has one row for each sample. Packing and unpacking copy numbers and change none. An
-    adjoint of the whole is the adjoints of its tensors side by side. Integers and truth values
-    travel as float32, in which they are exact up to 2^24, and get no gradient. Of complex numbers
-    real and imaginary parts lie side by side.
+    Each tensor has one row for each sample. Packing and unpacking copy numbers unchanged. The
+    adjoint of the packed tensor is the packed adjoints. Integers and booleans are packed as
+    float32, exact up to 2^24, and get no gradient. Complex numbers are packed as real and imaginary
+    parts.
 
     One length may vary, such as that of the longest text of a mini-batch. A dimension n is then
-    n + g t, where g is its growth and t the same for all. D tells t, so no message has to.
+    n + g t, where g is its growth and t is common to all. t follows from D, so no message needs it.
     """
 
     structure: TreeSpec
@@ -40,19 +40,19 @@ class Bundle:
     dtypes: tuple[torch.dtype, ...]
     """The number format of each tensor."""
     growth: Shapes | None = None
-    """For each tensor the growth of its dimensions; None: no length varies."""
+    """The growth of each tensor's dimensions; None: no length varies."""
     where: str = "a tensor"
-    """The place of the value in errors."""
+    """The name of the value's place, for errors."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bundle:
-        return self  # it is immutable
+        return self  # immutable
 
     @classmethod
     def of(cls, value: Any, samples: int, where: str) -> Bundle | None:
-        """The bundle of a value of `samples` rows; None for one floating-point tensor.
+        """Make the bundle of a value of `samples` rows; None for one floating-point tensor.
 
-        ValueError if the value holds anything but tensors with one row for each sample; `where`
-        names its place in the error.
+        ValueError if the value has a leaf that is not a tensor with one row for each sample;
+        `where` names the value's place in the error.
         """
         leaves, structure = tree_flatten(value)
         for leaf in leaves:
@@ -72,9 +72,9 @@ class Bundle:
         return cls(structure, _shapes(map(_real, leaves)), dtypes, None, where)
 
     def varying(self, others: Iterable[Any]) -> Bundle:
-        """The bundle of other values, too, in which one length may differ.
+        """Extend the bundle to other values, in which one length may differ.
 
-        ValueError where several do, or dimensions that are no whole multiple of it.
+        ValueError if several lengths differ, or dimensions that are not whole multiples of one.
         """
         growth: tuple[int, ...] | None = None
         first = _flat(self.shapes)
@@ -100,9 +100,9 @@ class Bundle:
         return replace(self, growth=tuple(tuple(next(each) for _ in s) for s in self.shapes))
 
     def survives(self, number_format: str) -> bool:
-        """Whether integers and truth values are the same after a message in a number format.
+        """Whether integers and booleans are unchanged by a message in a number format.
 
-        Truth values survive 16 bits, but not int8, which is scaled by the largest number.
+        Booleans survive 16 bits, but not int8, which is scaled by the largest number.
         """
         if number_format == "float32":
             return True
@@ -115,9 +115,9 @@ class Bundle:
         return sum(map(prod, self.shapes))
 
     def pack(self, value: Any) -> Tensor:
-        """The tensors side by side.
+        """Pack the tensors of a value.
 
-        ValueError for an integer beyond 2^24, and for other shapes than those that may be.
+        ValueError for an integer beyond 2^24, and for shapes that do not fit the bundle.
         """
         leaves: list[Tensor] = [*map(_real, tree_leaves(value))]
         shapes = _shapes(leaves)
@@ -138,10 +138,10 @@ class Bundle:
         return torch.cat([x.reshape(len(x), -1).to(kind) for x in dense], 1)
 
     def unpack(self, packed: Tensor) -> Any:
-        """The value that `pack` was given.
+        """Unpack a value from `pack`.
 
-        Tensors whose format autocast has made narrower have the packed one. ValueError for a width
-        that no length has.
+        Tensors that autocast has narrowed keep the packed format. ValueError for a width that no
+        length gives.
         """
         shapes = _of_width(self.shapes, self.growth, packed.shape[1])
         if shapes is None:
@@ -166,7 +166,7 @@ class Bundle:
 
 @lru_cache(maxsize=1 << 12)
 def _of_width(shapes: Shapes, growth: Shapes | None, width: int) -> Shapes | None:
-    """The shapes that hold `width` numbers together; None if no length gives it."""
+    """Find the shapes of the length for which a sample has `width` numbers, if there is one."""
 
     def at(t: int) -> Shapes:
         return tuple(
@@ -178,7 +178,7 @@ def _of_width(shapes: Shapes, growth: Shapes | None, width: int) -> Shapes | Non
         return shapes
     if growth is None:
         return None
-    # no dimension is less than 0, so the width grows with t
+    # no dimension is negative, so the width grows with t
     least = -min(n // g for n, g in zip(_flat(shapes), _flat(growth), strict=True) if g)
     for t in range(least, least + MOST_LENGTHS):
         if (size := sum(map(prod, at(t)))) >= width:
@@ -187,7 +187,7 @@ def _of_width(shapes: Shapes, growth: Shapes | None, width: int) -> Shapes | Non
 
 
 def _shapes(leaves: Iterable[Tensor]) -> Shapes:
-    """The shapes of one sample."""
+    """Return the shapes of one sample."""
     return tuple(tuple(leaf.shape[1:]) for leaf in leaves)
 
 
@@ -210,7 +210,7 @@ def _unlike(where: str, shapes: Shapes, first: Shapes) -> str:
 
 
 class _Dense(torch.autograd.Function):
-    """x, with an adjoint in contiguous memory: kernels round differently with other strides."""
+    """Identity with a contiguous adjoint: kernels round differently with other strides."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -15,29 +15,29 @@ class Projection(nn.Module, ABC):
     r"""P(z) = argmin over c in C of ||c - z||^2, the prox of the indicator function of a set C.
 
     A solver that keeps z_k in C applies P to it (`project`). As the first unit of a block, a
-    projection is part of the network: the composed network computes P(x_{k-1}). The block's
-    sub-problem, whose input z_k lies in C already, skips P (`passed_by`), so nothing is
-    differentiated through it. Back-propagation through P is straight-through (Bengio, Leonard and
+    projection is part of the network: the composed network computes P(x_{k-1}). The input z_k of
+    the block's sub-problem is in C already, so the sub-problem skips P (`skipped`), and there is no
+    gradient through P. Back-propagation through P is straight-through (Bengio, Leonard and
     Courville, arXiv 1308.3432): the derivative is that of the identity where `passes` is true.
     """
 
     interval: Interval | None = None
-    """C for the fused kernels; None: they do not know it, and torch projects."""
+    """C for the fused kernels; None: torch projects."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.passed_by = False
+        self.skipped = False
 
     @abstractmethod
     def project(self, z: Tensor) -> Tensor:
-        """P(z), of the shape of z."""
+        """Compute P(z), of the shape of z."""
 
     def passes(self, x: Tensor) -> Tensor | None:
-        """Where a straight-through gradient passes; None: everywhere."""
+        """Return where a straight-through gradient passes; None: everywhere."""
         return None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.passed_by:
+        if self.skipped:
             return x
         change, passes = x - x.detach(), self.passes(x.detach())  # 0, with a gradient
         return self.project(x.detach()) + (change if passes is None else change * passes)
@@ -106,10 +106,10 @@ class Sign(Projection):
 
 
 class Factorization(Projection):
-    r"""P(z) = M S with codes M >= 0 that best explain z for a dictionary S >= 0 (rank x channels).
+    r"""P(z) = M S with codes M >= 0 that best fit z for a dictionary S >= 0 (rank x channels).
 
-    Rows of z are its pixels (N H W x C of an (N, C, H, W) tensor) or samples ((N, C)). The
-    multiplicative updates of Lee and Seung (NIPS 2000), with T = max(0, z):
+    Rows of z are its pixels (N H W x C of an (N, C, H, W) tensor) or samples ((N, C)). The updates
+    are the multiplicative ones of Lee and Seung (NIPS 2000), with T = max(0, z):
 
         M <- M * (T S^T) / (M S S^T + eps)
         S <- S * (M^T T) / (M^T M S + eps),   M^T T and M^T M averaged over mini-batches
@@ -132,9 +132,9 @@ class Factorization(Projection):
 
     @torch.no_grad()
     def codes(self, z: Tensor, start: Tensor | None = None, iterations: int = 0) -> Tensor:
-        """M of z (N, C, H, W) or (N, C): (N, rank, H, W) or (N, rank).
+        """Compute M of z (N, C, H, W) or (N, C): (N, rank, H, W) or (N, rank).
 
-        `start` is an M to begin with; with `iterations` 0 the layer's own number is used.
+        `start` is an initial M; with `iterations` 0 the layer's own number is used.
         """
         t, S = _rows(z).clamp_min(0), self.dictionary.to(z.dtype)
         right, gram = t @ S.T, S @ S.T
@@ -148,18 +148,18 @@ class Factorization(Projection):
 
     @torch.no_grad()
     def compose(self, codes: Tensor) -> Tensor:
-        """M S, with the shape of z."""
+        """Compute M S, of the shape of z."""
         return _unflatten(_rows(codes) @ self.dictionary.to(codes.dtype), codes)
 
     @torch.no_grad()
     def statistics(self, z: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """(M^T T, M^T M) over the number of rows, in float64: what an update of S needs."""
+        """Compute (M^T T, M^T M) over the number of rows, in float64, for an update of S."""
         t, M = _rows(z).clamp_min(0).double(), _rows(codes).double()
         return M.T @ t / len(t), M.T @ M / len(t)
 
     @torch.no_grad()
     def update(self, cross: Tensor, gram: Tensor, iterations: int = 1) -> None:
-        """S <- S * (M^T T) / (M^T M S + eps), from `statistics` or averages of them."""
+        """Update S <- S * (M^T T) / (M^T M S + eps), from `statistics` or averages of them."""
         S = multiply(cross.T, gram.T, self.dictionary.double().T, iterations)
         self.dictionary.copy_(S.T)
 
@@ -175,9 +175,9 @@ PROJECTIONS: dict[str, Callable[..., Projection]] = {
 
 
 def projection(text: str) -> Projection:
-    """The projection "name" or "name:number:number...", such as box:0:1, quantized:2 or sign.
+    """Make the projection "name" or "name:number:number...", such as box:0:1, quantized:2 or sign.
 
-    Raises ValueError for an unknown name, or for numbers that do not fit.
+    Raises ValueError for an unknown name or invalid numbers.
     """
     name, *numbers = text.split(":")
     if name not in PROJECTIONS:
@@ -192,31 +192,31 @@ def projection(text: str) -> Projection:
 
 
 def leading_projection(block: nn.Module) -> Projection | None:
-    """The projection that is a block's first layer, if there is one."""
+    """Return the projection that is a block's first layer, if there is one."""
     first = next(block.children(), None)
     return first if isinstance(first, Projection) else None
 
 
 @contextmanager
 def skipping(layer: Projection | None) -> Iterator[None]:
-    """A context in which the layer returns its input, which satisfies the constraint already."""
+    """Make the layer return its input, which satisfies the constraint already, within the body."""
     if layer is None:
         yield
         return
-    layer.passed_by = True
+    layer.skipped = True
     try:
         yield
     finally:
-        layer.passed_by = False
+        layer.skipped = False
 
 
 def _rows(z: Tensor) -> Tensor:
-    """(N, C, H, W) -> (N H W, C); (N, C) is not changed."""
+    """Reshape (N, C, H, W) to (N H W, C); (N, C) stays."""
     return z.flatten(2).transpose(1, 2).flatten(0, 1) if z.dim() > 2 else z
 
 
 def _unflatten(rows: Tensor, z: Tensor) -> Tensor:
-    """(N H W, c) -> (N, c, H, W) with N, H, W of z; (N, c) is not changed."""
+    """Reshape (N H W, c) to (N, c, H, W) with N, H, W of z; (N, c) stays."""
     if z.dim() <= 2:
         return rows
     spatial = z.shape[2:]

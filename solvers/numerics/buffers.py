@@ -1,4 +1,4 @@
-"""Buffers and plain attributes that a forward pass changes, which only some passes may do."""
+"""Buffers and plain attributes that forward passes change, but only some passes may change."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from hybrid.solvers.numerics.attributes import (
     is_number,
     is_plain_tensor,
     is_same,
-    kept_attributes,
+    restored_attributes,
     user_modules,
 )
 
 Tensors = dict[str, Tensor]
 
 PLAIN = "attribute "
-"""The prefix of the names of plain attributes that are numbers, or None: an empty tensor."""
+"""The prefix of the names of plain attributes: numbers, or None as an empty tensor."""
 
-_APART = (_NormBase, Projection)
-"""Not of interest here: statistics have a switch, and only sub-problems change a dictionary."""
+_EXEMPT = (_NormBase, Projection)
+"""Handled elsewhere: statistics have a switch, and only sub-problems change a dictionary."""
 
 
 def has_changing_buffers(modules: Iterable[nn.Module]) -> bool:
-    """Whether any has buffers, other than BatchNorm's, that forward passes may change."""
-    return any(m._buffers and not isinstance(m, _APART) for m in modules)
+    """Whether any module has buffers, other than BatchNorm's, that forward passes may change."""
+    return any(m._buffers and not isinstance(m, _EXEMPT) for m in modules)
 
 
 @contextmanager
 def captured_buffers(
     module: nn.Module, norms: bool = False, first: Container[str] = ()
 ) -> Iterator[Tensors]:
-    """A context that gives, at its end, the buffers changed within it as they were before, by name.
+    """Record, by name, the old values of the buffers that the body changes.
 
-    BatchNorm's are given only with `norms`; with `first`, only those of these children. A buffer
-    that does not change, such as a mask, is not given. Plain attributes that are numbers, tensors
-    or None count as buffers.
+    Unchanged buffers, such as masks, are left out. BatchNorm's buffers are recorded only with
+    `norms`; with `first`, only the buffers of these children. Plain attributes that are numbers,
+    tensors or None count as buffers.
     """
     plain = {
         f"{path}.{name}": (m, name, value.clone() if isinstance(value, Tensor) else value)
@@ -54,7 +54,7 @@ def captured_buffers(
     buffers: Tensors = {
         f"{path}.{name}" if path else name: buffer
         for path, m in module.named_modules()
-        if not isinstance(m, _APART) or (norms and isinstance(m, _NormBase))
+        if not isinstance(m, _EXEMPT) or (norms and isinstance(m, _NormBase))
         for name, buffer in m._buffers.items()
         if buffer is not None and (not first or path.partition(".")[0] in first)
     }
@@ -63,7 +63,7 @@ def captured_buffers(
     for name, buffer in buffers.items():
         path, _, field = name.rpartition(".")
         now = module.get_submodule(path)._buffers[field]
-        # versions would not tell: BatchNorm's kernels and changes of .data do not count there
+        # version counters do not see BatchNorm's kernels or writes to .data
         if now is buffer and torch.equal(buffer, copies[name]):
             del copies[name]
     for name, (m, field, value) in plain.items():
@@ -77,13 +77,13 @@ def captured_buffers(
 
 
 def _cloned(values: Tensors) -> Tensors:
-    """Copies, one of each tensor."""
+    """Clone values, each tensor once."""
     clones = {id(value): value.clone() for value in values.values()}
     return {name: clones[id(value)] for name, value in values.items()}
 
 
 def set_buffers(module: nn.Module, values: Tensors) -> Tensors:
-    """Give a module these buffers and plain attributes; returns the buffers that it had before."""
+    """Set buffers and plain attributes of a module; return the buffers before."""
     before: Tensors = {}
     for name, value in values.items():
         path, _, field = name.removeprefix(PLAIN).rpartition(".")
@@ -99,8 +99,8 @@ def set_buffers(module: nn.Module, values: Tensors) -> Tensors:
 
 @contextmanager
 def replaced_buffers(module: nn.Module, values: Tensors) -> Iterator[None]:
-    """A context in which a module has copies of what was captured; its own comes back unchanged."""
-    with kept_attributes(user_modules(module).values()):
+    """Use copies of captured values in a module within the body, and restore its own after."""
+    with restored_attributes(user_modules(module).values()):
         before = set_buffers(module, _cloned(values))
         try:
             yield
@@ -110,11 +110,10 @@ def replaced_buffers(module: nn.Module, values: Tensors) -> Iterator[None]:
 
 @contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """A context in which forward passes leave running statistics and all buffers as they were.
+    """Restore running statistics and all buffers after forward passes in the body.
 
-    So they do plain attributes of modules whose classes are neither torch's nor this package's.
-    They belong to the composed network, and only a serial pass goes through all of it. BatchNorm
-    normalizes by the batch.
+    Plain attributes of user modules are restored, too. All of these belong to the composed network,
+    and only a serial pass goes through all of it. BatchNorm normalizes by the batch.
     """
     modules = list(module.modules())
     norms = [m for m in modules if isinstance(m, _NormBase) and m.track_running_stats]
@@ -122,12 +121,12 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
         m.track_running_stats = False
     changed: Tensors = {}
     changing = has_changing_buffers(modules)
-    with kept_attributes(user_modules(module).values()):
+    with restored_attributes(user_modules(module).values()):
         try:
             with captured_buffers(module) if changing else nullcontext(changed) as changed:
                 yield
         finally:
-            # not a copy into the changed buffers: a graph may hold these
+            # no copy into the changed buffers: a graph may hold these
             set_buffers(module, changed)
             for m in norms:
                 m.track_running_stats = True

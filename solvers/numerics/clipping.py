@@ -1,4 +1,4 @@
-"""Gradients of bounded norm. Nothing here reads a tensor, so no device waits for its host."""
+"""Gradient clipping. Nothing here reads a tensor's value, so the host never waits for a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class NeighborLinks(Protocol):
-    """What clipping needs of the links between the blocks of a network."""
+    """The links between the blocks of a network, as far as clipping uses them."""
 
     rank: int
     size: int
@@ -21,9 +21,9 @@ class NeighborLinks(Protocol):
 
 
 def clip_gradients(gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
-    """Scale gradients to `max_norm` where their norm, a tensor (), is above it.
+    """Scale gradients to `max_norm` if their norm, a tensor (), is above it.
 
-    This is the arithmetic of `torch.nn.utils.clip_grad_norm_`, bit for bit.
+    The bits equal those of `torch.nn.utils.clip_grad_norm_`.
     """
     if gradients:
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
@@ -31,26 +31,26 @@ def clip_gradients(gradients: list[Tensor], max_norm: float, norm: Tensor) -> No
 
 
 def clip_each(sets: list[list[Tensor]], max_norm: float, device: torch.device) -> None:
-    """Clip the gradients of each set by their norm together."""
+    """Clip the gradients of each set by the norm of the set."""
     for gradients in sets:
         clip_gradients(gradients, max_norm, total_norm(gradient_norms(gradients, device), None))
 
 
 def gradient_norms(gradients: list[Tensor], device: torch.device) -> Tensor:
-    """The Euclidean norm of each of n gradients, (n,)."""
+    """Compute the Euclidean norm of each of n gradients, (n,)."""
     if not gradients:
         return torch.zeros(0, device=device)
     return torch.stack(list(torch._foreach_norm(gradients)))
 
 
 def total_norm(norms: Tensor, chain: NeighborLinks | None) -> Tensor:
-    """The norm of all gradients whose norms are given: of a block, or of all blocks of a chain.
+    """Compute the norm of all gradients from their norms, of a block or of a chain of blocks.
 
         block 0   -- norms of 0 -->   block 1   -- norms of 0, 1 -->   block 2
                   <---- total ----              <------ total -----
 
-    The total is over the norms in the order of the blocks, and so has the bits that it has in a
-    network in one piece.
+    The total is over the norms in the order of the blocks, so it has the same bits as in the
+    undivided network.
     """
     if chain is None or chain.size == 1:
         return _norm(norms)

@@ -1,4 +1,4 @@
-"""Random numbers of a block, each a function of (seed, step, micro-batch, unit) only."""
+"""Random numbers of a block, as a function of (seed, step, micro-batch, unit) only."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hybrid.solvers.layers.branches import Reversible
 
 
 class DispatchMode(TorchDispatchMode):
-    """The base of the modes here; torch would import its compiler for it, for a second."""
+    """The base of dispatch modes; without it torch would spend a second importing its compiler."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """What torch asks a class: whether the compiler is to be told to leave its code alone."""
+        """Tell torch not to wrap the mode for the compiler."""
         return False
 
 
@@ -32,11 +32,11 @@ _READ = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _SEEDING = Lock()
 """Held while torch's own generator of a device is seeded for an operation."""
 Key = tuple[int, ...]
-"""What a pass draws for: its step, its micro-batch, and what else distinguishes passes."""
+"""The step, the micro-batch and whatever else distinguishes a pass."""
 
 
 class RandomOperations(DispatchMode):
-    """Notices whether anything draws random numbers, or gives numbers of a tensor to its code."""
+    """Records whether operations draw random numbers, or read a tensor's numbers on the host."""
 
     drew = False
     read = False
@@ -52,9 +52,9 @@ class RandomOperations(DispatchMode):
 
 
 class _Drawing(DispatchMode):
-    """Random operations use a generator of this mode.
+    """Makes random operations draw from a generator of this mode.
 
-    Each thread has its own dispatch modes, so blocks on threads do not disturb each other.
+    Dispatch modes are thread-local, so blocks on threads do not disturb each other.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
@@ -68,7 +68,7 @@ class _Drawing(DispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if kwargs.get("generator") is not None:  # of a mode within this one, or the module's own
+        if kwargs.get("generator") is not None:  # of an inner mode, or the module's own
             return func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded not in func.tags or drops_nothing(func, args, kwargs):
             return func(*args, **kwargs)
@@ -85,22 +85,22 @@ class _Drawing(DispatchMode):
         return func(*args, **{**kwargs, "generator": self.generator(device)})
 
     def _seeded(self, func: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
-        """An operation that draws from torch's generator alone, as fused attention on a GPU."""
-        torch_s = torch.default_generator
+        """Seed torch's generator for an operation that takes no other: fused attention on a GPU."""
+        default = torch.default_generator
         if device.type == "cuda":
-            torch_s = torch.cuda.default_generators[device.index]
+            default = torch.cuda.default_generators[device.index]
         self._operations += 1
         seeds = np.random.SeedSequence((*self.seeds, self._operations))
         with _SEEDING:
-            before = torch_s.get_state()
-            torch_s.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
+            before = default.get_state()
+            default.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
             try:
                 return func(*args, **kwargs)
             finally:
-                torch_s.set_state(before)
+                default.set_state(before)
 
     def _dropout(self, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-        """Dropout on a GPU, (y, mask): torch's kernel accepts no generator."""
+        """Compute dropout on a GPU, (y, mask): torch's kernel accepts no generator."""
         if train is False or p == 0:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
         mask = torch.empty_like(x, dtype=torch.bool)
@@ -115,23 +115,23 @@ class _Drawing(DispatchMode):
 
 
 class NumberedDraws(nn.Module):
-    """A module that numbers by itself what draws random numbers in its passes."""
+    """A module that numbers the random parts of its passes itself."""
 
     draw: Callable[[int], AbstractContextManager[None]] | None = None
-    """A context in which what has that number draws; None: from torch's generator."""
+    """Makes the context in which the part with a number draws; None: torch's generator."""
     runs: nn.Module | None = None
-    """The module whose code it runs, if that is none of its modules."""
+    """The module whose code it runs, if that is not one of its submodules."""
     draws_numbers: bool = False
-    """Whether there is anything that draws."""
+    """Whether any part draws random numbers."""
 
 
 class Draws:
     """Makes the random numbers of a block's parts a function of a key and the part's unit.
 
-    With the same key a unit draws the same numbers (other numbers on each replica): on every kind
-    of links, in every run, resumed or not, and again where a pass is recomputed or replayed.
-    `units` gives each random part the number of its unit in the whole network, or one number for
-    each of its calls in a pass.
+    With the same key a unit draws the same numbers (different ones on each replica): on all links,
+    in every run, resumed or not, and also when a pass is recomputed or replayed. `units` gives
+    each random part the number of its unit in the whole network, or one number for each of its
+    calls in a pass.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Draws:
             if isinstance(part, NumberedDraws):
                 part.draw = self._draw
                 continue
-            # the residual branch of a reversible unit also runs by itself
+            # the residual branch of a reversible unit also runs alone
             module = part.residual if isinstance(part, Reversible) else part
             self._hooks += [
                 module.register_forward_pre_hook(partial(self._begin, numbers)),
@@ -197,9 +197,9 @@ class Draws:
 def find_random_parts(
     module: nn.Module, parts: Iterable[nn.Module], x: Tensor
 ) -> tuple[list[nn.Module], Any]:
-    """The parts of a module that draw random numbers in a pass over x, and the pass's output.
+    """Find the parts of a module that draw random numbers in a pass over x; also return its output.
 
-    If a part lies within another, its draws count for the inner one only.
+    Draws of a nested part count for the inner part only.
     """
     random_parts: list[nn.Module] = []
     modes: list[_Drawing] = []
@@ -227,7 +227,7 @@ def find_random_parts(
 
 
 def drops_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether it is attention without dropout, which draws nothing."""
+    """Whether an operation is attention without dropout, which draws no random numbers."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
             dropout = args[i] if i < len(args) else argument.default_value
@@ -236,8 +236,8 @@ def drops_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _with_generator(func: Any) -> Any:
-    """The overload of a factory (rand, randn, ...) that takes a generator; None: torch has none."""
-    # randint.low has a low_generator beside it, rand.out a generator_out
+    """Return the overload of a factory (rand, randn, ...) that takes a generator, if any."""
+    # randint.low corresponds to low_generator, rand.out to generator_out
     parts = [part for part in func._overloadname.split("_") if part != "default"]
     parts.insert(len(parts) - ("out" in parts), "generator")
     overload = getattr(func.overloadpacket, "_".join(parts), None)

@@ -1,4 +1,4 @@
-"""Parameters that are not trained for the first epochs of a training, or in none of them."""
+"""Parameters that are frozen for the first epochs of a training, or for all of them."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from torch import nn
 
 
 class Freezing:
-    """The parameters of a block, and the epochs for which some of them are frozen.
+    """Freezes some parameters of a block for their number of epochs.
 
-    A frozen parameter has no gradient when a step is made, so neither it nor what the optimizer
-    keeps of it changes, nor does it decay. What is frozen is a function of the epoch alone.
+    A frozen parameter has no gradient at a step, so it does not decay, and its optimizer state does
+    not change. The epoch alone decides which parameters are frozen.
 
-    Passes that end in a later epoch than they begin (`late`) always compute the gradients of what
-    is frozen for some epochs; otherwise these are not computed either.
+    If passes may end in a later epoch than they begin (`late`), the gradients of parameters that
+    are frozen for some epochs are always computed; otherwise they are not computed either.
     """
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], epochs: Mapping[str, int], late: bool
     ) -> None:
-        """`epochs`: by name how many a parameter is frozen for; 0: always."""
+        """`epochs`: by parameter name, the epochs for which it is frozen; 0: always."""
         self._parameters, self._epochs, self._late = parameters, epochs, late
-        self._given = {name: p.requires_grad for name, p in parameters.items()}
-        """What it was before the training, and is again after it."""
+        self._initial = {name: p.requires_grad for name, p in parameters.items()}
+        """requires_grad before the training, restored after it."""
         for name, count in epochs.items():
             if name in parameters and not count:
                 parameters[name].requires_grad_(False)
         self._flags = {name: p.requires_grad for name, p in parameters.items()}
-        """What it is within an epoch."""
+        """requires_grad within the current epoch."""
         self.frozen: list[nn.Parameter] = []
-        """For some epochs, this one among them."""
+        """Parameters frozen in this epoch, but not always."""
 
     def begin(self, epoch: int) -> None:
-        """Freeze what is frozen in an epoch, which counts from 0, and nothing else.
+        """Freeze the parameters of an epoch, which counts from 0, and unfreeze the others.
 
-        ValueError if another than this has changed whether a parameter is trained.
+        ValueError if other code has changed requires_grad of a parameter.
         """
         for name, parameter in self._parameters.items():
             if parameter.requires_grad != self._flags[name]:
@@ -48,15 +48,15 @@ class Freezing:
         self.frozen = [p for name in names if (p := self._parameters.get(name)) is not None]
         for name in self._epochs.keys() & self._parameters.keys() if not self._late else ():
             thawed = 0 < self._epochs[name] <= epoch
-            self._flags[name] = self._given[name] and thawed
+            self._flags[name] = self._initial[name] and thawed
             self._parameters[name].requires_grad_(self._flags[name])
 
     def drop_gradients(self) -> None:
-        """Before a step: there are none of what is frozen."""
+        """Drop the gradients of frozen parameters before a step."""
         for parameter in self.frozen:
             parameter.grad = None
 
     def remove(self) -> None:
-        """Leave every parameter as it was before the training."""
+        """Restore requires_grad of every parameter after the training."""
         for name, parameter in self._parameters.items():
-            parameter.requires_grad_(self._given[name])
+            parameter.requires_grad_(self._initial[name])

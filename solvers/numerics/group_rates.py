@@ -1,4 +1,4 @@
-"""The learning rates of several parameter groups at one step, which travel as one number."""
+"""The learning rates of several parameter groups at one step, passed on as one number."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 class GroupRates(float):
     """The learning rate of each parameter group and, if the schedule moves it, the momentum.
 
-    As a number it is the first group's rate, and a factor multiplies all rates. An optimizer's
-    group has in "lr_index" which of them is its own.
+    As a number it is the first group's rate, and a factor multiplies all rates. "lr_index" of an
+    optimizer's group is its index here.
     """
 
     rates: tuple[float, ...]
     momenta: tuple[float, ...]
-    """Empty: the schedule leaves momenta as they are."""
+    """Empty: the schedule does not move momenta."""
 
     def __new__(cls, rates: Iterable[float], momenta: Iterable[float] = ()) -> GroupRates:
         rates = tuple(rates)
@@ -36,7 +36,7 @@ class GroupRates(float):
 
 
 def set_rate(group: dict[str, Any], rate: float) -> None:
-    """Give a parameter group its learning rate and momentum, or its ratio of a plain number."""
+    """Set a parameter group's learning rate and momentum, or its ratio of a plain number."""
     index: int | None = group.get("lr_index")
     if isinstance(rate, GroupRates) and index is not None:
         value = rate.rates[index]
@@ -44,7 +44,7 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
             _set_momentum(group, rate.momenta[index])
     else:
         value = float(rate) * group.get("lr_ratio", 1.0)
-    tensor = group.get("lr")  # an optimizer of torch's may have its rate as one
+    tensor = group.get("lr")  # torch allows a tensor as the learning rate
     group["lr"] = torch.full_like(tensor, value) if isinstance(tensor, Tensor) else value
 
 
@@ -56,12 +56,12 @@ def _set_momentum(group: dict[str, Any], value: float) -> None:
 
 
 def momentum(group: dict[str, Any]) -> float:
-    """What a schedule of torch's moves as the momentum of a group; 0 without one."""
+    """Return a group's momentum or first beta, which a torch scheduler may move; 0 without one."""
     return float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
 
 
 def rate_to_tensor(rate: float) -> Tensor:
-    """A rate, or those of groups, as a checkpoint keeps it: (), (1, groups) or (2, groups)."""
+    """Convert a rate or group rates for a checkpoint: (), (1, groups) or (2, groups)."""
     if not isinstance(rate, GroupRates):
         return torch.tensor(rate, dtype=torch.float64)
     rows = [rate.rates, rate.momenta] if rate.momenta else [rate.rates]
@@ -69,5 +69,5 @@ def rate_to_tensor(rate: float) -> Tensor:
 
 
 def rate_of_tensor(saved: Tensor) -> float:
-    """What `rate_to_tensor` wrote."""
+    """Read a rate that `rate_to_tensor` wrote."""
     return GroupRates(*saved.tolist()) if saved.dim() else float(saved)

@@ -1,4 +1,4 @@
-"""The state of any optimizer, found by a trial and saved as tensors; an average kept like one."""
+"""The state of any optimizer, known from a trial step and saved as tensors; weight averages."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-Made = TypeVar("Made", bound=torch.optim.Optimizer)
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 SPARSE = "gradients must be dense for clipping, decay, ties and replicas: leave sparse=True out"
 
 
-def restrict_to(parameters: Sequence[Tensor], optimizer: Made) -> Made:
-    """An optimizer that steps only some of the parameters, and shares their state.
+def restrict_to(parameters: Sequence[Tensor], optimizer: AnyOptimizer) -> AnyOptimizer:
+    """Make an optimizer that steps only these parameters, and shares their state.
 
-    Its groups are copies: a learning rate that is set there is not set in the original.
+    Its groups are copies: setting a learning rate there does not change the original.
     """
-    some = {id(p) for p in parameters}
+    ids = {id(p) for p in parameters}
     groups = optimizer.param_groups
     restricted = [
-        {**group, "params": [p for p in group["params"] if id(p) in some]} for group in groups
+        {**group, "params": [p for p in group["params"] if id(p) in ids]} for group in groups
     ]
-    return over(restricted, optimizer)
+    return with_groups(restricted, optimizer)
 
 
-def over(groups: list[dict[str, Any]], optimizer: Made) -> Made:
-    """An optimizer that steps these groups, by their settings, and shares the state of all."""
-    another = object.__new__(type(optimizer))
-    vars(another).update(vars(optimizer), param_groups=groups)
-    return another
+def with_groups(groups: list[dict[str, Any]], optimizer: AnyOptimizer) -> AnyOptimizer:
+    """Make an optimizer of other groups that shares the state."""
+    copy = object.__new__(type(optimizer))
+    vars(copy).update(vars(optimizer), param_groups=groups)
+    return copy
 
 
 def clone_optimizer(
     optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
 ) -> torch.optim.Optimizer:
-    """Another optimizer of the same class with other parameter groups and their settings.
+    """Construct an optimizer of the same class with other parameter groups.
 
     ValueError if it cannot be constructed from the groups and the class's defaults.
     """
@@ -57,25 +57,25 @@ def clone_optimizer(
 
 
 def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Parameter]:
-    """All that some optimizers step."""
+    """Iterate over the parameters of optimizers."""
     return (p for o in optimizers for group in o.param_groups for p in group["params"])
 
 
 def check_dense(gradients: list[Tensor]) -> None:
-    """ValueError for a sparse gradient."""
+    """Reject sparse gradients."""
     if any(gradient.is_sparse for gradient in gradients):
         raise ValueError(f"a gradient is sparse, as embeddings with sparse=True have it: {SPARSE}")
 
 
 def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether anything that it steps has a gradient."""
+    """Whether any parameter of an optimizer has a gradient."""
     return any(p.grad is not None for p in parameters_of([optimizer]))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
-    """Its state for a parameter after a step: tensors, numbers and None by the name of the slot.
+    """Return the state of a parameter after a trial step: slot -> tensor, number or None.
 
-    It comes from a step of a parameter of the same shape and device, and is empty if the optimizer
+    The trial steps a parameter of the same shape and device. The state is empty if the optimizer
     does not have the parameter. ValueError for a state that a checkpoint cannot hold.
     """
     groups = optimizer.param_groups
@@ -104,7 +104,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict
 
 
 def to_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A parameter's state as tensors, numbers without dimensions; None is left out."""
+    """Convert a parameter's state to tensors, leaving out None."""
     slots = {slot: value for slot, value in state.items() if value is not None}
     return {
         slot: v if isinstance(v, Tensor) else torch.tensor(v, dtype=NUMBERS[type(v)])
@@ -113,24 +113,24 @@ def to_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def from_tensors(model: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The state that `to_tensors` wrote, with the types, devices and layouts of `model`."""
+    """Convert tensors of `to_tensors` back, with the types, devices and layouts of `model`."""
     state = dict.fromkeys(model)
     for slot, tensor in tensors.items():
-        wanted = model[slot]
-        if isinstance(wanted, Tensor):
-            state[slot] = torch.empty_like(wanted).copy_(tensor)
-        elif wanted is None:
+        like = model[slot]
+        if isinstance(like, Tensor):
+            state[slot] = torch.empty_like(like).copy_(tensor)
+        elif like is None:
             state[slot] = tensor.clone()
         else:
-            state[slot] = type(wanted)(tensor.item())
+            state[slot] = type(like)(tensor.item())
     return state
 
 
 class Average(torch.optim.Optimizer):
     """a <- ema a + (1 - ema) w after every step of the weights w; a = w after the first.
 
-    It has the form of an optimizer whose `step` is that update, so that checkpoints store a like an
-    optimizer's state. It equals torch's AveragedModel, without a second model.
+    The update is the `step` of an optimizer, so checkpoints store a like optimizer state. The
+    average equals that of torch's AveragedModel, without a second model.
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], ema: float) -> None:
@@ -139,10 +139,10 @@ class Average(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            begun = [p for p in group["params"] if self.state[p]]
-            averages = [self.state[p]["average"] for p in begun]
-            if begun:
-                get_ema_multi_avg_fn(group["ema"])(averages, begun, 0)
+            weights = [p for p in group["params"] if self.state[p]]
+            averages = [self.state[p]["average"] for p in weights]
+            if weights:
+                get_ema_multi_avg_fn(group["ema"])(averages, weights, 0)
             for p in group["params"]:
                 if not self.state[p]:
                     self.state[p]["average"] = p.detach().clone()
@@ -151,7 +151,7 @@ class Average(torch.optim.Optimizer):
         """Exchange weights and averages in place, for all weights that have an average."""
         for p, state in self.state.items():
             if state:
-                # .data: no graph needs the weights before they are exchanged again
+                # .data: no graph uses the weights until they are exchanged back
                 weights = p.data.clone()
                 p.data.copy_(state["average"])
                 state["average"].copy_(weights)

@@ -1,4 +1,4 @@
-"""A regularizer: what each block adds to the loss for its weights."""
+"""A regularizer: a term of the loss that depends on each block's weights."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 Function = Callable[[Mapping[str, Tensor]], Any]
-"""{name in the network: weight} -> what is added to the loss, a tensor of one number."""
+"""{name in the network: weight} -> a term of the loss, a tensor of one number."""
 
 
 class Regularizer:
-    r"""The loss is phi(f(x; w), y) + sum_k r(w_k), r being a function of one block's weights.
+    r"""The term sum_k r(w_k) of the loss phi(f(x; w), y) + sum_k r(w_k), for one block k.
 
-    Its gradient is added once in a step, after sums over replicas and over copies of a weight.
+    Its gradient is added once per step, after sums over replicas and over copies of a weight.
     """
 
     def __init__(self, function: Function, weights: Mapping[str, nn.Parameter]) -> None:
@@ -24,7 +24,7 @@ class Regularizer:
         self.weights = dict(once.values())
 
     def add_gradient(self, scale: float, only: Sequence[Tensor] | None = None) -> None:
-        """Add `scale` times its gradient to that of the weights, or of some of them."""
+        """Add `scale` times the term's gradient to all weights, or `only` to some of them."""
         chosen = None if only is None else {id(p) for p in only}
         named = {n: p for n, p in self.weights.items() if chosen is None or id(p) in chosen}
         value = self.function(named) if named else 0.0

@@ -1,9 +1,9 @@
-"""Steps and backward passes that leave torch's compiler alone.
+"""Optimizer steps and backward passes that do not import torch's compiler.
 
-An optimizer of torch imports torch._dynamo when it is made and in its first step, to tell the
-compiler to keep out, and a backward pass from a given adjoint imports the compiler's symbolic
-shapes and with them sympy: 0.8 seconds, 75 MB and 900 modules on every rank, and nothing is
-compiled. Whoever imports the compiler, as torch.compile does, has torch's own ways from then on.
+torch's optimizers import torch._dynamo in their constructor and first step, to tell the compiler to
+skip them, and a backward pass from a given adjoint imports the compiler's symbolic shapes and
+sympy: 0.8 seconds, 75 MB and 900 modules on every rank, although nothing is compiled. Once the
+compiler is imported, as by torch.compile, torch's own code runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 
 COMPILER = "torch._dynamo"
 _CACHE = "__dynamo_disable"
-"""Where what torch._disable_dynamo decorates keeps what it calls, after its first call."""
+"""The attribute in which a function decorated by torch._disable_dynamo caches its wrapped version.
+"""
 
 
 class _Paired(torch.autograd.Function):
@@ -33,16 +34,13 @@ class _Paired(torch.autograd.Function):
 
 
 def paired(x: Tensor, p: Tensor) -> Tensor:
-    """Zero, with the gradient p with respect to x.
-
-    Its backward pass is that of x from p.
-    """
+    """Return zero, with gradient p with respect to x: its backward pass is that of x from p."""
     end: Tensor = _Paired.apply(x, p)  # type: ignore[no-untyped-call]
     return end
 
 
 def leave_compiler_out() -> None:
-    """Let torch's optimizers work without an import of the compiler."""
+    """Patch torch's optimizers to run without importing the compiler."""
     if COMPILER in sys.modules:
         return
     base = torch.optim.Optimizer
@@ -56,7 +54,7 @@ def leave_compiler_out() -> None:
 
 
 def _preset(decorated: Any) -> None:
-    """Preset what a function calls that torch._disable_dynamo has decorated."""
+    """Fill the cache of a function decorated by torch._disable_dynamo with the plain function."""
     plain = decorated.__wrapped__
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +67,7 @@ def _preset(decorated: Any) -> None:
 
 
 def _without_graph_breaks(step: Any) -> Callable[..., Any]:
-    """An optimizer's step without the marks for the compiler around it."""
+    """Wrap an optimizer's step without its graph breaks for the compiler."""
     plain = step.__wrapped__
 
     @wraps(plain)

@@ -1,4 +1,4 @@
-"""Other weights in place of a module's parameters, in the passes that belong to these."""
+"""Replacement of a module's parameters by other weights, within passes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from hybrid.solvers.numerics.draws import DispatchMode
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]
-"""By the name of a parameter: where modules have it, under whatever names."""
+"""By parameter name, the modules' parameter dicts and keys that hold it."""
 
 
 def parameter_places(module: nn.Module) -> Places:
-    """Where a module's parameters are: a search that takes longer than a small unit's pass."""
+    """Find the places of a module's parameters; this takes longer than a small unit's pass."""
     names = {id(p): name for name, p in module.named_parameters()}
     places: Places = {name: [] for name in names.values()}
     for m in module.modules():
@@ -28,10 +28,10 @@ def parameter_places(module: nn.Module) -> Places:
 
 @contextmanager
 def replaced_parameters(places: Places, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """A context in which a module has these weights, by name, in place of its parameters.
+    """Replace a module's parameters by these weights, by name, within the body.
 
-    A backward pass belongs into it as its forward pass does: torch.utils.checkpoint makes a part of
-    that again.
+    The body must also contain the backward pass: torch.utils.checkpoint repeats parts of the
+    forward pass there.
     """
     before = [(at, field, at[field]) for name in weights for at, field in places[name]]
     try:
@@ -45,12 +45,12 @@ def replaced_parameters(places: Places, weights: Mapping[str, Tensor]) -> Iterat
 
 
 class NothingRecomputed(DispatchMode):
-    """Around a backward pass: ValueError if a part of the forward pass is made again in it."""
+    """Raises ValueError if a backward pass repeats a part of the forward pass."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        # the backward pass itself computes without gradients
+        # the backward pass itself runs without gradients
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() >= 0:
             raise ValueError(
                 "a module makes its forward pass again in the backward pass (torch.utils."
@@ -61,9 +61,9 @@ class NothingRecomputed(DispatchMode):
 
 
 def with_parameter_strides(module: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors named like parameters, laid out as these are.
+    """Copy tensors into the memory layouts of the parameters of the same names.
 
-    With a single channel two layouts look alike to torch, but kernels round differently.
+    With a single channel torch cannot tell two layouts apart, but kernels round differently.
     """
     like = {name: module.get_parameter(name).detach() for name in tensors}
     return {name: torch.empty_like(like[name]).copy_(t) for name, t in tensors.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid.solvers.numerics.optimizer_state import clone_optimizer, over
+from hybrid.solvers.numerics.optimizer_state import clone_optimizer, with_groups
 
 
 class Extrapolation(torch.optim.Optimizer):
@@ -43,7 +43,7 @@ class Extrapolation(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         weights = [p for g in self.param_groups for p in g["params"] if p.grad is not None]
         before = [p.clone() for p in weights]
-        over(self.param_groups, self.inner).step()
+        with_groups(self.param_groups, self.inner).step()
         for p, w in zip(weights, before, strict=True):
             update, state = torch.sub(p, w, out=w), self.state[p]
             # the sum first: c (u_t - u_{t-1}) may be far below w's precision

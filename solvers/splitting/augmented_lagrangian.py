@@ -33,12 +33,12 @@ class AugmentedLagrangian(Penalty):
     with the new lam_k in the second line and b = lam_beta; everything else is as in `Penalty`.
 
     kappa's step is proportional to lam's. At full steps (and filter 1) an exchange leaves
-    kappa_k = -p_in. With lam_step s < 1 and an independent step, kappa would add up residuals of
-    which lam has followed only the part s. The distance of lam from x is (p_in - old p_in) / 2b: a
+    kappa_k = -p_in. With lam_step s < 1 and an independent step, kappa would add up residuals that
+    lam has followed only by the fraction s. The distance of lam from x is (p_in - old p_in) / 2b: a
     large b keeps the block's input close to the previous block's output, and in the limit
     lam_k = x_{k-1}, kappa_k = -p_in. Sweeps are then delayed gradients with replay, which lag one
-    sweep for each block and are coupled by beta. That is the default: where lam leaves x, several
-    sweeps are worth less than one.
+    sweep for each block and are coupled by beta. This limit is the default: if lam leaves x,
+    several sweeps are worth less than one.
 
     kappa starts at zero (the classical choice) or at minus the recorded adjoint: with
     kappa_k = -p_k the first sub-problem gradient of every block is the exact one. Under a filter it
@@ -52,7 +52,7 @@ class AugmentedLagrangian(Penalty):
     kappa_step: Annotated[NotNegative, MOVES] = 1.0
     """Step size of the multipliers, in units of lam_step 2 lam_beta."""
     lam_move: Annotated[Literal["step", "limit"], MOVES] = "limit"
-    """Move lam and kappa by a step, or to its limit for large lam_beta."""
+    """Move lam and kappa by a step, or to the step's limit for large lam_beta."""
     lam_start: Annotated[Literal["feasible", "stepped"], CORRECTED] = "feasible"
     """Initial lam: the recorded activations, or one step from them."""
 
@@ -75,7 +75,7 @@ class AugmentedLagrangian(Penalty):
 
 @program_of(AugmentedLagrangian)
 class AugmentedLagrangianProgram(PenaltyProgram):
-    """`PenaltyProgram` with multipliers, which may go to the limit of their step."""
+    """`PenaltyProgram` with multipliers, which may move to the limit of their step."""
 
     solver: AugmentedLagrangian
 

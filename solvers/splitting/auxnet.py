@@ -19,7 +19,7 @@ from hybrid.solvers.state import State, Tensors, entries
 from hybrid.solvers.windows import Batch, PhaseStats, Window
 
 HASHED = 4096
-"""Integers in a network's input are taken modulo this number, and divided by it."""
+"""Integers in a network's input are reduced modulo this number, and divided by it."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class AuxNet(Solver):
                             augmented Lagrangian leaves; p_in is sent down, too, and the backward
                             pass of the block below waits for it
 
-    lam* minimizes beta ||lam - x_{k-1}||^2 + lam_step <p_in, lam>. a_k sees the image, but not the
+    lam* minimizes beta ||lam - x_{k-1}||^2 + lam_step <p_in, lam>. a_k gets the image, but not the
     label, so it learns E[p_in | x]: the part of p_in that the image determines. Without a
-    multiplier the blocks before the cut learn of the loss only through this part. That is also why
-    a full step (lam_step 1) does not carry lam away, although a small beta makes it 1000 p_in.
+    multiplier only this part of the loss reaches the blocks before the cut. For the same reason a
+    full step (lam_step 1) does not make lam diverge, although with a small beta it is 1000 p_in.
 
     No forward pass waits for another: all ranks start from the image at once. Nothing is stored
-    per sample, so every sweep may see newly augmented images.
+    per sample, so every sweep may use newly augmented images.
 
     With T_d for the data, T_f and T_b for the whole network's forward and backward pass, t_psi for
     the coupling and t_f, t_b for a_k's passes, the predicted speed-up of an epoch is, without a
@@ -94,7 +94,7 @@ class AuxNetProgram(Program):
         self._adjoints = solver.multiplier == "adjoint"
         self._network: nn.Sequential | None = None
         self._saved: Tensors = {}
-        """What a checkpoint held, until the first images show the network's shape."""
+        """The tensors of a checkpoint, until the first images give the network's shape."""
         self._sweep = 0
 
     def train(self, window: Window) -> PhaseStats:
@@ -145,7 +145,7 @@ class AuxNetProgram(Program):
         stats.steps += 1
 
     def _regress(self, x: Tensor, lam: Tensor, p_in: Tensor, size: int) -> Tensor:
-        """One step of v_k towards lam*; gives the squares of the residual and of the change."""
+        """Step v_k towards lam*; return the squares of the residual and of the change."""
         residual = lam.detach() - x.to(lam.dtype)
         eta = self.solver.lam_step / (2 * self.solver.beta)
         pull = residual + eta * p_in  # lam - lam*
@@ -155,7 +155,7 @@ class AuxNetProgram(Program):
         return torch.stack(squares)
 
     def _generate(self, images: Tensor) -> Tensor:
-        if not images.is_floating_point():  # such as numbers of tokens
+        if not images.is_floating_point():  # such as token ids
             images = (images % HASHED / HASHED).to(self.block.formats[0])
         if self._network is None:
             self._network = self._make_network(images)
@@ -163,9 +163,9 @@ class AuxNetProgram(Program):
         return generated
 
     def _make_network(self, images: Tensor) -> nn.Sequential:
-        """a_k, its weights and its optimizer's state from the checkpoint if there is one.
+        """Build a_k, with weights and optimizer state from the checkpoint if there is one.
 
-        ValueError if they belong to another a_k.
+        ValueError if these belong to another a_k.
         """
         solver, block = self.solver, self.block
         cut = self.setup.shape_before(block.index)
@@ -209,14 +209,14 @@ class AuxNetProgram(Program):
 
 
 def auxiliary_network(shape: Shape, cut: Shape, width: int, depth: int, seed: int) -> nn.Sequential:
-    """a_k from an input to the tensor at a cut; both shapes are a sample's.
+    """Build a_k from an input to the tensor at a cut; both shapes are a sample's.
 
     From images (C, H, W) to images or vectors it has convolutions, BatchNorm and ReLU, first with
-    stride 2 until the size fits; the rest is averaged. Anything else is flattened and goes through
-    linear layers. The weights are a function of `seed` only.
+    stride 2 until the size fits, then average pooling. Other inputs are flattened and go through
+    linear layers. The weights depend on `seed` only.
     """
     if len(shape) == 3 and len(cut) in (1, 3):
-        layers = _of_images(shape, cut, width, depth)
+        layers = _convolutions(shape, cut, width, depth)
     else:
         layers = [nn.Flatten()]
         features = prod(shape)
@@ -233,7 +233,7 @@ def auxiliary_network(shape: Shape, cut: Shape, width: int, depth: int, seed: in
     return nn.Sequential(*layers)
 
 
-def _of_images(image: Shape, cut: Shape, width: int, depth: int) -> list[nn.Module]:
+def _convolutions(image: Shape, cut: Shape, width: int, depth: int) -> list[nn.Module]:
     halvings = max(0, round(log2(image[1] / cut[1]))) if len(cut) == 3 else 2
     layers: list[nn.Module] = []
     channels = image[0]

@@ -59,7 +59,7 @@ class BlockADMM(AugmentedLagrangian):
               then Z_k <- P_k(Z_k), the projection onto C_k
         U_k <- U_k + kappa_step (Z_k - x_{k-1})
 
-    **Online**, in windows whose Z are not kept, Z starts from one forward pass and U = 0 (after a
+    **Online**, in windows that do not keep Z, Z starts from one forward pass and U = 0 (after a
     correction U = -p/rho). In a sweep Z and then w step, for each mini-batch:
 
         gauss-seidel  Z_{K-1} first, then Z_{K-2} with the new Z_{K-1}, ...: the loss reaches every
@@ -68,13 +68,13 @@ class BlockADMM(AugmentedLagrangian):
                       exchanged; the loss goes down by one block each time
         then          w_k, all blocks at once, from the new Z_k towards the new Z_{k+1}
 
-    and, before another sweep, x_{k-1} is computed anew and U_k steps. **Batch**, with the window
-    "all" unless every round is corrected, keeps Z and U of every sample, and a visit is
+    Before another sweep, x_{k-1} is recomputed and U_k steps. **Batch**, with the window "all"
+    unless every round is corrected, keeps Z and U of every sample, and a visit is
 
         jacobi        every w_k and Z_k steps from the same old values, all blocks at once; with
                       one step each, lam_step = 1, it is the augmented Lagrangian with beta = rho/2
         gauss-seidel  w_0, Z_1, U_1, w_1, Z_2, ... with the newest values (classical ADMM); block k
-                      works k mini-batches behind the first, so all blocks work at the same time
+                      works k mini-batches behind the first, so all blocks work concurrently
 
     Residual balancing changes rho_k; kappa stays, so U is rescaled with it.
     """
@@ -129,15 +129,15 @@ class BlockADMM(AugmentedLagrangian):
         return before + ([] if setup.carried else ["x"]), after
 
     def memory(self, setup: Setup, index: int) -> int:
-        """As `Penalty`'s, with the codes and the dual of a factorization, each about as large as Z.
+        """Add to `Penalty.memory` the codes and dual of a factorization, each about as large as Z.
 
-        In the order "gauss-seidel" a window of Z may be on its way to a block that is behind.
+        In the order "gauss-seidel" a window of Z may be in transit to a block that is behind.
         """
         bytes_, lam = super().memory(setup, index), values_of(setup.shape_before(index))
-        more = 2 * lam if index in setup.factorized else 0
+        values = 2 * lam if index in setup.factorized else 0
         if self.order == "gauss-seidel" and not setup.carried:
-            more += lam // self.filter**2
-        return bytes_ + setup.samples * more * FORMATS[self.storage].itemsize
+            values += lam // self.filter**2
+        return bytes_ + setup.samples * values * FORMATS[self.storage].itemsize
 
     @property
     def separate_momentum(self) -> bool:
@@ -162,8 +162,8 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         elif solver.optimizer == "adam":
             groups = block.optimizers["exact"].param_groups
             groups = [{"weight_decay": 0.0, **group, "separate_momentum": True} for group in groups]
-            kept = ("params", "weight_decay", "lr_ratio", "lr_index", "separate_momentum")
-            groups = [{key: group[key] for key in kept if key in group} for group in groups]
+            keys = ("params", "weight_decay", "lr_ratio", "lr_index", "separate_momentum")
+            groups = [{key: group[key] for key in keys if key in group} for group in groups]
             block.optimizers["local"] = torch.optim.AdamW(groups, lr=0.0)
         self._layer = None if block.first else leading_projection(block.module)
         everywhere = projection(solver.constraint)
@@ -181,7 +181,7 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             self._factors.record(record.rows, self.variables.lam(record.rows))
 
     def sweep(self, window: Window, number: int, exchange: bool) -> PhaseStats:
-        """Solve every sub-problem once: Z, then w, and with an exchange U."""
+        """Solve every sub-problem once: Z, then w, then with an exchange U."""
         if self.setup.carried:
             return super().sweep(window, number, exchange)
         stats, jacobi = PhaseStats(), self.solver.order == "jacobi"
@@ -239,14 +239,14 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             self.store.put("target", rows, links.from_next())
 
     def _gauss_seidel_step(self, batch: Batch, rows: Rows, stats: PhaseStats) -> None:
-        """Step Z_k after Z_{k+1}, beginning with the last cut."""
+        """Step Z_k after Z_{k+1}, from the last cut to the first."""
         if not self.block.last:
             self.store.put("target", rows, self.links.from_next())
         if not self.block.first:
             self._send_lam(rows, self._z_step(batch, rows, self.solver.z_steps), stats)
 
     def _z_step(self, batch: Batch, rows: Rows, steps: int, p_in: Tensor | None = None) -> Stepped:
-        """Z_k after `steps` steps towards the stored x; U_k stays."""
+        """Take `steps` steps of Z_k towards the stored x, without a step of U_k."""
         x = self.store.raw("x", rows)
         return self._z_update(batch, rows, x, p_in, steps)._replace(kappa=None)
 
@@ -258,7 +258,7 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         p_in: Tensor | None = None,
         steps: int | None = None,
     ) -> Stepped:
-        """Z_k and kappa_k after a visit; `p_in`: the adjoint at the old Z_k, if it is known."""
+        """Step Z_k and kappa_k; `p_in` is the adjoint at the old Z_k, if it is known."""
         variables, cut, filter_ = self.variables, self.variables.before, self.solver.filter
         old, new = variables.stored_lam(rows), variables.lam(rows)
         kappa = variables.multiplier("kappa_in", rows)
@@ -283,14 +283,14 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         return complete_step(new, old, x, kappa, cut.step_beta, rate, filter_)
 
     def _weight_steps(self, batch: Batch, rows: Rows) -> None:
-        """Take theta_steps steps, the first on the gradient at hand."""
+        """Take theta_steps steps, the first on the present gradient."""
         for number in range(self.solver.theta_steps):
             if number:
                 self.gradient(batch, rows, False, PhaseStats(), number)
             self._step(batch)
 
     def _dual_steps(self, window: Window, number: int) -> None:
-        """Send x_k of the new weights up, and step U on both sides of a cut."""
+        """Send x_k with the new weights up, and step U on both sides of a cut."""
         block, store, variables = self.block, self.store, self.variables
         for rows, batch in window.sweep(number):
             if not block.last:
@@ -298,7 +298,7 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
                 self._receive(rows, store.raw("target", rows))
             if not block.first:
                 x = self.links.from_previous()
-                # as the previous block has received it
+                # rounded as in the message to the previous block
                 lam = store.raw("lam", rows)
                 lam = variables.shared_lam(variables.lam(rows)) if variables.whole else lam
                 rate = self.solver.kappa_rate * 2 * variables.before.step_beta
@@ -324,12 +324,12 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             return x
 
     def _adjoint(self, batch: Batch, rows: Rows, z: Tensor) -> tuple[Tensor | None, Tensor]:
-        """(x_k, p_in) at Z_k = z, without the network's output; the weights' gradients stay."""
+        """Compute (x_k, p_in) at Z_k = z, with no x_k of the last block; weight gradients stay."""
         block, scale = self.block, self.block.loss_scale
         z = z.detach().requires_grad_()
         with skipping(self._layer):
             x = block.forward(z, (2, batch.step, self._sweep))
-        samples = len(batch) / scale  # scaled before it is rounded to x's format
+        samples = len(batch) / scale  # scale before rounding to x's format
         with block.span("backward"):
             if block.last:
                 labels = batch.labels()

@@ -11,9 +11,9 @@ from hybrid.solvers.windows import Rows
 class FactorCut:
     r"""The auxiliary variables of a cut with Z ~ M S, on the rank that owns Z.
 
-    It stores, for each sample, the codes M and the scaled dual V of the constraint Z = M S; the
-    input of the block behind the cut is M S. A visit, with rho of the constraint Z = x and rho_m of
-    this one:
+    It stores, for each sample, the codes M and the scaled dual V of the constraint Z = M S. The
+    input of the block after the cut is M S. A visit, with rho of the constraint Z = x and rho_m of
+    Z = M S:
 
         T = max(0, Z + V);  M <- M * (T S^T) / (M S S^T + eps);  S <- S * (M^T T) / (M^T M S + eps)
         Z <- (rho (x - U) + rho_m (M S - V) - p_in) / (rho + rho_m);   V <- V + Z - M S
@@ -35,7 +35,7 @@ class FactorCut:
         self._store.put("factor_dual", rows, torch.zeros_like(z))
 
     def input(self, rows: Rows) -> Tensor:
-        """M S, the input of the block behind the cut."""
+        """Compute M S, the input of the block after the cut."""
         return self.layer.compose(self._store.get("codes", rows))
 
     def update_factors(self, rows: Rows, z: Tensor) -> None:
@@ -44,16 +44,15 @@ class FactorCut:
         codes = self.layer.codes(t, start=self._store.get("codes", rows), iterations=1)
         self._store.put("codes", rows, codes)
         assert self._averages is not None
-        news = self.layer.statistics(t, codes)
-        mixed = [
-            self.memory * old + (1 - self.memory) * new
-            for old, new in zip(self._averages, news, strict=True)
-        ]
-        self._averages = (mixed[0], mixed[1])
+        cross, gram = (
+            self.memory * average + (1 - self.memory) * new
+            for average, new in zip(self._averages, self.layer.statistics(t, codes), strict=True)
+        )
+        self._averages = cross, gram
         self.layer.update(*self._averages)
 
     def step(self, rows: Rows, anchor: Tensor, p_in: Tensor, rho: float, rho_m: float) -> Tensor:
-        """The new Z, for `anchor` = x - U; V steps, too."""
+        """Step Z, for `anchor` = x - U, and V; return Z."""
         composed = self.input(rows)
         dual = self._store.get("factor_dual", rows)
         z = (rho * anchor + rho_m * (composed - dual) - p_in) / (rho + rho_m)
@@ -61,7 +60,7 @@ class FactorCut:
         return z
 
     def state(self) -> dict[str, Tensor]:
-        """The averages, for a checkpoint."""
+        """Return the averages, for a checkpoint."""
         names = ("factors.cross", "factors.gram")
         return dict(zip(names, self._averages, strict=True)) if self._averages else {}
 

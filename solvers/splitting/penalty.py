@@ -25,8 +25,7 @@ from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
 IN_WINDOWS, IN_IDLE_TIME = 0.6, 0.3
-"""Relative learning rates of local steps: of their own, and as part of a step on a late gradient.
-"""
+"""Relative learning rates of local steps: of separate steps, and of steps on a late gradient."""
 
 RESIDUALS_COMPARED = Acts(
     "it is not the method of local work, and rounds.correct_every is 1 or rounds.sweeps at least 4",
@@ -51,12 +50,11 @@ class Penalty(Splitting):
     and, if another sweep follows, with p_in = (d x_k / d lam_k)^T p_out:
         lam_k <- lam_k - eta (p_in + 2 b S^T (S lam_k - S x_{k-1})),    eta = lam_step / (2 b)
 
-    where b is beta, or the separate lam_beta: a large beta undoes the step that the weights have
-    just made, and a large b keeps lam close to x. With lam_step < 1 the error is multiplied by
-    lam_step each time it goes from a cut to the one before, and under a filter by 1 / filter^2,
-    too, since S S^T = I / filter^2. Residual balancing doubles both at a cut after a window where
-    the primal residual's norm is more than balance_ratio times the dual's, and halves them in the
-    opposite case.
+    where b is beta, or the separate lam_beta: a large beta undoes the weights' previous step, and a
+    large b keeps lam close to x. With lam_step < 1 the error is multiplied by lam_step from each
+    cut to the one before, and under a filter also by 1 / filter^2, since S S^T = I / filter^2.
+    After a window, residual balancing doubles both at a cut where the primal residual's norm is
+    more than balance_ratio times the dual's, and halves them in the opposite case.
 
     lam starts at the activations that an exact pass recorded ("feasible"), or one lam step from
     them ("stepped"): lam_{k+1} = x_k - eta p_{k+1}, which both ranks of a cut know without a
@@ -78,7 +76,7 @@ class Penalty(Splitting):
 
     @property
     def kappa_rate(self) -> float:
-        """Step of the multipliers, in units of 2 beta."""
+        """The step size of the multipliers, in units of 2 beta."""
         return 0.0
 
 
@@ -101,7 +99,7 @@ class PenaltyProgram(SubProblems):
     def train(self, window: Window) -> PhaseStats:
         """Sweep the window; with several sweeps, stop early when a cut's residual grows.
 
-        Losses, scores and residuals are the last sweep's. Where lam has moved, beta is balanced.
+        Losses, scores and residuals are the last sweep's. If lam has moved, beta is balanced.
         """
         total = PhaseStats()
         before: list[float] = []
@@ -121,7 +119,7 @@ class PenaltyProgram(SubProblems):
                     if not all(r <= limit for r, limit in zip(residuals, limits, strict=False)):
                         total.notices += self._early_return_notice(window.sweeps - number - 1)
                         break
-                    # in the first sweep lam is feasible: its residual is no measure for the next
+                    # in the first sweep lam is feasible, so its residual sets no limit
                     before = residuals if number else []
             links.flush()
         if self.solver.moves(self.setup) and self.solver.balance_ratio:
@@ -132,16 +130,16 @@ class PenaltyProgram(SubProblems):
         """Solve every sub-problem of the window once; with `exchange`, lam and kappa step."""
         stats = PhaseStats()
         self._sweep = number
-        awaited: Rows | None = None
+        pending: Rows | None = None
         for rows, batch in window.sweep(number):
             self._visit(batch, rows, exchange, stats)
             if exchange and not self.block.last:
                 # one mini-batch later, so that no rank waits and no messages pile up
-                if awaited is not None:
-                    self._receive(awaited, self.links.from_next())
-                awaited = rows
-        if awaited is not None:
-            self._receive(awaited, self.links.from_next())
+                if pending is not None:
+                    self._receive(pending, self.links.from_next())
+                pending = rows
+        if pending is not None:
+            self._receive(pending, self.links.from_next())
         return stats
 
     def _visit(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
@@ -157,7 +155,7 @@ class PenaltyProgram(SubProblems):
     def gradient(
         self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
     ) -> tuple[Tensor, Tensor | None]:
-        """Leave the local loss's gradient in the parameters; gives x_k and, if asked for, p_in."""
+        """Compute the local loss's gradient; return x_k and, `with_input`, p_in."""
         block, size = self.block, batch.size
         lam = (batch.images() if block.first else self._input(rows)).detach()
         if with_input and not block.first:
@@ -184,7 +182,7 @@ class PenaltyProgram(SubProblems):
         return x if block.last else x.detach(), p_in  # a network may give more than a tensor
 
     def _input(self, rows: Rows) -> Tensor:
-        """The block's input."""
+        """Return the block's input."""
         return self.variables.lam(rows)
 
     def _step(self, batch: Batch) -> None:
@@ -219,11 +217,11 @@ class PenaltyProgram(SubProblems):
         stats.exchanged.append(new.squares)
 
     def _message(self, new: Stepped) -> Tensor:
-        """What the other side of a cut needs to know of a step."""
+        """Return the part of a step that the other side of a cut needs."""
         return new.shared
 
     def _receive(self, rows: Rows, lam: Tensor) -> None:
-        """Store the new S lam_{k+1}, which its owner has sent; kappa_{k+1} steps as there."""
+        """Store the new S lam_{k+1} from its owner, and step kappa_{k+1} as the owner does."""
         self.store.put("target", rows, lam)
         kappa = self.variables.multiplier("kappa_out", rows)
         if kappa is not None:
@@ -232,7 +230,7 @@ class PenaltyProgram(SubProblems):
             self.store.put("kappa_out", rows, stepped)
 
     def _balance(self, stats: PhaseStats) -> None:
-        """Change beta at a cut; both its sides decide alike."""
+        """Balance beta at both cuts; the two sides of a cut come to the same value."""
         index, variables = self.block.index, self.variables
         for k, norms in enumerate(self.links.agree(stats.residual_norms())):
             if norms is not None and k in (index, index + 1):
@@ -240,7 +238,7 @@ class PenaltyProgram(SubProblems):
                 cut.balance(*norms, self.solver.balance_ratio)
 
     def _early_return_notice(self, sweeps: int) -> list[str]:
-        """A notice that sweeps are left out."""
+        """Make a notice about sweeps left out, if there are any."""
         if not sweeps:
             return []
         return [
@@ -278,8 +276,8 @@ def couple_backward(
     factor: int,
     size: int,
 ) -> Coupling:
-    """Couple x to its target, and go backward from the coupling's mean over `size` samples."""
-    # scaled before it is rounded to x's format
+    """Couple x to its target, and back-propagate the coupling's mean over `size` samples."""
+    # scale before rounding to x's format
     samples = size / block.loss_scale
     coupling = couple(x.detach(), target, kappa, beta, factor, samples)
     if x.requires_grad:

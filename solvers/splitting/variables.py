@@ -1,4 +1,4 @@
-"""The auxiliary variables that one rank stores: their start, their messages, their checkpoint."""
+"""The auxiliary variables of one rank: initial values, messages, checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILTERED = Acts("its filter is above 1", lambda run: run.solver.filter > 1)
 
 @dataclass(frozen=True)
 class Splitting(Solver):
-    """A method with auxiliary variables at its cuts: what it stores of them, and how they start."""
+    """A method with auxiliary variables at its cuts: their initial values and storage."""
 
     beta: Positive = 5e-4
     """Coefficient of the coupling, for the squared norm of one sample."""
@@ -59,19 +59,19 @@ class Splitting(Solver):
     """Adapt beta when residuals differ by this factor, e.g. 10; 0: never."""
 
     def moves(self, setup: Setup) -> bool:
-        """Whether auxiliary variables move, not only weights."""
+        """Whether auxiliary variables move besides the weights."""
         return setup.exchanges
 
     def steps_lam(self, setup: Setup) -> bool:
-        """Whether lam takes steps of `lam_step` once it has started."""
+        """Whether lam takes steps of `lam_step` after its initial value."""
         return self.moves(setup)
 
     def buffers(self, setup: Setup) -> tuple[list[str], list[str]]:
-        """Names of what is stored per sample at the cut before and at the cut after a block."""
+        """Name the buffers per sample at the cut before and the cut after a block."""
         return ["lam"], ["target"] + (["sent"] if self.moves(setup) else [])
 
     def first_multiplier(self, x: Tensor, p: Tensor | None) -> Tensor:
-        """kappa at the start, from S x and S p of an activation and its adjoint, if it has one."""
+        """Return the initial kappa, from S x of an activation and S p of its adjoint, if any."""
         return torch.zeros_like(x)
 
     def memory(self, setup: Setup, index: int) -> int:
@@ -90,8 +90,8 @@ class Splitting(Solver):
 class Store:
     """Named (n, ...) buffers in one number format, allocated at the first write.
 
-    float64 tensors stay float64 under the format float32. A window shorter than the store lies in
-    its first rows, in recorded order; the rows behind them belong to no window.
+    float64 tensors stay float64 under the format float32. A window shorter than the store occupies
+    its first rows, in recorded order; the other rows are unused.
     """
 
     def __init__(self, samples: int, number_format: str) -> None:
@@ -112,20 +112,20 @@ class Store:
         buffer[rows] = value.to(buffer.dtype)
 
     def get(self, name: str, rows: Rows) -> Tensor:
-        """The samples `rows` of buffer `name`: a view if that needs neither gather nor cast."""
+        """Read the samples `rows` of buffer `name`: a view if no gather or cast is needed."""
         return wide(self.raw(name, rows))
 
     def raw(self, name: str, rows: Rows) -> Tensor:
-        """The samples `rows` of buffer `name`, in the number format of the store."""
+        """Read the samples `rows` of buffer `name`, in the number format of the store."""
         return self._buffers[name][rows]
 
     def state(self, names: list[str] | None = None) -> dict[str, Tensor]:
-        """The buffers of these names, as far as they exist; without names all of them."""
-        wanted = self._buffers if names is None else names
-        return {name: self._buffers[name] for name in wanted if name in self._buffers}
+        """Return the allocated buffers, or those of some names."""
+        names = [*self._buffers] if names is None else names
+        return {name: self._buffers[name] for name in names if name in self._buffers}
 
     def message(self, value: Tensor) -> Tensor:
-        """`value` in the number format, as it is sent to a neighbor."""
+        """Convert `value` to the number format of messages."""
         return value if self.format is torch.float32 else value.to(self.format)
 
     def _allocate(self, value: Tensor) -> Tensor:
@@ -140,9 +140,9 @@ class Store:
 
 @dataclass
 class Coefficients:
-    """beta at one cut, the same on both its sides.
+    """The coefficients of one cut, the same on both sides.
 
-    beta couples weights; lam_beta is that of the steps of lam and kappa. Residual balancing
+    beta couples weights; lam_beta belongs to the steps of lam and kappa. Residual balancing
     multiplies both by `factor`.
     """
 
@@ -172,27 +172,27 @@ class Coefficients:
 
 
 class AuxiliaryVariables:
-    """lam_k, which this rank owns, and what its sub-problem needs of lam_{k+1}."""
+    """lam_k, which this rank owns, and its copy of S lam_{k+1} and kappa_{k+1}."""
 
     def __init__(self, solver: Splitting, index: int, setup: Setup) -> None:
         self.solver, self.index, self.setup = solver, index, setup
         self.store = Store(setup.samples, solver.storage)
         self.whole = solver.filter_mode == "coupling"
-        """Whether lam_k is stored itself, and not S lam_k."""
+        """Whether lam_k is stored instead of S lam_k."""
         lam_beta = solver.beta if solver.lam_beta is None else solver.lam_beta
         self.before, self.after = (Coefficients(solver.beta, lam_beta) for _ in range(2))
         self.constraint_before: Projection = Free()
         self.constraint_after: Projection = Free()
         self.carried = (False, False)
-        """Whether a checkpoint gave those of the cut before, and of the cut after this block."""
+        """Whether a checkpoint has set the variables of the cut before and the cut after."""
         self._names_before, self._names_after = solver.buffers(setup)
 
     def starts_lam(self, record: Record) -> bool:
-        """Whether a record starts lam_k: one without adjoints leaves what a checkpoint gave."""
+        """Whether a record sets lam_k: one without adjoints keeps the values of a checkpoint."""
         return record.lam is not None and not (self.carried[0] and record.p_in is None)
 
     def record(self, record: Record) -> None:
-        """Start the auxiliary variables of the record's rows.
+        """Set the initial auxiliary variables of the record's rows.
 
         A record of a forward pass has no adjoints. Then they start at the activations.
         """
@@ -215,59 +215,59 @@ class AuxiliaryVariables:
         self, x: Tensor, p: Tensor | None, cut: Coefficients, constraint: Projection
     ) -> Tensor:
         if p is not None and self.solver.lam_start == "stepped":
-            wider = torch.promote_types(x.dtype, torch.float32)
+            dtype = torch.promote_types(x.dtype, torch.float32)
             eta = self.solver.lam_step / (2 * cut.step_beta)
-            x = x.to(wider) - eta * p.to(wider)
+            x = x.to(dtype) - eta * p.to(dtype)
         return x if isinstance(constraint, Free) else constraint.project(self.as_input(x))
 
     def _first_multiplier(self, x: Tensor, p: Tensor | None) -> Tensor:
         return self.solver.first_multiplier(self.pool(x), None if p is None else self.pool(p))
 
     def as_input(self, lam: Tensor) -> Tensor:
-        """lam as the block's input: in the filter mode "input" the upsampling of S lam."""
+        """Convert lam to the block's input: in the filter mode "input" upsample S lam."""
         return lam if self.whole else upsample(self.pool(lam), self.solver.filter)
 
     def pool(self, x: Tensor) -> Tensor:
-        """S x."""
+        """Compute S x."""
         return pool(x, self.solver.filter)
 
     def lam(self, rows: Rows) -> Tensor:
-        """lam_k, in at least float32."""
+        """Read lam_k, in at least float32."""
         lam = self.store.get("lam", rows)
         return lam if self.whole else upsample(lam, self.solver.filter)
 
     def stored_lam(self, rows: Rows) -> Tensor:
-        """lam_k in the store's number format."""
+        """Read lam_k in the store's number format."""
         lam = self.store.raw("lam", rows)
         return lam if self.whole else upsample(lam, self.solver.filter)
 
     def shared_lam(self, lam: Tensor) -> Tensor:
-        """S lam as it is sent, from lam as it is stored: a checkpoint of lam determines it."""
+        """Compute the message S lam from lam rounded to storage, so a checkpoint determines it."""
         return self.store.message(self.pool(wide(self.store.message(lam))))
 
     def multiplier(self, name: str, rows: Rows) -> Tensor | None:
-        """kappa as it is stored; None: the method has none."""
+        """Read kappa in the store's number format; None if the method has no multipliers."""
         names = (*self._names_before, *self._names_after)
         return self.store.raw(name, rows) if name in names else None
 
     def records(self) -> Tensors:
-        """Everything that is stored, by name."""
+        """Return all buffers by name."""
         return self.store.state()
 
     def load_records(self, records: Tensors) -> None:
-        """Go on from what `records` gave."""
+        """Restore the buffers of `records`."""
         for name, value in channels_last(records).items():
             self.store.put(name, slice(0, self.store.samples), value)
 
     def state(self) -> State:
-        """What outlives a window, at the cut before this block."""
+        """Return the variables that outlive a window, at the cut before this block."""
         tensors = self.store.state(["lam", "kappa_in"]) if self.setup.carried else {}
         if self.solver.balance_ratio:
             tensors["factor"] = torch.tensor(self.before.factor, dtype=torch.float64)
         return State(cut=tensors)
 
     def load_state(self, state: State) -> None:
-        """Go on from what `state` gave at the cut before, and at the cut after this block."""
+        """Restore the states of the cut before and the cut after this block."""
         everything, setup = slice(0, self.store.samples), self.setup
         for cut, tensors in ((self.before, state.cut), (self.after, state.after)):
             cut.factor = float(tensors.get("factor", cut.factor))
@@ -284,7 +284,7 @@ class AuxiliaryVariables:
                 self.store.put("kappa_out", everything, after["kappa_in"])
 
     def _matching(self, tensors: Tensors, shape: Shape | None) -> Tensors:
-        """The tensors that a checkpoint held of a cut.
+        """Select a checkpoint's tensors of a cut.
 
         RuntimeError if some are missing, or have the shape of another cut.
         """
@@ -302,6 +302,6 @@ class AuxiliaryVariables:
 
 
 def channels_last(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Images in the memory layout of training, which a file does not keep."""
+    """Convert images to the memory layout of training, which files do not keep."""
     last = torch.channels_last
     return {k: t.contiguous(memory_format=last) if t.dim() == 4 else t for k, t in tensors.items()}

@@ -1,4 +1,4 @@
-"""How replicas keep together: one file for each strategy."""
+"""Synchronization of replicas: one file for each strategy."""
 
 from hybrid.solvers.peers import Peers, Sync
 from hybrid.solvers.sync.all_reduce import AllReduce

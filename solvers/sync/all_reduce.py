@@ -27,8 +27,8 @@ from hybrid.solvers.sync.reduction import (
 )
 
 LEAST_BYTES, BUCKETS = 1 << 18, 16
-"""A block's gradients travel in this number of buckets, as far as these have at least as many bytes
-and at most `BUCKET_BYTES`: the first leave early, and the last have little to wait for."""
+"""A block's gradients travel in this number of buckets, of at least these bytes each and at most
+`BUCKET_BYTES`: the first leave early, and the last wait for few gradients."""
 
 NOT_FLOAT16 = Needs(
     "train.precision is not 'float16', whose overflows would stay in the error feedback",
@@ -43,14 +43,14 @@ class AllReduce(Strategy):
 
         g <- sum_r g_r,   g_r = (n_r / N) times the mean gradient over the n_r samples of replica r
 
-    in replica order, so that one rank which accumulates R micro-batches in that order has the same
-    bits. Running statistics become sum_r (n_r / N) of the replicas' at the same moment: after every
-    step all replicas are equal, weights, optimizers and statistics.
+    in replica order, so one rank that accumulates R micro-batches in that order has the same bits.
+    Running statistics become sum_r (n_r / N) of the replicas' at the same time. After every step
+    weights, optimizers and statistics are equal on all replicas.
 
-    Gradients travel in buckets, the last layers' first; in the last backward pass before a step a
-    bucket leaves as soon as it is complete. It is copied once, into a vector that leaves; then the
-    gradients are views of the sum. A parameter that a replica's samples did not use adds
-    0 there; one that no replica has used has no gradient, and does not step.
+    Gradients travel in buckets, the last layers' first. In the last backward pass before a step a
+    bucket is sent as soon as it is complete. It is copied once, into the vector that is sent; then
+    the gradients are views of the sum. A parameter that a replica's samples did not use adds 0
+    there; a parameter that no replica used has no gradient, and does not step.
     """
 
     name: ClassVar[str] = "all-reduce"
@@ -67,19 +67,19 @@ class AllReduce(Strategy):
 
 
 class AllReduced(Sync):
-    """One rank's gradients and statistics, summed."""
+    """One rank's part in the sums of gradients and statistics."""
 
     strategy: AllReduce
 
     def begin(self) -> None:
         strategy = self.strategy
         self._gradients = Reduction(self.peers, strategy.messages, strategy.order)
-        # too small to be worth rounding, and their errors would not average out
+        # too small to be worth rounding, and their rounding errors would not average out
         self._statistics = Reduction(self.peers, order=strategy.order)
         self._layouts: dict[tuple[int, ...], list[list[nn.Parameter]]] = {}
-        """Buckets, by the identities of the parameters that a step moves."""
+        """Buckets by the identities of the parameters of a step."""
         self._under_way: list[tuple[list[nn.Parameter], Callable[[], Tensor]]] = []
-        """Buckets of the coming step that have left."""
+        """Buckets already sent for the next step."""
 
     @contextmanager
     def last_pass(self, kind: str) -> Iterator[None]:
@@ -87,14 +87,16 @@ class AllReduced(Sync):
         missing = [{p for p in bucket if p.requires_grad} for bucket in buckets]
         number = {p: i for i, bucket in enumerate(buckets) for p in bucket}
 
-        def arrived(p: Tensor) -> None:
+        def send_complete(p: Tensor) -> None:
             missing[number[p]].discard(p)  # type: ignore[index]
             # in the same order on all replicas
             while (n := len(self._under_way)) < len(buckets) and not missing[n]:
                 self._send(kind, buckets[n])
 
         hooks = [
-            p.register_post_accumulate_grad_hook(arrived) for bucket in missing for p in bucket
+            p.register_post_accumulate_grad_hook(send_complete)
+            for bucket in missing
+            for p in bucket
         ]
         try:
             yield
@@ -135,7 +137,7 @@ class AllReduced(Sync):
         self._under_way.append((bucket, self._gradients.start(vector, name)))
 
     def _buckets(self, kind: str) -> list[list[nn.Parameter]]:
-        """What a step moves, from the last layer on, in runs of enough bytes."""
+        """Divide the parameters of a step into buckets, from the last layer to the first."""
         stepping = self.block.stepping(kind)
         key = tuple(map(id, stepping))
         if key not in self._layouts:
@@ -157,19 +159,19 @@ class AllReduced(Sync):
         return buckets
 
     def state(self) -> State:
-        return State(flight=self._gradients.left)
+        return State(flight=self._gradients.residuals)
 
     def load_state(self, state: State) -> None:
-        self._gradients.left = dict(state.flight)
+        self._gradients.residuals = dict(state.flight)
 
 
 def _num_bytes(p: nn.Parameter) -> int:
-    """Bytes of its gradient in a message."""
+    """Count the bytes of a parameter's gradient in a message."""
     return p.numel() * max(p.element_size(), torch.float32.itemsize)
 
 
 def _gradient(p: nn.Parameter) -> Tensor:
-    """Zeros where no sample of this replica has used the parameter."""
+    """Return the gradient, or zeros if no sample of this replica used the parameter."""
     return torch.zeros_like(p) if p.grad is None else p.grad
 
 

@@ -1,4 +1,4 @@
-"""What a strategy is by which replicas of a block keep its weights together."""
+"""The base of strategies by which the replicas of a block synchronize its weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANOTHER = "choose another solver or sync.name=all-reduce"
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(Settings, ABC):
-    """A way to keep replicas together: a frozen dataclass of its settings."""
+    """A way to synchronize replicas: a frozen dataclass of its settings."""
 
     order: Annotated[Literal["auto", "replicas", "engine"], EXACT_MESSAGES] = "auto"
     """Order of sums: the replicas', or the communication library's own; auto: the latter beyond 8
@@ -28,7 +28,7 @@ class Strategy(Settings, ABC):
 
     name: ClassVar[str]
     program: ClassVar[type[Sync]]
-    """What a rank runs."""
+    """The program that a rank runs."""
     exact: ClassVar[bool] = False
     """Whether all replicas have the same weights after every step."""
     anchored: ClassVar[bool] = False
@@ -62,18 +62,18 @@ class Strategy(Settings, ABC):
             f"leave rounds.serial_epochs out, or {ANOTHER}",
         ),
     )
-    """What must hold in a run with it."""
+    """Requirements of a run with the strategy."""
     acts: ClassVar[Mapping[str, Acts]] = {"sync.*": REPLICAS}
     """Conditions of inherited settings, see `hybrid.solvers.acting`."""
 
     def copies(self, replicas: int) -> float:
-        """Numbers that a rank keeps for each weight between steps."""
+        """Count the numbers that a rank keeps for each weight between steps."""
         return 0.0
 
     def lossless(self) -> Strategy:
-        """The same strategy with gradients in float32."""
+        """Return the same strategy with gradients in float32."""
         return self
 
     def start(self, block: Replica, peers: Peers, share: float) -> Sync:
-        """This rank's part; `share` is what its replica has of every mini-batch."""
+        """Start this rank's program; `share` is its replica's fraction of every mini-batch."""
         return self.program(self, block, peers, share)

@@ -1,4 +1,4 @@
-"""DiLoCo: every h local steps, an outer Nesterov step on what the replicas have changed."""
+"""DiLoCo: every h local steps, an outer Nesterov step on the replicas' changes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hybrid.solvers.sync.reduction import MessageFormat, feedback_copies, pack
 
 @dataclass(frozen=True)
 class DiLoCo(Strategy):
-    r"""DiLoCo (Douillard et al., arXiv 2311.08105). B: the weights that all replicas began with.
+    r"""DiLoCo (Douillard et al., arXiv 2311.08105). B: the common weights at a round's start.
 
         each step    w_r <- optimizer step of replica r on the mean gradient over its n_r samples
         every h-th   D = sum_r (n_r / N) (B - w_r),   V <- mu V + D,   B <- B - eta (D + mu V)
 
-    and `lag` steps later, while which the sum travels, w_r <- B, to which a replica adds what it
-    has done since (streaming DiLoCo, Douillard et al., arXiv 2501.18512, overlaps so). With eta = 1
-    and mu = 0 it is local SGD.
+    The sum travels during the next `lag` steps. Then w_r <- B plus the change of the replica's
+    weights since (streaming DiLoCo, Douillard et al., arXiv 2501.18512, overlaps likewise). With
+    eta = 1 and mu = 0 it is local SGD.
 
-    An outer step is taken after h steps and at no other time: a round may last longer than an
-    epoch, and the one that is under way when the training ends becomes the replicas' mean.
+    Outer steps happen only every h steps: a round may last longer than an epoch. The round that is
+    under way when the training ends becomes the replicas' mean.
     """
 
     name: ClassVar[str] = "diloco"
@@ -51,12 +51,12 @@ class DiLoCo(Strategy):
             )
 
     def copies(self, replicas: int) -> float:
-        """B and V; while a sum is under way what is in it, and the weights it began with."""
+        """Count B and V and, with a lag, the sum under way and the weights at its start."""
         return 2 + feedback_copies(self.messages, replicas) + (2 if self.lag else 0)
 
 
 class DiLoCoSync(PeriodicSync):
-    """One replica's weights, and the round that is under way."""
+    """One replica's weights, and the round under way."""
 
     strategy: DiLoCo
 
@@ -78,10 +78,10 @@ class DiLoCoSync(PeriodicSync):
         return pack(change) * self.share
 
     def _outer_step(self) -> None:
-        """V <- mu V + D, B <- B - eta (D + mu V), and w_r is B plus what was done since."""
+        """V <- mu V + D, B <- B - eta (D + mu V), w_r <- B + change of w_r since the sum began."""
         anchors, momenta = self.anchors(), self.outer.slots("momentum")
         eta, mu = self.strategy.outer_lr, self.strategy.outer_momentum
-        began, change = [*self.sent.values()], [torch.empty_like(b) for b in anchors]
+        start, change = [*self.sent.values()], [torch.empty_like(b) for b in anchors]
         self.take(change)
         torch._foreach_mul_(momenta, mu)
         torch._foreach_add_(momenta, change)
@@ -90,7 +90,7 @@ class DiLoCoSync(PeriodicSync):
         new = [b.clone() for b in anchors]
         self.apart = self.count > self.started
         if self.apart:
-            since = torch._foreach_sub([p.detach() for p in self.weights()], began)
+            since = torch._foreach_sub([p.detach() for p in self.weights()], start)
             torch._foreach_add_(new, since)
         else:
             self.join_statistics()

@@ -29,15 +29,15 @@ class HPSGD(Strategy):
         every h-th        P = sum over replicas of S_r, under way;   S_r <- 0
         L steps later     B <- optimizer step from B on P, without decay;   w_r <- B
 
-    The paper lets ranks ask whether P has landed; here it lands `lag` = L steps after it left, the
-    same on all. Local steps are plain ones, without momentum. What a replica has done meanwhile is
-    thrown away (drift "discard", the paper's; its gradients are in S_r) or kept ("keep"):
+    In the paper a rank polls whether P has landed; here P lands `lag` = L steps after it was sent,
+    on all ranks. Local steps are plain SGD, without momentum. The local steps since then are
+    thrown away (drift "discard", as in the paper; their gradients are in S_r) or kept ("keep"):
     w_r <- B - lr (N / n_r) S_r. With L = 0 and h = 1 a round is one step of the optimizer, and its
     weights are all-reduce's, bit for bit; with L = 0 and plain SGD they are local SGD's. A round
     may last longer than an epoch.
 
-    A step on P stands for h steps, which it does for SGD alone: Adam and its like divide by the
-    gradient's size, so theirs would be one step of a usual size in the place of h.
+    A step on P replaces h steps, which only SGD allows: Adam and similar optimizers divide by the
+    gradient's size, so they would take one step of the usual size in place of h.
     """
 
     name: ClassVar[str] = "hpsgd"
@@ -49,7 +49,7 @@ class HPSGD(Strategy):
     lag: CountOrZero = 4
     """L, steps until their sum is applied."""
     drift: Annotated[Literal["discard", "keep"], DRIFTS] = "keep"
-    """What becomes of the local steps taken meanwhile."""
+    """Discard or keep the local steps taken during the lag."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,19 +60,19 @@ class HPSGD(Strategy):
             )
 
     def copies(self, replicas: int) -> float:
-        """B, a slot of `Outer`, S; while a round is under way P, as it is and packed."""
+        """Count B, a slot of `Outer` and S and, with a lag, P twice: by weight and packed."""
         return 5 if self.lag else 3
 
 
 class HPSGDSync(PeriodicSync):
-    """One replica's drift, and the round that is under way."""
+    """One replica's drift, and the round under way."""
 
     strategy: HPSGD
 
     def begin(self) -> None:
         super().begin()
         self._decays = [0.0] * len(self.weights())
-        """wd of every weight, where the gradient of a step has it in place of the optimizer's."""
+        """wd of every weight, if the gradient of a step includes it in place of the optimizer."""
         if self.strategy.steps > 1 or self.strategy.lag:
             self._check_optimizer()
             groups = self.block.optimizers["exact"].param_groups
@@ -80,10 +80,10 @@ class HPSGDSync(PeriodicSync):
             for group in groups:
                 group["weight_decay"] = 0.0
         self._sums: ByWeight = {}
-        """S_r, of the weights that have had a gradient in this round."""
+        """S_r, of the weights with a gradient in this round."""
         self._rate = 0.0
         self._landed = False
-        """Whether the newest step is the optimizer's, on P."""
+        """Whether the newest step is the optimizer's step on P."""
 
     def _check_optimizer(self) -> None:
         optimizer = self.block.optimizers["exact"]
@@ -100,7 +100,7 @@ class HPSGDSync(PeriodicSync):
     def before_step(self, kind: str, rate: float) -> bool:
         h, lag, done = self.strategy.steps, self.strategy.lag, self.count + 1
         if not self.count:
-            self._move_anchor()  # a run may go on with weights that no round has ended in
+            self._move_anchor()  # a run may resume with weights from within a round
         gradients = self._gradients()
         self._rate = rate
         add(gradients, self._sums)
@@ -114,7 +114,7 @@ class HPSGDSync(PeriodicSync):
         return self._landed
 
     def _gradients(self) -> ByWeight:
-        """(n_r / N) g_r; a weight that no sample has used would not decay either."""
+        """Return (n_r / N) g_r; a weight that no sample has used does not decay either."""
         return {
             i: p.grad.add(p.detach(), alpha=self.share * decay) if decay else p.grad
             for i, (p, decay) in enumerate(zip(self.weights(), self._decays, strict=True))
@@ -122,14 +122,14 @@ class HPSGDSync(PeriodicSync):
         }
 
     def _drift(self, gradients: ByWeight) -> None:
-        """Step by gradients, without the optimizer."""
+        """Take a plain gradient step, without the optimizer."""
         weights = {i: p.detach() for i, p in enumerate(self.weights())}
         add(gradients, weights, -self._rate / self.share)
 
     def after_replica_step(self) -> None:
         if self._landed:
             self._move_anchor()
-            self.apart = self.count > self.started  # statistics differ where drift is lost, too
+            self.apart = self.count > self.started  # even without drift the statistics differ
             if not self.apart:
                 self.join_statistics()
             elif self.strategy.drift == "keep":
@@ -142,7 +142,7 @@ class HPSGDSync(PeriodicSync):
         self.start(count, sums)
 
     def message(self) -> Tensor:
-        """S_r, and which weights are in it."""
+        """Pack S_r, and flags of the weights in it."""
         weights, used = self.weights(), self._used()
         sums = [self.sent[i] if u else torch.zeros_like(weights[i]) for i, u in enumerate(used)]
         return pack([*sums, use_counts(used, weights)])
@@ -151,7 +151,7 @@ class HPSGDSync(PeriodicSync):
         return [i in self.sent for i in range(len(self.weights()))]
 
     def _take_sum(self) -> None:
-        """Let w = B and its gradient be P; there is none of what no replica has used."""
+        """Set w = B with gradient P; a weight that no replica has used has no gradient."""
         weights, used = self.weights(), self._used()
         total, counts = [torch.empty_like(p) for p in weights], use_counts(used, weights)
         self.take([*total, counts])
@@ -160,7 +160,7 @@ class HPSGDSync(PeriodicSync):
             p.grad = gradient if times else None
 
     def _move_anchor(self) -> None:
-        """B = w."""
+        """Set B = w."""
         torch._foreach_copy_(self.anchors(), [p.detach() for p in self.weights()])
 
     def state(self) -> State:
@@ -174,7 +174,7 @@ class HPSGDSync(PeriodicSync):
 
 
 def add(terms: ByWeight, sums: ByWeight, factor: float = 1.0) -> None:
-    """Add multiples of tensors to those of the same weights; where there is none, put a copy."""
+    """Add multiples of terms to the sums of the same weights; a missing sum becomes a copy."""
     both = [i for i in terms if i in sums]
     new = {i: term.clone() for i, term in terms.items() if i not in sums}
     if both:

@@ -17,8 +17,8 @@ class LocalSGD(Strategy):
         each step    w_r <- optimizer step of replica r on the mean gradient over its n_r samples
         every h-th   w_r <- sum_s (n_s / N) w_s,   running statistics likewise
 
-    Every replica has an optimizer, whose momentum stays its own. A round may last longer than an
-    epoch. With h = 1 and plain SGD it is all-reduce, up to rounding.
+    Every replica has its own optimizer and momentum. A round may last longer than an epoch. With
+    h = 1 and plain SGD it is all-reduce, up to rounding.
     """
 
     name: ClassVar[str] = "local-sgd"

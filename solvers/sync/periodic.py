@@ -1,4 +1,4 @@
-"""Rounds of replicas: they step by themselves, and every h steps they sum what they have done."""
+"""Rounds of replicas: each steps by itself, and every h steps they sum their changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ByWeight = dict[int, Tensor]
 class Outer(torch.optim.Optimizer):
     """The anchor and the outer momentum of each weight, equal on all replicas.
 
-    They have the form of an optimizer's state, so that checkpoints keep them with the weight.
+    They are an optimizer's state, so checkpoints keep them with the weight.
     """
 
     def __init__(self, params: Iterable[Tensor]) -> None:
@@ -34,11 +34,11 @@ class Outer(torch.optim.Optimizer):
             self.state[p] = {"anchor": p.detach().clone(), "momentum": torch.zeros_like(p)}
 
     def weights(self) -> list[Any]:
-        """Its parameters, in order."""
+        """List the parameters, in order."""
         return [p for group in self.param_groups for p in group["params"]]
 
     def slots(self, name: str) -> list[Tensor]:
-        """The slot of that name of every weight."""
+        """List one slot of all weights."""
         return [self.state[p][name] for p in self.weights()]
 
 
@@ -46,16 +46,15 @@ class PeriodicSync(Sync):
     """Replicas whose weights differ within a round.
 
         each step      a step of the replica by itself
-        every h-th     what the replica gives to a sum over replicas begins to travel
+        every h-th     the sum over replicas begins
         L steps later  an outer step on the sum, the same on all replicas
 
-    Rounds do not end with an epoch. An evaluation sees the replicas' mean, in which a replica
-    counts by its samples:
+    Rounds do not end with an epoch. An evaluation uses the replicas' mean, weighted by samples:
 
         mean of x = sum_r (n_r / N) x_r
 
-    A checkpoint has the means of weights and momenta, for any other grid, and beside them those of
-    every replica, from which the same grid goes on.
+    A checkpoint has the means of weights and momenta, for any other grid, and also those of every
+    replica, from which the same grid resumes.
 
     An anchored strategy has weights B that all replicas agree on, from which each one drifts.
     """
@@ -70,20 +69,20 @@ class PeriodicSync(Sync):
         messages: Any = getattr(strategy, "messages", "float32")
         self._rounded = Reduction(self.peers, messages, strategy.order)
         self._sum: Callable[[], Tensor] | None = None
-        """Waits for the sum under way; None: there is none."""
+        """Waits for the sum under way, if there is one."""
         self.sent: ByWeight = {}
-        """This replica's part of it, until an outer step has it."""
+        """This replica's term of the sum under way."""
         self.started = 0
-        """The step after which it began."""
-        self._left: Tensors = {}
-        """What messages had left out before it."""
+        """The step after which the sum under way began."""
+        self._residuals: Tensors = {}
+        """The rounding errors of messages before the sum under way."""
         if strategy.anchored:
             exact = self.block.optimizers["exact"]
             self.outer = Outer([p for group in exact.param_groups for p in group["params"]])
             self.block.optimizers["outer"] = self.outer
 
     def before_step(self, kind: str, rate: float) -> bool:
-        """Let the gradient be that of the replica's mean loss."""
+        """Rescale the gradient to that of the replica's own mean loss."""
         if self.share != 1:
             for p in self.block.stepping(kind):
                 if p.grad is not None:
@@ -91,35 +90,35 @@ class PeriodicSync(Sync):
         return True
 
     def after_step(self, kind: str) -> None:
-        if kind != "auxiliary":  # a round takes what those move with it
+        if kind != "auxiliary":  # auxiliary steps belong to the round's next step
             self.count += 1
             self.apart = True
             self.after_replica_step()
 
     @abstractmethod
     def after_replica_step(self) -> None:
-        """Called after each step of the replica by itself."""
+        """Do the strategy's work after each step of the replica."""
 
     def message(self) -> Tensor:
-        """What this replica gives to a sum, `sent`, as the vector that travels."""
+        """Pack this replica's term of the sum, `sent`, into a vector."""
         return pack([*self.sent.values()])
 
     def start(self, count: int, sent: ByWeight) -> None:
         """Begin the sum of the round that ends with step `count`."""
         self.started, self.sent = count, sent
-        self._left = dict(self._rounded.left)
+        self._residuals = dict(self._rounded.residuals)
         self._sum = self._rounded.start(self.message())
 
     def is_due(self, count: int) -> bool:
         """Whether an outer step on the sum under way is due after step `count`.
 
-        It is also due when the next sum begins, where a run goes on with other settings.
+        It is also due when the next sum begins: a run may resume with another lag.
         """
         late = count >= self.started + self.strategy.lag
         return self._sum is not None and (late or count % self.strategy.steps == 0)
 
     def take(self, into: list[Tensor]) -> None:
-        """Wait for the sum under way, and write it into tensors."""
+        """Wait for the sum under way, and write it into the tensors."""
         assert self._sum is not None
         unpack(self._sum(), into)
         self._sum, self.sent = None, {}
@@ -153,7 +152,7 @@ class PeriodicSync(Sync):
             self.apart = apart
 
     def _momenta(self) -> list[Tensor]:
-        """Momenta and the like of the weights that the optimizers of all replicas have stepped."""
+        """List state shaped like its weight, of weights that all replicas' optimizers stepped."""
         optimized = [*self._optimized()]
         stepped = torch.tensor([float(p in optimizer.state) for _, optimizer, p in optimized])
         everywhere = (self._exact.start(stepped)() == self.peers.replicas).tolist()
@@ -170,33 +169,33 @@ class PeriodicSync(Sync):
         set_all(running, self._means(running))
 
     def _means(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The means over replicas, in memory of their own."""
+        """Compute means over replicas in new memory."""
         means = [t.clone() for t in tensors]
         if means:
             unpack(self._exact.start(pack(tensors) * self.share)(), means)
         return means
 
     def weights(self) -> list[torch.nn.Parameter]:
-        """The weights that replicas agree on."""
+        """List the weights that replicas agree on."""
         return self.outer.weights() if self.strategy.anchored else self.block.everything()
 
     def anchors(self) -> list[Tensor]:
-        """B of every weight; before the first step moves one, the weights."""
+        """Return B of every weight, which starts at the weights."""
         if not self.outer.state:
             self.outer.step()
         return self.outer.slots("anchor")
 
     def replace(self, weights: list[Tensor]) -> None:
-        """Give the weights other values, in memory of their own and with their strides."""
+        """Point the weights to other values, which must have the same strides."""
         for p, value in zip(self.weights(), weights, strict=True):
             p.data = value
 
     def state(self) -> State:
         if not self.count:
             return State()
-        # a resumed run sends again what is under way
-        rounding = self._rounded.left if self._sum is None else self._left
-        saved = {f"rounding {name}": left for name, left in rounding.items()}
+        # a resumed run sends the sum under way again
+        rounding = self._rounded.residuals if self._sum is None else self._residuals
+        saved = {f"rounding {name}": residual for name, residual in rounding.items()}
         saved |= {"count": torch.tensor(self.count), "apart": torch.tensor(self.apart)}
         if self.apart:
             running = [b.clone() for b in statistics(self.block.module)]
@@ -213,7 +212,7 @@ class PeriodicSync(Sync):
         saved = state.flight
         if "count" not in saved:
             return
-        self._rounded.left = entries(saved, "rounding ")
+        self._rounded.residuals = entries(saved, "rounding ")
         self.count, self.apart = int(saved["count"]), bool(saved["apart"])
         if self.apart:
             places = [p.data for p in self.weights()] + statistics(self.block.module)
@@ -227,15 +226,15 @@ class PeriodicSync(Sync):
             self.start(int(saved["started"]), self.by_weight(saved, "sent"))
 
     def by_weight(self, saved: Tensors, name: str) -> ByWeight:
-        """What `numbered` has saved, with the strides and the device of the weights."""
+        """Read what `numbered` wrote, with the strides and the device of the weights."""
         weights = self.weights()
         tensors = {int(number): t for number, t in entries(saved, f"{name} ").items()}
         return {i: torch.empty_like(weights[i]).detach().copy_(t) for i, t in tensors.items()}
 
     def _optimized(self) -> Iterator[tuple[str, torch.optim.Optimizer, Tensor]]:
-        """The parameters of all optimizers of steps, by a name that is the same on all replicas."""
+        """Iterate over the parameters of all optimizers, named alike on all replicas."""
         companions = {f"{kind} companion": o for kind, o in self.block.companions.items()}
-        # of two names of one optimizer the first
+        # an optimizer with two names goes by the first
         optimizers = {o: kind for kind, o in [*(self.block.optimizers | companions).items()][::-1]}
         for optimizer, kind in optimizers.items():
             if not isinstance(optimizer, Outer):
@@ -245,11 +244,11 @@ class PeriodicSync(Sync):
 
 
 def set_all(tensors: list[Tensor], values: list[Tensor]) -> None:
-    """Set tensors to values, in their memory."""
+    """Copy values into tensors, in place."""
     for tensor, value in zip(tensors, values, strict=True):
         tensor.data.copy_(value)
 
 
 def numbered(name: str, tensors: ByWeight) -> Tensors:
-    """Tensors of weights as a checkpoint names them."""
+    """Name the tensors of weights for a checkpoint."""
     return {f"{name} {i:05}": t for i, t in tensors.items()}

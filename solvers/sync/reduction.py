@@ -13,10 +13,10 @@ from hybrid.solvers.peers import Peers
 from hybrid.solvers.state import Tensors
 
 BUCKET_BYTES = 1 << 22
-"""A bucket's sum travels while the next one is on its way. On MPI's links and on torch's less takes
-up to twice the time, and more saves little or costs (docs/benchmarks/appendix.md)."""
+"""The size of a bucket; sums of buckets overlap. Over MPI and torch, smaller buckets take up to
+twice the time, and larger ones gain little or lose (docs/benchmarks/appendix.md)."""
 ROUNDED_BUCKET_BYTES = 1 << 20
-"""The size of a bucket in fewer bits: checkpoints hold its rounding error."""
+"""The size of a bucket in a rounded format: checkpoints hold its rounding error."""
 ALIGNMENT_BYTES = 64
 """Alignment of a vector's views, as torch aligns tensors: the bits of a product depend on it."""
 MOST_IN_ORDER = 8
@@ -35,13 +35,13 @@ class Reduction:
                    adds up the r-th pieces of all replicas, ((x_0 + x_1) + x_2) + ...,
                    sends that sum to every replica
 
-    Each sends 2 (R-1)/R of n numbers, as a ring does, in two hops; MPI_Allreduce promises no order.
-    In a format of fewer bits both messages are rounded, each with its error feedback (Karimireddy
-    et al., arXiv 1901.09847), and the owner of a sum takes what the others get: all replicas have
-    the same bits.
+    Each replica sends 2 (R-1)/R n numbers, as in a ring, in two hops; MPI_Allreduce promises no
+    order. In a format of fewer bits both messages are rounded, each with error feedback
+    (Karimireddy et al., arXiv 1901.09847). The owner of a sum uses the rounded sum, too, so all
+    replicas have the same bits.
 
-    Where the order may be the engine's, the links' own all-reduce sums the buckets of numbers that
-    travel as they are: in an order that it chooses, but with the same bits on all replicas.
+    With the engine's order, the links' all-reduce sums float32 buckets in an order that it chooses,
+    with the same bits on all replicas.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Reduction:
         in_order = order == "replicas" or (order == "auto" and peers.replicas <= MOST_IN_ORDER)
         self.by_engine = kind == "float32" and not in_order
         """Whether the links' engine may choose the order."""
-        self.left: Tensors = {}
-        """What rounding has left out of each message, by its name."""
+        self.residuals: Tensors = {}
+        """The rounding error of each message, by name."""
 
     def start(self, vector: Tensor, name: str = "") -> Callable[[], Tensor]:
-        """Begin; the call of what it gives waits for the sum.
+        """Begin the sum; calling the result waits for it.
 
-        The rounding error of a vector is added to the next one of its name.
+        The rounding error of a vector is added to the next vector of the same name.
         """
         bucket_bytes = BUCKET_BYTES if self.kind == "float32" else ROUNDED_BUCKET_BYTES
         buckets = vector.split(max(1, bucket_bytes // vector.element_size()))
@@ -76,10 +76,10 @@ class Reduction:
         peers, dtype = self.peers, x.dtype
         pieces = x.tensor_split(peers.replicas)
         messages = [self._message(f"up {name}.{r}", piece) for r, piece in enumerate(pieces)]
-        arrived = peers.exchange(messages, [messages[peers.replica]] * len(messages))
+        receive = peers.exchange(messages, [messages[peers.replica]] * len(messages))
 
         def add() -> Callable[[], list[Tensor]]:
-            total: Tensor = reduce(torch.add, (decode(m, self.kind, dtype) for m in arrived()))
+            total: Tensor = reduce(torch.add, (decode(m, self.kind, dtype) for m in receive()))
             message = self._message(f"down {name}", total)
             sums = peers.exchange([message] * len(messages), messages)
             return lambda: [decode(each, self.kind, dtype) for each in sums()]
@@ -90,29 +90,29 @@ class Reduction:
         """Q(x + e), and e <- x + e - Q(x + e)."""
         if self.kind == "float32":
             return x
-        x = x + self.left[name] if name in self.left else x
+        x = x + self.residuals[name] if name in self.residuals else x
         message = encode(x, self.kind)
-        self.left[name] = x - decode(message, self.kind, x.dtype)
+        self.residuals[name] = x - decode(message, self.kind, x.dtype)
         return message
 
 
 def encode(x: Tensor, kind: MessageFormat) -> Tensor:
-    """A vector (n,) as it travels; float32 sends it as it is.
+    """Encode a vector (n,) as a message; float32 leaves it unchanged.
 
-    int8 is round(x / s) behind the four bytes of s = max |x| / 127, in one vector of bytes.
+    int8 is one vector of bytes: four of s = max |x| / 127, then round(x / s).
     """
     if kind == "float32":
         return x
     if kind == "bfloat16":
         return x.to(torch.bfloat16)
     scale = (x.abs().max() / 127 if x.numel() else x.new_zeros(())).float()
-    # of zeros alone every scale will do
+    # if all numbers are 0, any scale will do
     rounded = (x / scale.clamp_min(torch.finfo(torch.float32).tiny)).round().clamp(-127, 127)
     return torch.cat([scale.reshape(1).view(torch.uint8), rounded.to(torch.int8).view(torch.uint8)])
 
 
 def decode(message: Tensor, kind: MessageFormat, dtype: torch.dtype) -> Tensor:
-    """What `encode` was given, as far as the format holds it."""
+    """Decode a message of `encode`, up to rounding."""
     if kind != "int8":
         return message.to(dtype)
     scale = message[:4].clone().view(torch.float32)
@@ -120,12 +120,12 @@ def decode(message: Tensor, kind: MessageFormat, dtype: torch.dtype) -> Tensor:
 
 
 def feedback_copies(kind: MessageFormat, replicas: int) -> float:
-    """Numbers that error feedback keeps for each one of a vector."""
+    """Count the numbers that error feedback stores for each number of a vector."""
     return 0.0 if kind == "float32" else 1 + 1 / replicas
 
 
 def use_counts(used: Sequence[bool], parameters: Sequence[Tensor]) -> Tensor:
-    """1 for each parameter that is used, else 0, on their device; no copy if all are used."""
+    """Return 1 for each used parameter, else 0, on their device; no host copy if all are used."""
     device = parameters[0].device if parameters else None
     if all(used):
         return torch.ones(len(used), device=device)
@@ -133,18 +133,17 @@ def use_counts(used: Sequence[bool], parameters: Sequence[Tensor]) -> Tensor:
 
 
 def used_anywhere(used: Sequence[bool], counts: Tensor) -> Sequence[bool]:
-    """Whether some replica has used each parameter, from this one's use and the sum of all counts.
+    """Whether any replica has used each parameter, by this replica's flags and the summed counts.
 
-    The counts are read, which stops the host until a GPU has them, only if this replica has left a
-    parameter out.
+    The counts are read, which synchronizes with the GPU, only if this replica left a parameter out.
     """
     return used if all(used) else [count > 0 for count in counts.tolist()]
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """One vector of all numbers, each tensor in the order of its memory, at least in float32.
+    """Pack tensors into one vector, each in the order of its memory, in at least float32.
 
-    Zeros behind a tensor let the next one begin as memory of its own would.
+    Zeros after a tensor align the next one as if it had its own memory.
     """
     dtype, parts = torch.float32, [memory(t) for t in tensors]
     for part in parts:
@@ -157,18 +156,18 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _gap(part: Tensor, dtype: torch.dtype) -> int:
-    """Numbers from a tensor's end to where an aligned one may begin."""
+    """Count the numbers from a tensor's end to the next aligned position."""
     return -part.numel() % (ALIGNMENT_BYTES // dtype.itemsize)
 
 
 def unpack(vector: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Write the numbers of a packed vector back into tensors of the same memory order."""
+    """Copy a packed vector back into tensors of the same memory order."""
     for tensor, view in zip(tensors, views(vector, tensors), strict=True):
         tensor.data.copy_(view)
 
 
 def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of the formats of others, in the memory of their packed vector where it fits."""
+    """View parts of a packed vector as tensors like others; only another dtype needs a copy."""
     numbers = [memory(tensor) for tensor in like]
     parts = vector.split([len(x) + _gap(x, vector.dtype) for x in numbers])
     return [_view(part[: len(x)], t) for part, x, t in zip(parts, numbers, like, strict=True)]
@@ -181,8 +180,8 @@ def _view(part: Tensor, like: Tensor) -> Tensor:
 
 
 def memory(tensor: Tensor) -> Tensor:
-    """A dense tensor's numbers in the order of its memory, (n,), without a copy."""
-    # not detach(): what graphs under way have noted of running statistics they do not use
+    """View a dense tensor's numbers in the order of its memory, (n,)."""
+    # .data, not detach(): graphs under way saved running statistics, which they do not use
     tensor = torch.view_as_real(tensor.data) if tensor.is_complex() else tensor.data
     if tensor.is_contiguous():
         return tensor.view(-1)

@@ -1,4 +1,4 @@
-"""Weights that several blocks have, such as an embedding that is the output layer's, too."""
+"""Weights shared by several blocks, such as an embedding tied to the output layer."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from hybrid.solvers.state import State, entries
 
 
 def lags(steps_late: Sequence[float]) -> list[int]:
-    """L_i of blocks from the delays of their gradients in steps, see `Ties`."""
+    """Compute L_i of blocks from the delays of their gradients in steps, see `Ties`."""
     return [ceil(late - min(steps_late)) for late in steps_late]
 
 
 class Ties:
-    r"""Copies of one weight on blocks k_1 < ... < k_n, which step on the sum of their gradients.
+    r"""Copies of tied weights on blocks k_1 < ... < k_n, which step on the sum of their gradients.
 
         g_j = sum_i g_{k_i, j - L_i},   L_i = ceil(tau_{k_i} - tau_{k_n}),   g_{k, j} = 0 for j < 0
 
-    g_{k, j} is the gradient of the j-th step on block k. Where gradients are late, by tau_k steps,
-    block k makes its j-th step after the last block does, so its gradient is used L steps later
-    and nobody waits. In exact steps all L are 0 (the first of them uses what was left, too), and
+    g_{k, j} is the gradient of the j-th step on block k. If gradients are tau_k steps late, block k
+    takes its j-th step after the last block does, so its gradient is used L steps later and no
+    block waits. In exact steps all L are 0 (the first of them also uses gradients left over), and
     the sum is the gradient of the undivided network, added up from the last block to the first as
-    back-propagation does. All blocks add up the same tensors in the same order, clip by their norm
-    alone or by that of the network, and make the j-th step at the same rate and by the same rule,
-    so the copies keep the same bits. A step sends each other block one gradient, and with
-    `peers.COMPARED` the bits of the copy before that step, which must be those of the others'.
+    in back-propagation. All blocks add up the same tensors in the same order, clip by the norm of
+    these or of the network, and take the j-th step at the same rate and by the same rule, so the
+    copies keep the same bits. A step sends one gradient to each other block and, with
+    `peers.COMPARED`, a checksum of the copy before that step, which must equal the others'.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class Ties:
         self.is_owner = links.rank == self.blocks[0]
         self._others = [k for k in self.blocks if k != links.rank]
         self._gradients: dict[int, Tensor] = {}
-        """This block's, by the number of its step, as long as another block may need them."""
+        """This block's gradients by step, as long as another block may need them."""
         self._used = dict.fromkeys(self.blocks, 0)
-        """How many of each block's gradients have been added up."""
+        """By block, the number of its gradients already added up."""
         self.steps = 0
         """Steps of this block so far."""
         self._resumed = False
-        self._begun = False
+        self._started = False
         links.meet(self.blocks)
 
     def sum_gradients(self, exact: bool) -> None:
-        """Put g_j in the place of this block's own gradient, before its j-th step."""
+        """Replace this block's gradient by g_j, before its j-th step."""
         self.begin()
         gradient, j = torch.cat([*map(_gradient, self.parameters)]), self.steps
         if peers.COMPARED:  # as bytes, which are exact in every number format
@@ -80,19 +80,19 @@ class Ties:
         for p, part in zip(self.parameters, parts, strict=True):
             if p.requires_grad:
                 p.grad = part.view(p.shape).to(p.dtype).clone(memory_format=torch.preserve_format)
-        # a resumed run may have to send the others what they have not used
+        # a resumed run may have to send gradients again that the others have not used
         needed = self.steps - max(self.lags.values()) - 1
         self._gradients = {step: g for step, g in self._gradients.items() if step >= needed}
 
     def _gradient_of(self, block: int, step: int) -> Tensor:
-        """g_{k, j}; those of another block arrive in the order of its steps."""
-        own = self._gradients[step]
+        """Return g_{k, j}; another block's gradients arrive in the order of its steps."""
+        local = self._gradients[step]
         if block == self.links.rank:
-            return own[: self.size]
+            return local[: self.size]
         while self._next[block] <= step:
             gradient = self.links.from_block(block)
             self._next[block] += 1
-        bits = gradient[self.size :], own[self.size :]
+        bits = gradient[self.size :], local[self.size :]
         if all(map(len, bits)) and not torch.equal(*bits):
             raise RuntimeError(
                 f"a weight of blocks {block} and {self.links.rank} differs between them before "
@@ -102,52 +102,50 @@ class Ties:
         return gradient[: self.size]
 
     def begin(self) -> None:
-        """Agree on where every block is, and send what others have not used, or begin alike.
+        """Exchange step counts and resend unused gradients, or copy the first block's weights.
 
-        All blocks do so before the first of them trains: one that waits for the others in its
-        first step would keep from them what they need for theirs.
+        All blocks call it before the first of them trains: a block that waited for the others in
+        its first step would hold back activations that they need for theirs.
         """
-        if self._begun:
+        if self._started:
             return
-        self._begun = True
-        # of a run that goes on from a checkpoint of another grid nobody knows what was under way
-        place = torch.tensor([self.steps if self._resumed else -1])
+        self._started = True
+        # after a resume on another grid the gradients under way are unknown
+        count = torch.tensor([self.steps if self._resumed else -1])
         for block in self._others:
-            self.links.to_block(block, place)
-        at = {k: int(self.links.from_block(k)) for k in self._others} | {
-            self.links.rank: int(place)
-        }
-        if min(at.values()) < 0:
-            self.steps, at = 0, dict.fromkeys(at, 0)
+            self.links.to_block(block, count)
+        steps = {k: int(self.links.from_block(k)) for k in self._others}
+        if min(int(count), *steps.values()) < 0:
+            self.steps, steps = 0, dict.fromkeys(steps, 0)
             self._used = dict.fromkeys(self.blocks, 0)
-            self._begin_alike()
+            self._copy_owner()
         rank = self.links.rank
         self._next = {k: max(0, self.steps - self.lags[k]) for k in self._others}
         for block in self._others:
-            for step in range(max(0, at[block] - self.lags[rank]), self.steps):
+            for step in range(max(0, steps[block] - self.lags[rank]), self.steps):
                 self.links.to_block(block, self._gradients[step])
 
-    def _begin_alike(self) -> None:
-        """Let all copies have the weights and the optimizers' states of the first block's."""
+    def _copy_owner(self) -> None:
+        """Copy the first block's weights and optimizer states to all blocks."""
         self._gradients = {}
         for p in self.parameters:
-            p.detach().copy_(self._of_owner(p.detach()))
+            p.detach().copy_(self._from_owner(p.detach()))
             for optimizer in dict.fromkeys(self.optimizers.values()):
-                self._hand_over(optimizer, p)
+                self._copy_optimizer_state(optimizer, p)
 
-    def _hand_over(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> None:
-        """What an optimizer keeps of the first block's copy, which may be nothing yet."""
+    def _copy_optimizer_state(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> None:
+        """Copy the state, possibly empty, of the first block's parameter to all blocks."""
         slots = to_tensors(optimizer.state.get(p, {}))
         names = "\n".join(["", *sorted(slots)]) + "\n"
-        names = bytes(self._of_owner(torch.tensor([*names.encode()])).tolist()).decode()
-        state = {name: self._of_owner(slots.get(name)) for name in names.split("\n")[1:-1]}
+        names = bytes(self._from_owner(torch.tensor([*names.encode()])).tolist()).decode()
+        state = {name: self._from_owner(slots.get(name)) for name in names.split("\n")[1:-1]}
         if not self.is_owner:
             optimizer.state.pop(p, None)
             if state:
                 optimizer.state[p] = from_tensors(optimizer_state(optimizer, p), state)
 
-    def _of_owner(self, tensor: Tensor | None) -> Tensor:
-        """The first block's, on all blocks."""
+    def _from_owner(self, tensor: Tensor | None) -> Tensor:
+        """Send a tensor of the first block to the others."""
         if not self.is_owner:
             return self.links.from_block(self.blocks[0])
         assert tensor is not None
@@ -156,8 +154,8 @@ class Ties:
         return tensor
 
     def state(self) -> State:
-        """What the other blocks may not have used yet, and how many steps were taken."""
-        if not any(self.lags.values()):  # all have used all, and are alike
+        """Return the step counts, and the gradients that other blocks may not have used yet."""
+        if not any(self.lags.values()):  # all gradients are used, and the copies are equal
             return State()
         gradients = {f"gradient {step}": g for step, g in self._gradients.items()}
         used = torch.tensor([*self._used.values()])
@@ -169,8 +167,8 @@ class Ties:
             return
         self.steps = int(state.flight["steps"])
         self._used = dict(zip(self.blocks, state.flight["used"].tolist(), strict=True))
-        kept = entries(state.flight, "gradient ")
-        self._gradients = {int(step): g for step, g in kept.items()}
+        gradients = entries(state.flight, "gradient ")
+        self._gradients = {int(step): g for step, g in gradients.items()}
 
 
 class AllTies:
@@ -180,38 +178,38 @@ class AllTies:
         self.ties = list(ties)
 
     def wait_for_each_other(self) -> None:
-        """Sum gradients of the same step: blocks that make but one can wait for each other."""
+        """Sum gradients of the same step: a program of one step can wait for the other blocks."""
         for each in self.ties:
             each.lags = dict.fromkeys(each.lags, 0)
 
     def begin(self) -> None:
-        """Before the first step, on all blocks at once: agree on where each of them is."""
+        """Exchange step counts before the first step; all blocks call it together."""
         for each in self.ties:
             each.begin()
 
     def sum_gradients(self, exact: bool) -> None:
-        """Before a step: gradients of what other blocks have, too, become the sums of all."""
+        """Replace gradients of tied weights by the sums over blocks, before a step."""
         for each in self.ties:
             each.sum_gradients(exact)
 
-    def counted(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Those that count in the norm of all gradients: not of what an earlier block has, too."""
+    def without_copies(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Leave out gradients of weights that an earlier block counts in the network's norm."""
         copies = [p for each in self.ties if not each.is_owner for p in each.parameters]
         left_out = {id(p.grad) for p in copies}
         return [g for g in gradients if id(g) not in left_out]
 
-    def apart(self, gradients: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Those that no other block has, then those of each set of blocks that have the same."""
-        there = {id(g) for g in gradients}
+    def by_blocks(self, gradients: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Divide gradients by the blocks that have the weight, this block's alone first."""
+        ids = {id(g) for g in gradients}
         sets = [
-            [g for p in each.parameters if (g := p.grad) is not None and id(g) in there]
+            [g for p in each.parameters if (g := p.grad) is not None and id(g) in ids]
             for each in self.ties
         ]
-        tied = {id(g) for some in sets for g in some}
+        tied = {id(g) for tie in sets for g in tie}
         return [[g for g in gradients if id(g) not in tied], *sets]
 
     def state(self) -> State:
-        """The states of all."""
+        """Return the states of all ties."""
         flight = {
             f"{i} {name}": x
             for i, each in enumerate(self.ties)

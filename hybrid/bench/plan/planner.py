@@ -270,7 +270,7 @@ def _timed_by(method: Method, blocks: Blocks) -> Method:
 
 def _timed(row: MethodContender, links: VirtualLinks, batches: list[Batch]) -> dict[str, float]:
     """One rank's share of training on `batches`; all begin together."""
-    links.everyone(None)
+    links.all_gather_grid(None)
     before = links.now(), *row.spent()
     row.train(batches)
     after = links.now(), *row.spent()

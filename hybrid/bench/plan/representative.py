@@ -1,4 +1,4 @@
-"""One of R replicas on virtual clocks; the others would do the same at the same time."""
+"""One of R replicas on virtual clocks, which stands for all of them."""
 
 from __future__ import annotations
 
@@ -15,42 +15,41 @@ T = TypeVar("T")
 
 
 class RepresentativeLinks(VirtualLinks):
-    """The links of a block of the first of R replicas, which alone is run.
+    """The links of a block of the first of R replicas, the only one that runs.
 
-    Its peers begin a sum or an exchange when it does, and the network's formulas tell how long that
-    takes. What they would send has the right format and no meaning: units that only let time pass
-    compute nothing.
+    Its peers begin a sum or an exchange when it does, and the network's formulas give the time.
+    Their messages have the right format and no meaning: stand-ins compute nothing.
     """
 
     def __init__(self, *start: Any, replicas: int) -> None:
         super().__init__(*start)
         self.place = replace(self.place, replicas=replicas)
-        self.peers = _Likewise(self)
+        self.peers = _IdenticalPeers(self)
 
     def exchange_end(self, num_bytes: int) -> float:
-        """When bytes for all peers, and theirs, have arrived."""
+        """Return the time at which an exchange of bytes with all peers ends."""
         return self._leaves(0, num_bytes) + self.speed.latency_seconds
 
     def sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
-        begun = self.now()
+        start = self.now()
 
         def finish() -> Tensor:
-            self._summed(begun, vector.nbytes)
+            self.advance_past_sum(start, vector.nbytes)
             return vector * self.place.replicas
 
         return finish
 
-    def everyone(self, value: T) -> list[T]:
-        chain = super().everyone(value)
-        everyone = chain * self.place.replicas
-        seconds = [self.speed.meeting_seconds(len(each)) for each in (chain, everyone)]
+    def all_gather_grid(self, value: T) -> list[T]:
+        chain = super().all_gather_grid(value)
+        grid = chain * self.place.replicas
+        seconds = [self.speed.meeting_seconds(len(each)) for each in (chain, grid)]
         with self.waiting("everyone"):
             self.work(seconds[1] - seconds[0])
-        return everyone
+        return grid
 
 
-class _Likewise(PeerLinks):
-    """The peers of a representative."""
+class _IdenticalPeers(PeerLinks):
+    """The peers of a representative, which do the same as it at the same time."""
 
     _links: RepresentativeLinks
 

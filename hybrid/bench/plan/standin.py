@@ -117,7 +117,7 @@ def clocked(links: VirtualLinks, device: Device | None, block: Block) -> None:
             part.links = links
     if device is None:
         return
-    links.count_nothing_here(MESSAGE_OPERATIONS * device.roofline.seconds_per_operation)
+    links.ignore_machine_time(MESSAGE_OPERATIONS * device.roofline.seconds_per_operation)
 
     def count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         weights = [p for group in optimizer.param_groups for p in group["params"]]

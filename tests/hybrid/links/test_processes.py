@@ -108,7 +108,7 @@ def test_an_engine_holds_no_sum_of_an_earlier_step(world, kind):
 def test_of_nine_replicas_no_sum_of_an_earlier_step_is_held(run):
     def program(links):
         steps(links, 20)
-        links.everyone(None)
+        links.all_gather_grid(None)
         return len(links._team._sums)
 
     assert run(1, program, replicas=9) == [0] * 9
@@ -133,7 +133,7 @@ def test_threads_sum_by_pairs(run, replicas):
 
 def test_the_virtual_clock_counts_a_sum_of_many_by_its_bytes():
     def program(links):
-        links.count_nothing_here(0.0)
+        links.ignore_machine_time(0.0)
         links.peers.sum(torch.zeros(1 << 20))()
         return links.now()
 

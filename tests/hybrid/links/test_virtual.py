@@ -20,7 +20,7 @@ def by_hand(size, program, network=SLOW):
         assert isinstance(links, VirtualLinks)
         worked = [0.0]
         links._timer = lambda: worked[0]
-        links._begun = 0.0
+        links._timer_start = 0.0
 
         def work(seconds):
             worked[0] += seconds

@@ -99,7 +99,7 @@ def test_the_launcher_is_the_one_that_has_started_this_process(kind, monkeypatch
 
 
 OF_MPI = "started 2 ranks but MPI sees 1: use mpirun of the MPI library that mpi4py is built for"
-OF_TORCH = "2 ranks were started, but MASTER_ADDR= and MASTER_PORT= are no address and port where"
+OF_TORCH = "2 ranks were started, but MASTER_ADDR= and MASTER_PORT= are not an address"
 APART = {
     "mpiexec of another MPI": ({"PMI_SIZE": "2", "PMI_RANK": "0"}, OF_MPI),
     "srun": (step("2", "0"), OF_MPI),

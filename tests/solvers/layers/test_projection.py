@@ -82,7 +82,7 @@ def test_a_layer_that_is_passed_by_is_the_identity_and_only_then():
     assert torch.equal(layer(x), torch.tensor([-1.0, 1.0]))
     with pytest.raises(RuntimeError), skipping(layer):
         raise RuntimeError
-    assert not layer.passed_by
+    assert not layer.skipped
 
 
 WRONG = [

@@ -23,7 +23,7 @@ def test_each_cut_has_the_time_of_its_own_message_one_way(number_format, size):
     blocks, inputs = split(nn.Sequential(*layers), cuts=["1", "2"]), torch.randn(SAMPLES, 4)
 
     def program(links):
-        links.count_nothing_here(0.0)
+        links.ignore_machine_time(0.0)
         block = Block(blocks.module(links.rank), links.rank, 3, {})
         return measure_pipeline(links, block, inputs, Wire(number_format))
 

@@ -10,7 +10,7 @@ from hybrid.solvers.metrics import (
     right_answers,
     sum_and_weight,
     training_sum,
-    tried_metrics,
+    try_metrics,
 )
 from hybrid.solvers.objective import Objective
 
@@ -25,7 +25,7 @@ def test_a_function_that_gives_one_number_gets_all_samples_at_once():
         given.append((len(out), len(targets)))
         return out.max() - out.min()
 
-    metric = tried_metrics({"spread": spread}, OUT[:2], Y[:2])["spread"]
+    metric = try_metrics({"spread": spread}, OUT[:2], Y[:2])["spread"]
     assert isinstance(metric, AllSamples)
     for rows in (slice(0, 4), slice(4, 6)):
         metric.update(OUT[rows], Y[rows])
@@ -35,12 +35,12 @@ def test_a_function_that_gives_one_number_gets_all_samples_at_once():
 
 @pytest.mark.parametrize("metric", [right_answers, lambda out, y: out[:, 0]], ids=["right", "row"])
 def test_a_function_that_gives_a_score_of_each_sample_is_asked_batch_by_batch(metric):
-    assert tried_metrics({"own": metric}, OUT[:2], Y[:2]) == {"own": metric}
+    assert try_metrics({"own": metric}, OUT[:2], Y[:2]) == {"own": metric}
 
 
 def test_what_accumulates_has_forgotten_the_samples_it_is_tried_on():
     kappa = Kappa()
-    assert tried_metrics({"kappa": kappa}, OUT[:2], Y[:2]) == {"kappa": kappa}
+    assert try_metrics({"kappa": kappa}, OUT[:2], Y[:2]) == {"kappa": kappa}
     assert kappa.counts.sum() == 0
 
 
@@ -49,7 +49,7 @@ def test_what_a_few_samples_are_too_few_for_is_no_fault():
         def compute(self):
             raise ValueError("too few")
 
-    assert tried_metrics({"late": Impatient()}, OUT[:2], Y[:2])
+    assert try_metrics({"late": Impatient()}, OUT[:2], Y[:2])
 
 
 def test_outputs_of_several_tensors_reach_what_accumulates_as_they_were():
@@ -57,7 +57,7 @@ def test_outputs_of_several_tensors_reach_what_accumulates_as_they_were():
         return macro_f1(out["logits"], targets["class"])
 
     out, targets = {"logits": OUT, "hidden": OUT * 2}, {"class": Y}
-    metric = tried_metrics({"F1": first}, out, targets)["F1"]
+    metric = try_metrics({"F1": first}, out, targets)["F1"]
     metric.update(out, targets)
     assert metric.compute() == macro_f1(OUT, Y)
 
@@ -99,7 +99,7 @@ class Stuck(Kappa):
     ids=["a class", "a table", "several", "an update", "a reset", "a text", "an error"],
 )
 def test_a_metric_that_is_none_is_refused(metric, part):
-    assert part in refusal(tried_metrics, {"own": metric}, OUT[:2], Y[:2])
+    assert part in refusal(try_metrics, {"own": metric}, OUT[:2], Y[:2])
 
 
 @pytest.mark.parametrize(
@@ -123,5 +123,5 @@ def test_right_answers_weigh_as_much_as_there_are_known_classes(left_out, weight
 def test_in_training_one_number_counts_for_every_sample():
     assert training_sum(torch.tensor(2.0), 5) == 10
     assert training_sum(torch.tensor([True, False, True]), 3) == 2
-    given = Objective(metrics=tried_metrics({"accuracy": lambda out, y: 0.5}, OUT, Y))(OUT, Y)
+    given = Objective(metrics=try_metrics({"accuracy": lambda out, y: 0.5}, OUT, Y))(OUT, Y)
     assert given.correct == 3.0

@@ -111,7 +111,9 @@ class Run:
         if self.rounds == rl.random_rounds and front is not None:
             with self.trace.span("pretraining"):
                 front.pretrain()
-        self.links.everyone(None)  # so that the clock counts no waiting for what is not counted
+        self.links.all_gather_grid(
+            None
+        )  # so that the clock counts no waiting for what is not counted
         start, waited = self.links.now(), self.links.traffic.total_waiting
         with self.trace.span("steps"):
             self.course.run(self.rounds, end)
@@ -139,7 +141,9 @@ class Run:
             actor.ended = []
         for part in (course.front, course.middle):
             losses |= {} if part is None else part.mean_losses()
-        everyone = self.links.everyone(RankReport(self.stop(), losses, episodes, seconds, waited))
+        everyone = self.links.all_gather_grid(
+            RankReport(self.stop(), losses, episodes, seconds, waited)
+        )
         self.stopped = next((one.stop for one in everyone if one.stop), "")
         if learning:
             slowest = max(one.seconds for one in everyone)
@@ -187,7 +191,7 @@ class Run:
 
     def _summary(self) -> dict[str, Any]:
         rl = self.rl
-        sent = self.links.everyone(self.links.traffic.total_bytes)
+        sent = self.links.all_gather_grid(self.links.traffic.total_bytes)
         learned = rl.rounds - rl.random_rounds
         rates = {"steps": learned * rl.actors, "updates": learned * rl.updates}
         same = ("env", "steps", "seed", "actors", "lag", "width", "representation")

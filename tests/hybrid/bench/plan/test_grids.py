@@ -122,7 +122,7 @@ def test_the_advice_names_the_grid_and_is_a_command_that_runs(hybrid, tmp_path):
     ("flags", "reason"),
     [
         (("--ranks", "4", "--blocks", "2"), "--ranks 4 stands for every grid"),
-        (("--ranks", "997"), "997 ranks are no K blocks x R replicas"),
+        (("--ranks", "997"), "997 ranks cannot form K blocks x R replicas"),
         (("--blocks", "2", "--replicas", "64"), "split.replicas is 64"),
     ],
 )
