@@ -16,7 +16,7 @@ from hybrid.solvers.delayed.base import DelayedProgram
 from hybrid.solvers.engine.flights import Flight
 from hybrid.solvers.engine.policies import StashWeights
 from hybrid.solvers.micro_batches import MicroBatch
-from hybrid.solvers.numerics.optimizer_state import clone_optimizer, over
+from hybrid.solvers.numerics.optimizer_state import clone_optimizer, with_groups
 from hybrid.solvers.state import Tensors
 
 Group = dict[str, Any]
@@ -156,7 +156,7 @@ class LateRates(torch.optim.Optimizer):
             {**group, "lr": group["lr"] / max(1.0, group["delay"]) ** power}
             for group in self.param_groups
         ]
-        over(groups, self.inner).step()
+        with_groups(groups, self.inner).step()
 
 
 def nadamw_by_delay(groups: list[Group], lr: float, steps: int, latest: float) -> Any:

@@ -1,4 +1,4 @@
-"""What is called while a run trains, and may ask it to stop."""
+"""Callbacks of a run, which may ask it to stop."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hybrid.rounds.phase_report import PhaseReport
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known of a run before its first step, or when it is resumed."""
+    """The facts of a run before its first step or after a resume."""
 
     names: Mapping[str, str]
-    """Of model, data and solver."""
+    """The names of model, data and solver."""
     cuts: Sequence[str]
     """The first unit of every block but the first."""
     epochs: int
-    """The number of epochs to train, in all."""
+    """The total number of epochs to train."""
     steps_per_epoch: int
     step: int
     """Steps done so far: 0 at a start, those of the checkpoint when resumed."""
     results: Mapping[str, float | None]
-    """Newest metrics of the validation set, or without one of the test set; empty: none yet."""
+    """The newest metrics of the validation set, else of the test set; empty: none yet."""
     settings: Mapping[str, Any]
     """section.key -> value of [train], [optimizer] and [schedule]."""
     out: Path | None
@@ -32,16 +32,15 @@ class RunInfo:
 
 
 class Callback:
-    """Its methods are called on the first rank only, and training waits until they return.
+    """Base of callbacks, which run on the first rank only; training waits until they return.
 
-    An exception that it raises ends the run on all ranks, with one line that names its class. So
-    does a change of the network that other ranks would not see: of attributes or modes of modules,
-    of weights or buffers. What it needs to stop at the same epoch after a resume is kept in
-    checkpoints by `state`.
+    An exception ends the run on all ranks, with one line that names the callback's class. So does a
+    change of the network that other ranks would not see: of attributes or modes of modules, weights
+    or buffers. `state` is kept in checkpoints, so that a resumed run stops at the same epoch.
     """
 
     reason: str = ""
-    """Why the run shall stop; empty if it shall not. Set by `on_epoch` and `load_state`."""
+    """Why the run shall stop; empty: go on. Set by `on_epoch` and `load_state`."""
 
     def on_start(self, run: RunInfo) -> None:
         """Called before the first step; a resumed run has called `load_state` before."""
@@ -63,14 +62,14 @@ class Callback:
         """Called when the run has ended without an error and its folder is complete."""
 
     def close(self) -> None:
-        """Called last, also after a failure: close what is open. What it raises is ignored."""
+        """Called last, also after a failure, to close files. Its exceptions are ignored."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON can hold it; empty: nothing."""
+        """Return the state for a checkpoint as JSON types; empty: nothing."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` gave, when a run is resumed or goes back to a checkpoint.
+        """Restore `state` when a run is resumed or goes back to a checkpoint.
 
-        It is not called where a checkpoint has nothing of it.
+        It is not called if the checkpoint has no state of this callback.
         """

@@ -1,4 +1,4 @@
-"""A method from options, blocks and data: the same for a run, a bench and a plan."""
+"""Make a method from options, blocks and data, for a run, a bench or a plan."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from hybrid.solvers.local_work.work import check_local_method
 from hybrid.solvers.optimizers.muon import Muon
 
 WORTH_SHARING = 0.03
-"""Of a mini-batch's passes: what the products of a step must take for replicas to divide them."""
+"""The share of a mini-batch's operations from which replicas divide Muon's matrix products."""
 
 
 def make_method(problem: Problem, options: Options) -> Method:
-    """The method that these settings ask for, with everything decided that they leave open.
+    """Make the method of these settings, with all open choices decided.
 
-    ValueError, with the remedy, for settings that cannot work or would change nothing.
+    ValueError, with the remedy, for settings that cannot work or have no effect.
     """
     options.check()
     user_optimizer = _user_optimizer(problem, options)
@@ -67,7 +67,7 @@ def make_method(problem: Problem, options: Options) -> Method:
 
 
 def _user_optimizer(problem: Problem, options: Options) -> UserOptimizer | None:
-    """The user's optimizer over the whole network, if there is one."""
+    """Wrap the user's optimizer over the whole network, if there is one."""
     if not isinstance(options.optimizer, torch.optim.Optimizer):
         return None
     scheduled = isinstance(options.schedule, UserScheduler)
@@ -75,9 +75,9 @@ def _user_optimizer(problem: Problem, options: Options) -> UserOptimizer | None:
 
 
 def _common_rates(problem: Problem, options: Options, user: UserOptimizer | None) -> Rate | None:
-    """The schedule of a user's optimizer; None: each block's begins at its own peak.
+    """Make the schedule of a user's optimizer; None: each block has a schedule with its own peak.
 
-    One that follows a metric is new in each rank's training, and only checked here.
+    A schedule that follows a metric is made anew by each rank's training, and only checked here.
     """
     if isinstance(options.schedule, UserScheduler):
         options.schedule.check(user)
@@ -120,27 +120,27 @@ def _setup(problem: Problem, options: Options) -> Setup:
 
 
 def _window(options: Options, steps: int) -> int:
-    """Mini-batches of a round, in epochs of so many; the last one of an epoch may be shorter."""
+    """Count the mini-batches of a round, in epochs of `steps`; an epoch's last may be shorter."""
     rounds = options.rounds
     if rounds.window == "all":
         return steps
     length = min(rounds.window or WINDOW, steps)
     corrected = (rounds.correct_every or 0) > 1 or rounds.serial_end
     if isinstance(options.sampler, Learning) and not rounds.window and not corrected:
-        return min(length, options.sampler.lag)  # nobody asked for rounds of that length
+        return min(length, options.sampler.lag)  # the length was not set by the user
     return length
 
 
 def _costs(problem: Problem, options: Options) -> tuple[Cost, ...]:
-    """What each block's passes cost, if local work is to be fitted to them."""
+    """Count the cost of each block's passes, if local work is fitted to it."""
     if not isinstance(options.fill, Solver) or options.rounds.local_budget:
         return ()
-    # counted anew: the cuts alone, which a resumed run has, must give the same
+    # recounted: a resumed run has only the cuts, and must get the same costs
     return tuple(problem.blocks.count_costs(problem.inputs))
 
 
 def _check_selection(method: Method) -> None:
-    """ValueError for a train.metric that is not measured, or whose better values are unknown."""
+    """Reject a train.metric that is not measured or has no known direction."""
     train = method.options.train
     if train.metric:
         check_metric("train.metric", train.metric, method.problem.objectives.deciding.metrics)
@@ -148,7 +148,7 @@ def _check_selection(method: Method) -> None:
 
 
 def _check_fill(method: Method) -> None:
-    """ValueError for local work where no rank waits, and for settings of it without effect."""
+    """Reject local work where no rank waits, and local settings without effect."""
     fill = method.options.fill
     check_local_method(method.solver, fill)
     if not isinstance(fill, Solver):
@@ -159,9 +159,9 @@ def _check_fill(method: Method) -> None:
 
 
 def _shares_products(problem: Problem, options: Options) -> bool:
-    """Whether the replicas of a block divide Muon's products.
+    """Whether the replicas of a block divide Muon's matrix products.
 
-    Operations are counted, not timed, so that all ranks come to the same answer.
+    Operations are counted, not timed, so all ranks get the same answer.
     """
     settings = options.optimizer
     if not isinstance(settings, OptimizerSettings) or settings.name != "muon":
@@ -179,7 +179,7 @@ def _shares_products(problem: Problem, options: Options) -> bool:
 
 
 def facts_of(method: Method) -> Facts:
-    """What conditions may ask of a training."""
+    """Collect the facts that conditions of settings test."""
     options, problem = method.options, method.problem
     return Facts(
         command="train",
@@ -216,9 +216,9 @@ def check_replicas(options: Options) -> None:
 
 
 def sections(method: Method) -> dict[str, Any]:
-    """The settings of a training by section; an object or a function of the user's has none.
+    """Return the settings by section, except those that the user gave as objects or functions.
 
-    Those of [links] are checked where it is known how many processes there are.
+    [links] is checked elsewhere, where the number of processes is known.
     """
     options = method.options
     names = ("solver", "sync", "sampler", "rounds", "correction", "train", "delay", "optimizer")
@@ -229,7 +229,7 @@ def sections(method: Method) -> dict[str, Any]:
 
 
 def _check_messages(method: Method) -> None:
-    """ValueError for a format or a filter of what crosses a cut that cannot be."""
+    """Reject number formats and filters that the tensors at a cut do not allow."""
     solver, correction, blocks = method.solver, method.correction, method.problem.blocks
     passes = solver if solver.exact else correction
     fill = method.options.fill
@@ -257,7 +257,7 @@ def _check_messages(method: Method) -> None:
 
 
 def _check_ties(method: Method) -> None:
-    """ValueError where copies of one weight on several blocks could not be kept equal."""
+    """Reject tied weights on several blocks whose copies could not be kept equal."""
     options, ties = method.options, method.problem.blocks.ties
     if not ties:
         return
@@ -279,9 +279,9 @@ def _check_ties(method: Method) -> None:
             "configurations tie_word_embeddings=False), or change that"
         )
     if isinstance(options.optimizer, OptimizerSettings) or method.user_optimizer is not None:
-        return  # of which copies have the same rule
+        return  # their copies have the same rule
     optimizers = {k: method.make_optimizer(k) for k in {k for blocks in ties for k in blocks}}
-    for blocks, names in ((blocks, names) for blocks, some in ties.items() for names in some):
+    for blocks, names in ((blocks, names) for blocks, ws in ties.items() for names in ws):
         rules = [method.rule_of(optimizers[k], k, names) for k in blocks]
         if any(rule != rules[0] for rule in rules):
             raise ValueError(
@@ -292,7 +292,7 @@ def _check_ties(method: Method) -> None:
 
 
 def _check_lengths(method: Method) -> None:
-    """ValueError for samples of several lengths where all need one shape."""
+    """Reject samples of several lengths if all samples need one shape."""
     solver = method.solver
     needs = {
         f"{solver.name} stores variables of one shape for all": solver.alternates,

@@ -1,4 +1,4 @@
-"""A method for a problem, and what every rank starts from it."""
+"""A method for a problem: the block, rounds and optimizer that every rank starts from it."""
 
 from __future__ import annotations
 
@@ -51,42 +51,39 @@ FIRST = GridPlace()
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How a problem is solved: what a run, a row of a bench and a row of a plan are started from.
-
-    `make_method` makes it.
-    """
+    """The complete method of a run, a bench row or a plan row; made by `make_method`."""
 
     options: Options
     problem: Problem
     setup: Setup
     user_optimizer: UserOptimizer | None = None
-    """The user's, over the whole network; None: each block's is made by itself."""
+    """The user's optimizer over the whole network; None: each block makes its own."""
     rates: Rate | None = None
-    """The schedule of its groups, if it is a function of the step alone."""
+    """The schedule of the user's groups, if it is a function of the step alone."""
     frozen: Mapping[str, int] = field(default_factory=dict)
-    """By name of a parameter: the epochs for which it is not trained; 0: all."""
+    """By parameter name, the epochs for which it is frozen; 0: all."""
     local_budgets: tuple[LocalBudget, ...] = ()
-    """Local work of each block in a tick, as it was asked for; empty: as much as fits."""
+    """The local work of each block in a tick, as set by the user; empty: as much as fits."""
     costs: tuple[Cost, ...] = ()
-    """Counted operations of each block for one sample, from which that is found."""
+    """Counted operations of each block for one sample, to predict the local work that fits."""
     shares_products: bool = False
-    """Whether replicas divide what Muon would compute alike on all of them."""
+    """Whether replicas divide Muon's matrix products instead of repeating them."""
 
     @property
     def solver(self) -> Solver:
-        """What trains."""
+        """The solver that trains."""
         return self.options.solver
 
     @property
     def correction(self) -> PassSettings:
         """The settings of the serial passes."""
-        asked = self.options.correction
-        count = asked.micro_batches or self.solver.num_micro_batches(self._share, self.setup.blocks)
-        return replace(asked, micro_batches=count)
+        passes = self.options.correction
+        m = passes.micro_batches or self.solver.num_micro_batches(self._share, self.setup.blocks)
+        return replace(passes, micro_batches=m)
 
     @property
     def steps(self) -> int:
-        """Mini-batches of an epoch."""
+        """Mini-batches per epoch."""
         return self.problem.steps
 
     @property
@@ -96,16 +93,16 @@ class Method:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's block lies."""
+        """The device of this rank's block."""
         return launch.device(self.options.train.device)
 
     @property
     def arrangement(self) -> Arrangement:
         """Which ranks have consecutive numbers, usually on one host.
 
-        If it was not asked for, those of a chain or peers, whichever send more. In a step a chain
-        sends activations and adjoints of its share of the mini-batch over every cut, and peers send
-        their gradients twice, but for what is their own.
+        Unless the user chose, these are a chain's ranks or peers, whichever send more. In a step a
+        chain sends activations and adjoints of its share of the mini-batch over every cut, and
+        peers send 2 (R-1)/R of their gradients.
         """
         options, R = self.options, self.options.replicas
         if options.side_by_side != "auto":
@@ -117,50 +114,50 @@ class Method:
 
     @property
     def carried_layout(self) -> list[object]:
-        """What the shapes of carried variables depend on, but for the cuts; empty without any."""
+        """The settings, besides the cuts, that shape carried variables; empty without any."""
         setup = self.setup
-        # not this replica's own samples: shares differ by one
+        # not this replica's samples: shares differ by one
         whole = [setup.replicas, setup.stored_batches * setup.total]
         samples = whole if setup.replicas > 1 else [setup.samples]
         return [*samples, *self.solver.layout()] if setup.carried else []
 
     @property
     def local_layout(self) -> list[str]:
-        """What the shapes of records for local work depend on."""
+        """The settings that shape records for local work."""
         fill = self.options.fill
         return [fill.name, *map(str, fill.layout() if isinstance(fill, Solver) else ())]
 
     @property
     def ties_layout(self) -> list[list[int]]:
-        """What the states of ties depend on, but for the cuts: the lags of their blocks."""
+        """The lags of tied blocks, on which, besides the cuts, the states of ties depend."""
         return [
             lags([*map(self._steps_late, blocks)]) for blocks in sorted(self.problem.blocks.ties)
         ]
 
     @property
     def micro_batch(self) -> int:
-        """Samples of the first, and largest, micro-batch of the method's own steps."""
+        """Samples of the first and largest micro-batch of the method's own steps."""
         return self.solver.micro_batch(self._share, self.setup.blocks)
 
     @property
     def _share(self) -> int:
-        """Samples of a mini-batch that every replica has at least."""
+        """The smallest share of a mini-batch, in samples."""
         return max(1, (self.setup.total or self.setup.batch_size) // self.setup.replicas)
 
     def copied(self) -> Method:
-        """The same with weights of its own."""
+        """Copy the method with its weights."""
         blocks, drawing = deepcopy((self.problem.blocks, self.problem.drawing))
         return replace(self, problem=replace(self.problem, blocks=blocks, drawing=drawing))
 
     def of_replica(self, place: GridPlace) -> Method:
-        """With mini-batches of the size of that replica's share."""
+        """Return the method with mini-batches of the size of a replica's share."""
         if place.replicas == 1:
             return self
         size = share_size(self.setup.total, place.replica, place.replicas)
         return replace(self, setup=replace(self.setup, batch_size=size))
 
     def memory(self, index: int) -> int:
-        """Bytes of auxiliary variables on block `index`."""
+        """Count the bytes of auxiliary variables on block `index`."""
         needed = self.solver.memory(self.setup, index) if self.setup.stored_batches else 0
         fill = self.options.fill
         return needed + (fill.memory(self._local_setup, index) if isinstance(fill, Solver) else 0)
@@ -168,10 +165,9 @@ class Method:
     def block(
         self, links: RankLinks, make: Callable[[nn.Module], torch.optim.Optimizer] | None = None
     ) -> Block:
-        """This rank's block, with what keeps it together with those of other replicas.
+        """Build this rank's block, in training mode on its device, synchronized with its replicas.
 
-        It is in training mode on its device. Late gradients may be mended, exact ones never are.
-        `make` gives an optimizer in place of the method's own.
+        Only late gradients are mended. `make` replaces the method's optimizer.
         """
         problem, options, place = self.problem, self.options, links.place
         train, blocks, index = options.train, problem.blocks, place.block
@@ -223,13 +219,13 @@ class Method:
         return block
 
     def make_optimizer(self, index: int) -> torch.optim.Optimizer:
-        """That of exact steps of a block."""
+        """Make the optimizer of a block's exact steps."""
         total, wanted = self.steps * self.options.train.epochs, self.options.optimizer
         blocks, named = self.problem.blocks, self._named(index)
         if self.user_optimizer is not None:
             return make_optimizer(blocks.module(index), self.user_optimizer, named=named)
         assert not isinstance(wanted, torch.optim.Optimizer)
-        # by name: another block may have a copy of the weight, which goes by the model's first
+        # by name: another block may have a copy of the weight, known by the model's first name
         model = blocks.model
         names = find_vectors(model, [n for unit in blocks.units for n in unit.parameters()])
         vectors = [p for name, p in named.items() if name in names]
@@ -241,7 +237,10 @@ class Method:
     def rule_of(
         self, optimizer: torch.optim.Optimizer, index: int, names: Sequence[str]
     ) -> dict[str, Any]:
-        """How the optimizer of a block steps the parameter that has one of these names."""
+        """Return the class and settings by which a block's optimizer steps a parameter.
+
+        `names`: the names of the parameter.
+        """
         named = self._named(index)
         p = next(named[name] for name in names if name in named)
         groups = [g for g in optimizer.param_groups if any(p is each for each in g["params"])]
@@ -250,7 +249,7 @@ class Method:
         return {"class": type(optimizer), **settings}
 
     def _named(self, index: int) -> dict[str, nn.Parameter]:
-        """A block's parameters by their names in the network."""
+        """Return a block's parameters by their names in the network."""
         units = self.problem.blocks.units_of(index)
         return {n: p for unit in units for n, p in unit.parameters().items()}
 
@@ -260,20 +259,20 @@ class Method:
         named: Mapping[str, nn.Parameter],
         optimizers: Mapping[str, torch.optim.Optimizer],
     ) -> list[Ties]:
-        """What this rank's block has of weights that several blocks have; `named`: all of its."""
-        ties, of_block = sorted(self.problem.blocks.ties.items()), []
-        for (blocks, weights), steps in zip(ties, self.ties_layout, strict=True):
+        """Make the ties of this rank's block; `named` has all parameters of the block."""
+        all_ties, ties = sorted(self.problem.blocks.ties.items()), []
+        for (blocks, weights), steps in zip(all_ties, self.ties_layout, strict=True):
             if links.rank in blocks:
                 copies = [next(named[n] for n in names if n in named) for names in weights]
-                of_block.append(Ties(links, copies, blocks, steps, optimizers))
-        return of_block
+                ties.append(Ties(links, copies, blocks, steps, optimizers))
+        return ties
 
     def _steps_late(self, index: int) -> float:
-        """Of a block's gradients, on all of its replicas, whose shares may differ by a sample."""
+        """Return the delay of a block's gradients, the same on all replicas."""
         return self.solver.steps_late(index, len(self.problem.blocks), self._share)
 
     def start(self, block: Block, links: RankLinks, trace: Trace | None = None) -> Rounds:
-        """One rank's rounds."""
+        """Start one rank's rounds."""
         solver, setup = self.solver, self.setup
         exact = ExactPass(self.correction, block, links, setup)
         program = solver.start(block, links, setup)
@@ -286,7 +285,7 @@ class Method:
                 self.start_local_work(rounds, self.local_budgets or self._fitting(block, links))
             return rounds
         alternating = AlternatingRounds(*common)
-        # windows are recorded in a pass of their own
+        # windows are recorded in a separate pass
         alternating.observe = self.whole and (self.problem.augmented or setup.carried)
         alternating.carried, alternating.statistics = setup.carried, self.problem.normed
         return alternating
@@ -298,7 +297,7 @@ class Method:
         sampler: BatchSampler,
         place: GridPlace = FIRST,
     ) -> Windows:
-        """The windows of every epoch, with a replica's share of their mini-batches."""
+        """Make the windows of every epoch, with a replica's share of their mini-batches."""
         return Windows(
             data,
             sampler,
@@ -315,7 +314,7 @@ class Method:
         )
 
     def start_local_work(self, rounds: Rounds, budgets: Sequence[LocalBudget]) -> None:
-        """Let this rank do its budget of local work in ticks in which it would wait."""
+        """Let this rank do its budget of local work in ticks that it would otherwise wait in."""
         fill, program = self.options.fill, rounds.program
         assert isinstance(fill, Solver)
         assert isinstance(program, DelayedProgram)
@@ -326,14 +325,14 @@ class Method:
 
     @property
     def _local_setup(self) -> Setup:
-        """For a program of local work: a store of the records that it needs."""
+        """The setup of local work, with a store for its records."""
         return replace(self.setup, stored_batches=STORED_BATCHES, sweeps=1)
 
     def time_one_rank(self, block: Block, links: RankLinks) -> float:
-        """Seconds in which one rank with all blocks would pass a mini-batch, estimated.
+        """Estimate the seconds of a mini-batch's passes if one rank had all blocks.
 
-        0 where the number of micro-batches is not this package's choice, or where the network is
-        the user's: a pass beside the training could change its state. All ranks call it.
+        0 if the user chose the number of micro-batches, or if the network is the user's: an extra
+        pass could change its state. All ranks call it.
         """
         solver, setup = self.solver, self.setup
         chosen = isinstance(solver, Delayed) and not solver.micro_batches
@@ -343,7 +342,7 @@ class Method:
 
     @property
     def _may_be_timed(self) -> bool:
-        """Whether passes beside the training run no code of the user's, whose state they change."""
+        """Whether extra passes are safe: they run no user code, whose state they could change."""
         model = self.problem.blocks.model
         return isinstance(model, Chain) and not user_modules(model) and not has_user_hooks(model)
 
@@ -353,9 +352,9 @@ class Method:
         return self.problem.sample[torch.arange(self.micro_batch) % len(self.problem.sample)]
 
     def _fitting(self, block: Block, links: RankLinks) -> list[LocalBudget]:
-        """The local work that fits, by counted operations and by messages that are timed here.
+        """Fit local work to counted operations and timed messages.
 
-        Messages of a user's network count as none.
+        Messages of a user's network are not timed and count as 0.
         """
         solver, samples = self.solver, self.micro_batch
         costs, K = self.costs, self.setup.blocks

@@ -1,4 +1,4 @@
-"""The loss and the metrics of a training, tried out before it starts."""
+"""The loss and the metrics of a training, tried on a few samples before it starts."""
 
 from __future__ import annotations
 
@@ -59,39 +59,39 @@ LOSSES: Mapping[str, Loss] = {
     MODEL: loss_of,
 }
 TRIED = 2
-"""The number of samples to try them on."""
+"""The number of samples for trials."""
 
 
 class Objectives(NamedTuple):
-    """The objectives of training and test mini-batches, and what mixes the former."""
+    """The objectives of training, test and validation, and the transform of training batches."""
 
     training: Objective
     test: Objective
-    """Of the training set where there is no test set."""
+    """The objective of the training set if there is no test set."""
     mix: Mix | None
     output: tuple[int, ...] | None
     """The shape of one sample's output; None: several tensors."""
     network: frozenset[int]
-    """Identities of the modules that were given, which a loss may refer to and threads train."""
+    """Ids of the network's modules, which a loss may refer to while threads train them."""
     validation: Objective | None = None
     """None: there is no validation set."""
 
     @property
     def deciding(self) -> Objective:
-        """That of the set by which weights are selected."""
+        """The objective of the set by which weights are selected."""
         return self.validation or self.test
 
     def with_validation(
         self, options: Options, blocks: Blocks, train: Data, validation: Data | None
     ) -> Objectives:
-        """The same with that of a validation set, if there is one; ValueError as in `of`."""
+        """Add the objective of a validation set, if there is one; ValueError as in `of`."""
         if validation is None:
             return self
         return self._replace(validation=Objectives.of(options, blocks, train, validation).test)
 
     @classmethod
     def of(cls, options: Options, blocks: Blocks, train: Data, test: Data) -> Objectives:
-        """ValueError, with the reason, for a loss or a metric that fails on outputs and targets."""
+        """Try loss and metrics on outputs and targets; ValueError with the reason if they fail."""
         loss, smoothed = _losses(options, blocks)
         _check_loss(options.loss, blocks.model)
         mix, (inputs, targets) = None, train.sample(TRIED)
@@ -104,8 +104,8 @@ class Objectives(NamedTuple):
                 f"{shapes(tested_inputs)}: give both alike"
             )
         out = tree_map(_leaf, blocks.compute_outputs(inputs))
-        named = "the loss" if options.loss else f"the loss {options.train.loss!r}"
-        named = "the network's own loss" if has_own_loss(options) else named
+        title = "the loss" if options.loss else f"the loss {options.train.loss!r}"
+        title = "the network's own loss" if has_own_loss(options) else title
         measured = test.metrics if options.metrics is None else options.metrics
         for name in measured or {}:
             if not (isinstance(name, str) and name.isprintable() and name):
@@ -123,7 +123,7 @@ class Objectives(NamedTuple):
                 metrics = _default_metrics(options, out, targets)
             _check_shapes(options, loss, out, targets)
             metrics = try_metrics(metrics, out, targets)
-            built = Objective(loss, metrics, answers, named, each, tree_structure(out))
+            built = Objective(loss, metrics, answers, title, each, tree_structure(out))
             return built, targets if answers is None else answers.pack(targets)
 
         with untraced(options.loss):
@@ -149,7 +149,7 @@ class Objectives(NamedTuple):
 
 
 def _check_at_once(tested: Objective, blocks: Blocks, test: Data) -> None:
-    """ValueError for what needs all outputs of a test in one tensor, if their lengths differ."""
+    """Reject a metric of all outputs at once if their lengths differ."""
     names = [k for k, metric in tested.accumulated.items() if isinstance(metric, AllSamples)]
     if not names or not test.varies:
         return
@@ -163,7 +163,7 @@ def _check_at_once(tested: Objective, blocks: Blocks, test: Data) -> None:
 
 
 def _of_lengths(tested: Any, inputs: Any, others: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether inputs differ from others in shape by lengths alone that are known to vary."""
+    """Whether tested inputs have shapes of training inputs, up to lengths known to vary."""
     if tree_structure(tested) != tree_structure(inputs):
         return False
     trained = [tree_leaves(each) for each in (inputs, *(x for x, _ in others))]
@@ -177,12 +177,12 @@ def _of_lengths(tested: Any, inputs: Any, others: Sequence[tuple[Any, Any]]) -> 
 
 
 def has_own_loss(options: Options) -> bool:
-    """Whether the network computes the loss that is trained."""
+    """Whether the network itself computes the training loss."""
     return options.loss is None and options.train.loss == MODEL
 
 
 def _losses(options: Options, blocks: Blocks) -> tuple[Loss, Loss]:
-    """The loss with what it is divided by, and the same with smoothed labels, for training."""
+    """Return the loss with its denominator, and with smoothed labels for training."""
     name, smoothing = options.train.loss, options.train.label_smoothing
     if options.loss is None and name not in LOSSES:
         raise ValueError(unknown(name, LOSSES, "loss"))
@@ -208,7 +208,7 @@ def _losses(options: Options, blocks: Blocks) -> tuple[Loss, Loss]:
 
 
 def count_of_transformers(model: nn.Module) -> CountOf | None:
-    """What the loss of one of Hugging Face's models is a mean over, by the name of its class.
+    """Return the terms of the mean in a Hugging Face model's loss, by the name of its class.
 
     None: samples, as for any other network.
     """
@@ -229,7 +229,7 @@ def count_of_transformers(model: nn.Module) -> CountOf | None:
 
 
 def _check_loss(loss: Any, model: nn.Module) -> None:
-    """ValueError for a loss with weights of its own, which no block would step."""
+    """Reject a loss with trainable weights, which no block would step."""
     parts = holders(loss, {id(m) for m in model.modules()})
     owned = ((n, p) for m in parts if isinstance(m, nn.Module) for n, p in m._parameters.items())
     trained = [name for name, p in owned if p is not None and p.requires_grad]
@@ -243,7 +243,7 @@ def _check_loss(loss: Any, model: nn.Module) -> None:
 
 
 def _check_shapes(options: Options, loss: Loss, out: Any, targets: Any) -> None:
-    """ValueError where torch would spread the targets over the output, with a warning at most."""
+    """Reject targets that torch would broadcast to the output, with a warning at most."""
     name = next((name for name, builtin in LOSSES.items() if builtin is loss), "")
     tensors = isinstance(out, Tensor) and isinstance(targets, Tensor)
     if name in ("", "cross-entropy") or not tensors or out.shape[1:] == targets.shape[1:]:
@@ -258,7 +258,7 @@ def _check_shapes(options: Options, loss: Loss, out: Any, targets: Any) -> None:
 
 
 def _classes(out: Any, targets: Any) -> int:
-    """The number of classes of the output's logits; 0 where the targets are no classes."""
+    """Count the classes of the output's logits; 0 if the targets are not classes."""
     if not (isinstance(out, Tensor) and isinstance(targets, Tensor)):
         return 0
     classes = targets.dtype is torch.int64 and out.dim() == targets.dim() + 1
@@ -266,14 +266,14 @@ def _classes(out: Any, targets: Any) -> int:
 
 
 def _default_metrics(options: Options, out: Any, targets: Any) -> Mapping[str, Metric]:
-    """The accuracy, where the output has a logit for each class."""
+    """Return the accuracy if the output has a logit for each class."""
     if has_own_loss(options):
         return {"accuracy": right_logits} if _classes(logits_of(out), targets) else {}
     return {"accuracy": right_answers} if _classes(out, targets) else {}
 
 
 def _weigh_equally(loss: Loss, data: Data) -> bool:
-    """Whether all targets of the data weigh alike, in a loss that could weigh them."""
+    """Whether all targets of the data have the same weight in a weighted loss."""
     if isinstance(loss, DividedBy):
         count = loss.sum_of_weights
         return isinstance(count, CountOf) and not data.leaves_out(count.left_out)
@@ -284,19 +284,19 @@ def _weigh_equally(loss: Loss, data: Data) -> bool:
 
 
 def _leaf(x: Any) -> Any:
-    """A tensor as training gives it to the loss: with a gradient."""
+    """Make a tensor require a gradient, as in training."""
     if not (isinstance(x, Tensor) and x.is_floating_point()):
         return x
-    return x.detach().requires_grad_().clone()  # of which a loss may write to the copy
+    return x.detach().requires_grad_().clone()  # a loss may write to the copy
 
 
 def takes_targets(blocks: Blocks) -> bool:
-    """Whether the sample by which a network was cut holds targets."""
+    """Whether the sample with which a network was cut holds targets."""
     return not input_names(blocks).isdisjoint(TARGETS)
 
 
 def input_names(blocks: Blocks) -> set[str]:
-    """The names of the inputs of the sample by which a network was cut, if it was a dict."""
+    """Return the input names of the sample with which a network was cut, if it was a dict."""
     first = blocks.units[0]
     if not isinstance(first, CallUnit) or first.calls is None:
         return set()

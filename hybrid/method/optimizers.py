@@ -1,4 +1,4 @@
-"""What a step changes: the optimizer of a block, by settings or the user, and what is frozen."""
+"""The optimizer of a block, from settings or a user's factory, and its frozen parameters."""
 
 from __future__ import annotations
 
@@ -19,36 +19,35 @@ from hybrid.solvers.numerics.optimizer_state import optimizer_state
 
 M = TypeVar("M", bound=nn.Module)
 Group = dict[str, Any]
-"""Parameters that are stepped alike: "params", and settings other than the optimizer's."""
+"""A parameter group: "params", and settings that differ from the optimizer's."""
 Factory = Callable[..., torch.optim.Optimizer]
-"""Makes an optimizer of one's own over a block; called once a block, by its thread.
+"""A user's function that makes a block's optimizer; called once per block, by its thread.
 
-Where blocks have copies of one weight, it is called once more for each of these before, to see that
-they would be stepped alike.
+If blocks share a weight, it is called once more for each of them before, to check that all copies
+would be stepped by the same rule.
 
-It gets groups of the block's parameters. That of biases and BatchNorm parameters, last, has
-"weight_decay": 0; the other has none, so the optimizer's own holds. The learning rate of the first
-group is the peak of the schedule, and those of other groups keep their ratio to it.
+It gets groups of the block's parameters. The last group, of biases and BatchNorm parameters, has
+"weight_decay": 0; the other has none, so the optimizer's default applies. The learning rate of the
+first group is the peak of the schedule, and other groups keep their ratio to it.
 
-A function with a parameter called `named_parameters` gets instead the pairs (name in the whole
-model, parameter), of several names the first. The peak of the schedule is then the learning rate
-that the optimizer's constructor got, lr=, which must be the same on each block; every group keeps
-its ratio to it.
+A function with a parameter called `named_parameters` gets pairs (name in the whole model,
+parameter) instead; of several names, the first. The peak of the schedule is then the lr= of the
+optimizer's constructor, which must be the same on each block; every group keeps its ratio to it.
 """
 
 RAMP = 200.0
-"""psi of NAdam times the steps of a training, what torch's 0.004 is over 50,000 of them.
+"""psi of NAdam times the steps of a training; torch's 0.004 is meant for 50,000 steps.
 
-Half of the momentum's rise to its last value is then over after 8 % of the training.
+The momentum then completes half of its rise after 8 % of the training.
 """
 
 
 def placed(module: M, device: torch.device) -> M:
-    """A module on a device, its convolutions of images channels_last."""
+    """Move a module to a device, with channels_last weights of image convolutions."""
     module.to(device)
     for parameter in module.parameters():
         if parameter.dim() == 4:
-            # not contiguous(): of one channel that keeps strides that say nothing
+            # not contiguous(): for one channel it keeps ambiguous strides
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
     return module
 
@@ -60,14 +59,14 @@ def make_optimizer(
     total_steps: int = 0,
     named: Mapping[str, nn.Parameter] | None = None,
 ) -> torch.optim.Optimizer:
-    """The optimizer over a block; biases and BatchNorm parameters decay only if asked to.
+    """Make the optimizer over a block; biases and BatchNorm parameters decay only on request.
 
-    `vectors` are matrices that a rule for matrices leaves out, see `find_vectors`, `total_steps`
-    are those of the training, 0 if they are not known, and `named` are the block's parameters by
-    their names in the whole model.
+    `vectors` are matrices that a rule for matrices leaves out, see `find_vectors`. `total_steps` is
+    the length of the training, 0 if unknown. `named` has the block's parameters by their names in
+    the whole model.
 
-    ValueError, on one line, for arguments or parameters that its class does not take, and for what
-    a factory gives that is no optimizer of the block's parameters.
+    ValueError for arguments or parameters that its class does not take, and for a factory that does
+    not return an optimizer of the block's parameters.
     """
     trained = {name: p for name, p in (named or {}).items() if p.requires_grad}
     if isinstance(wanted, UserOptimizer):
@@ -85,25 +84,25 @@ def make_optimizer(
 def _groups_of_settings(
     parameters: list[nn.Parameter], settings: OptimizerSettings, vectors: Container[int]
 ) -> list[Group]:
-    """What is stepped by its shape, what decays, and the rest; each where there is any."""
-    first: list[nn.Parameter] = []
-    more: Group = {}
+    """Group matrices with their own rule, parameters that decay, and others; no empty groups."""
+    matrices: list[nn.Parameter] = []
+    vector_rule: Group = {}
     if settings.name in torch_classes.BY_SHAPE:
-        first = [p for p in parameters if is_matrix(p) and id(p) not in vectors]
+        matrices = [p for p in parameters if is_matrix(p) and id(p) not in vectors]
         if any(p.is_complex() for p in parameters):
             raise ValueError(
                 f"optimizer.name is {settings.name!r}, which has no rule for complex weights: "
                 "choose sgd or adamw"
             )
-        more = {"rule": settings.vectors, "lr": settings.vectors_lr or settings.lr}
-    by_shape = {id(p) for p in first}
+        vector_rule = {"rule": settings.vectors, "lr": settings.vectors_lr or settings.lr}
+    by_shape = {id(p) for p in matrices}
     others = [p for p in parameters if id(p) not in by_shape]
     decaying = [p for p in others if p.ndim > 1 or settings.decay_all]
     plain = [p for p in others if p.ndim <= 1 and not settings.decay_all]
     groups: list[Group] = [
-        {"params": first, "weight_decay": settings.weight_decay},
-        {"params": decaying, "weight_decay": settings.weight_decay, **more},
-        {"params": plain, "weight_decay": 0.0, **more},
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": decaying, "weight_decay": settings.weight_decay, **vector_rule},
+        {"params": plain, "weight_decay": 0.0, **vector_rule},
     ]
     return [group for group in groups if group["params"]]
 
@@ -144,7 +143,7 @@ def _optimizer_of_factory(
 
 
 def _keep_ratios(optimizer: torch.optim.Optimizer, peak: float) -> torch.optim.Optimizer:
-    """Note in every group how its learning rate stands to the run's."""
+    """Set "lr_index" and "lr_ratio" of every group: its place, and its rate over the peak."""
     for index, group in enumerate(optimizer.param_groups):
         group["lr_index"] = index
         group["lr_ratio"] = float(group["lr"]) / peak
@@ -152,16 +151,16 @@ def _keep_ratios(optimizer: torch.optim.Optimizer, peak: float) -> torch.optim.O
 
 
 def peak_rate(optimizer: torch.optim.Optimizer) -> float:
-    """The learning rate that the schedule starts from, of an optimizer that was made here."""
+    """Return the schedule's peak rate of an optimizer from `make_optimizer`."""
     rates = {float(g["lr_ratio"]): float(g["lr"]) for g in optimizer.param_groups if g["lr"]}
     ratio = 1.0 if 1.0 in rates else next(iter(rates))
     return rates[ratio] / ratio
 
 
 def find_vectors(model: nn.Module, order: Iterable[str] = ()) -> dict[str, nn.Parameter]:
-    """The weights of embeddings and of the output layer, the last matrix, by all their names.
+    """Find the weights of embeddings and of the output layer (the last matrix), by all names.
 
-    `order` has the names of the parameters as the network comes to them; empty: as it has them.
+    `order` has the parameter names in the order of the forward pass; empty: in registration order.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     embeddings = (nn.Embedding, nn.EmbeddingBag)
@@ -171,12 +170,12 @@ def find_vectors(model: nn.Module, order: Iterable[str] = ()) -> dict[str, nn.Pa
 
 
 def is_matrix(p: torch.Tensor) -> bool:
-    """Whether a parameter maps several values to several: no vector, whatever its dimensions."""
+    """Whether a parameter maps several values to several, unlike a vector of any dimensions."""
     return p.ndim > 1 and len(p) > 1 and p.numel() > len(p)
 
 
 def count_copies(settings: OptimizerSettings) -> int:
-    """Numbers in memory for each of a large matrix: itself, its gradient, what is kept of it."""
+    """Count the numbers per weight of a large matrix: weight, gradient, optimizer state."""
     weight = nn.Parameter(torch.zeros(64, 64))
     optimizer = _optimizer_of_settings([{"params": [weight]}], settings)
     slots = optimizer_state(optimizer, weight).values()
@@ -213,10 +212,10 @@ def _optimizer_of_settings(
 
 
 def frozen_epochs(wanted: Mapping[str, int], blocks: Blocks, epochs: int) -> dict[str, int]:
-    """By the full name of a parameter: the epochs for which it is frozen; 0: all of `epochs`.
+    """Return, by full parameter name, the epochs for which it is frozen; 0: all of `epochs`.
 
-    `wanted` has names of parameters or of what holds them; the longest that fits counts. ValueError
-    for a name that is no such, and if nothing would be left to train in some epoch.
+    `wanted` has names of parameters or modules; the longest that matches a parameter applies.
+    ValueError for an unknown name, and if no parameter would be trained in the first epoch.
     """
     named = {n: p for unit in blocks.units for n, p in unit.parameters().items()}
     trained = [name for name, p in named.items() if p.requires_grad]
@@ -235,7 +234,7 @@ def frozen_epochs(wanted: Mapping[str, int], blocks: Blocks, epochs: int) -> dic
         if fitting := [prefix for prefix in wanted if _within(name, prefix)]:
             count = wanted[max(fitting, key=len)]
             epochs_of[name] = count if count < epochs else 0
-    # and by its other names, where the weight has several
+    # tied weights have several names
     several = [[n for n in trained if named[n] is named[name]] for name in [*epochs_of]]
     several += [names for ties in blocks.ties.values() for names in ties]
     for names in several:

@@ -1,4 +1,4 @@
-"""The options of a training as objects, made of what its user says: objects, names or tables."""
+"""The options of a training, converted from objects, names or tables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Makes = Callable[..., LRScheduler]
 
 
 class Converted(Generic[T, Given]):
-    """A field that takes what is `Given`, and holds what `convert(name, value)` makes of it."""
+    """A field that takes a value of type `Given` and holds `convert(name, value)`."""
 
     def __init__(self, convert: Callable[[str, Any], T], default: str | None = "") -> None:
         self.convert, self.default = convert, default
@@ -60,7 +60,7 @@ class Converted(Generic[T, Given]):
     @overload
     def __get__(self, options: object, owner: type) -> T: ...
     def __get__(self, options: object | None, owner: type) -> T | str | None:
-        """On the class, the default: dataclasses ask for it."""
+        """Return the default on the class, where dataclasses read it."""
         if options is None:
             return self.default
         value: T = vars(options)[self.name]
@@ -73,9 +73,9 @@ class Converted(Generic[T, Given]):
 def object_of(
     kind: type[T], by_name: Callable[[str], type[Any]], optional: bool = False
 ) -> Callable[[str, Any], T]:
-    """Takes an object of a kind, or a name, which stands for the object with its defaults.
+    """Convert a name to an object with its defaults; accept objects of the kind.
 
-    `by_name` raises ValueError for an unknown name. An `optional` one may be left empty.
+    `by_name` raises ValueError for an unknown name. `optional`: an empty value becomes None.
     """
 
     def convert(name: str, value: Any) -> T:
@@ -97,7 +97,7 @@ def object_of(
 def settings_of(
     kind: type[Section], of_object: Callable[[Any], Any] = lambda value: None
 ) -> Callable[[str, Any], Any]:
-    """Takes settings, a dict of them, or the name alone; or of what `of_object` makes something."""
+    """Convert a dict or a name to settings; `of_object` converts other objects, or gives None."""
 
     def convert(name: str, value: Any) -> Any:
         if isinstance(value, kind):
@@ -121,7 +121,7 @@ def settings_of(
 
 def _optimizer_object(value: Any) -> Any:
     if isinstance(value, torch.optim.Optimizer):
-        # accelerate's and Fabric's are one around another
+        # accelerate and Fabric wrap the optimizer
         inner = getattr(value, "optimizer", value)
         return inner if isinstance(inner, torch.optim.Optimizer) else value
     return value if callable(value) else None
@@ -142,10 +142,9 @@ def _folder(name: str, value: Any) -> Path | None:
 
 @dataclass
 class Options(RoundOptions):
-    """What a training is beside its blocks and its data; `rounds` has the settings of rounds, with
-    everything decided that was left open.
+    """The options of a training besides blocks and data, for a run, a bench row or a plan row.
 
-    The same for a run, a row of a bench and a row of a plan.
+    `rounds` has the settings of rounds, with all open choices decided.
     """
 
     solver: Converted[Solver, Solver | str | None] = Converted(
@@ -253,7 +252,7 @@ class Options(RoundOptions):
             not isinstance(self.optimizer, OptimizerSettings)
             and self.schedule == ScheduleSettings()
         ):
-            # its rates are what its user set, unless a schedule is asked for
+            # the user's rates stay constant unless a schedule is given
             self.schedule = ScheduleSettings(name="constant", warmup_steps=0)
         self.rounds = resolve_rounds(self.solver, rounds)
         if not isinstance(self.correction, PassSettings):
@@ -262,7 +261,7 @@ class Options(RoundOptions):
             )
 
     def check(self) -> None:
-        """ValueError for what cannot be, whatever the method."""
+        """Reject options that no method allows."""
         if not 1 <= self.replicas <= self.train.batch_size:
             raise ValueError(
                 f"split.replicas is {self.replicas}, and a mini-batch has {self.train.batch_size} "
@@ -276,7 +275,7 @@ class Options(RoundOptions):
                 )
 
     def check_tests(self, tested: bool) -> None:
-        """ValueError for what has no effect without a validation or test set."""
+        """Reject options that have no effect without a validation or test set."""
         acting.check({"train": self.train, "checkpoint": self.checkpoint}, Facts(tested=tested))
         unseen = [name for name in self.metrics or () if name != "accuracy"]
         if unseen and not tested:
@@ -286,9 +285,9 @@ class Options(RoundOptions):
             )
 
     def take_batch_size(self, data: Data) -> None:
-        """Take over that of a DataLoader, if it is not set; ValueError if it is set otherwise.
+        """Take the batch size of a DataLoader; ValueError if another one is set.
 
-        Batches of a stream are cut anew.
+        A stream's batches are divided anew, so there any batch size is allowed.
         """
         size = data.batch_size
         if size is None or size == self.train.batch_size:

@@ -1,4 +1,4 @@
-"""What is trained: a network in blocks, and what its data and objectives say of it."""
+"""The problem to train: a network in blocks, with its data and objectives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Problem:
     """A network in blocks with its data and objectives, for which a method is made."""
 
     blocks: Blocks
-    """They know which tensors go into their units."""
+    """The blocks, with the bundles of their units."""
     objectives: Objectives
     inputs: Any
     """A few inputs of the network."""
@@ -34,25 +34,25 @@ class Problem:
     formats: tuple[torch.dtype, ...]
     """The number format at every cut."""
     drawing: list[dict[nn.Module, tuple[int, ...]]]
-    """Of each block: the modules that draw random numbers, and the numbers of their units."""
+    """For each block, the modules that draw random numbers and the numbers of their units."""
     survival: float
-    """Least probability that a unit is there in a pass."""
+    """The smallest probability that a unit is kept in a pass."""
     normed: bool
     """Whether the network has running statistics."""
     steps: int
-    """Mini-batches of an epoch."""
+    """Mini-batches per epoch."""
     augmented: bool
-    """Whether samples are drawn anew in every epoch."""
+    """Whether samples are augmented anew in every epoch."""
     ordered: bool
-    """Whether the data say in what order samples come."""
+    """Whether the data determine the order of samples."""
     streamed: bool
-    """Whether they can be had in that order alone."""
+    """Whether samples are available only in that order."""
     varies: bool
-    """Whether they have several lengths."""
+    """Whether samples have several lengths."""
     data: Data
-    """Those that are trained on."""
+    """The training data."""
     sample: Tensor
-    """A few samples as the first block takes them."""
+    """A few samples, packed for the first block."""
 
     @classmethod
     def of(
@@ -63,7 +63,7 @@ class Problem:
         test: Data | None = None,
         validation: Data | None = None,
     ) -> Problem:
-        """ValueError, with the remedy, for a network, data and objectives that do not fit."""
+        """Check that network, data and objectives fit; ValueError with the remedy if not."""
         check_size(options.train.batch_size, train)
         if not any(p.requires_grad for p in blocks.model.parameters()):
             raise ValueError(
@@ -112,21 +112,21 @@ class Problem:
 
     @property
     def unit(self) -> str:
-        """What a sample is called: an image has channels, a height and a width."""
+        """ "images" for inputs with channels, height and width, else "samples"."""
         image = isinstance(self.inputs, Tensor) and self.inputs.dim() == 4
         return "images" if image else "samples"
 
     @property
     def factorized(self) -> frozenset[int]:
-        """The cuts whose block behind begins with a factorization."""
+        """The cuts before blocks that begin with a factorization."""
         leads = {k: leading_projection(self.blocks.module(k)) for k in range(1, len(self.blocks))}
         return frozenset(k for k, module in leads.items() if isinstance(module, Factorization))
 
 
 def with_bundles(blocks: Blocks, sets: Sequence[Data], one_shape: bool = False) -> Blocks:
-    """Blocks whose units know how inputs of these data are packed, of all lengths that are known.
+    """Give the blocks' units the bundles of inputs of these data, of all known lengths.
 
-    ValueError for other inputs than those that the network was cut with.
+    ValueError for inputs that differ from those with which the network was cut.
     """
     inputs = [data.sample(2)[0] for data in sets]
     _check_names(input_names(blocks), blocks.num_inputs, inputs[0])
@@ -137,7 +137,7 @@ def with_bundles(blocks: Blocks, sets: Sequence[Data], one_shape: bool = False) 
 
 
 def _check_names(names: set[str], wanted: int, inputs: Any) -> None:
-    """ValueError unless inputs have the names, if there are any, and the number of the sample's."""
+    """Reject inputs that differ from the sample's in their names or their number."""
     keys = {*inputs} if isinstance(inputs, Mapping) else names
     count = len(tree_leaves(inputs))
     if keys == names and count == len(names) if names else count in (0, wanted or count):
@@ -152,7 +152,7 @@ def _check_names(names: set[str], wanted: int, inputs: Any) -> None:
 
 
 def check_size(size: int, data: Data) -> None:
-    """ValueError for a mini-batch of more samples than there are."""
+    """Reject a mini-batch larger than the training set."""
     if size > len(data):
         raise ValueError(
             f"the batch size is {size} but there are {len(data)} training samples: choose a batch "

@@ -21,27 +21,27 @@ from hybrid.solvers.numerics.group_rates import GroupRates, momentum
 from hybrid.solvers.state import State
 
 Groups = UserOptimizer | torch.optim.Optimizer
-"""What has the parameter groups whose rates are scheduled: the user's optimizer, or a block's."""
-Moving = tuple[LRScheduler, torch.optim.Optimizer]
-"""A scheduler and the optimizer, without parameters, whose groups it moves."""
+"""The owner of the scheduled parameter groups: the user's optimizer, or a block's."""
+SchedulerCopy = tuple[LRScheduler, torch.optim.Optimizer]
+"""A scheduler and the parameterless optimizer that it moves."""
 
 
 @dataclass(frozen=True)
 class UserScheduler:
-    """A scheduler that was made on the user's optimizer, or a function that makes one.
+    """A scheduler on the user's optimizer, or a function that makes one.
 
     The object itself is never stepped or changed: a copy moves an optimizer without parameters.
     """
 
     source: LRScheduler | Callable[[torch.optim.Optimizer], LRScheduler]
     when: str | None = None
-    """step or epoch, when it steps; of ReduceLROnPlateau, the metric that it follows."""
+    """When it steps: step or epoch; for ReduceLROnPlateau, the metric that it follows."""
 
     @classmethod
     def of(cls, value: Any) -> UserScheduler | None:
-        """Of a scheduler, of a function `optimizer` -> scheduler, or of a pair of either and when.
+        """Convert a scheduler, a function `optimizer` -> scheduler, or a pair of either and when.
 
-        None for anything else, ValueError for a pair that is none.
+        None for anything else, ValueError for a wrong pair.
         """
         pair = value if isinstance(value, tuple) else (value, None)
         source = pair[0] if pair else None
@@ -56,13 +56,13 @@ class UserScheduler:
             )
         return None
 
-    def on(self, groups: Groups) -> Moving:
-        """A scheduler like it on a copy of groups."""
+    def on(self, groups: Groups) -> SchedulerCopy:
+        """Copy the scheduler, or make a new one, on a copy of groups."""
         user = groups if isinstance(groups, UserOptimizer) else None
         if isinstance(self.source, LRScheduler):
             self.check(user)
             assert user is not None
-            # with what a scheduler that was made on it has left there
+            # with the entries that the scheduler's constructor has added
             optimizer = stand_in(user.optimizer, user.optimizer.param_groups)
             return deepcopy(self.source, {id(user.optimizer): optimizer}), optimizer
         optimizer = _stand_in(groups)
@@ -78,7 +78,7 @@ class UserScheduler:
         return scheduler, optimizer
 
     def check(self, user: UserOptimizer | None) -> None:
-        """ValueError unless an object was made on the optimizer that trains, and is new."""
+        """Reject a scheduler object that is not new or is on another optimizer."""
         if not isinstance(self.source, LRScheduler):
             return
         name = type(self.source).__name__
@@ -87,8 +87,8 @@ class UserScheduler:
                 f"schedule is a {name} on an optimizer that does not train here: give that as "
                 "optimizer=, too, or a function that makes the scheduler from `optimizer`"
             )
-        each = getattr(self.source, "_schedulers", [])  # of ChainedScheduler, which counts none
-        done = max(getattr(one, "last_epoch", 0) for one in (self.source, *each))
+        inner = getattr(self.source, "_schedulers", [])  # ChainedScheduler itself counts no steps
+        done = max(getattr(each, "last_epoch", 0) for each in (self.source, *inner))
         if done > 0:
             raise ValueError(
                 f"schedule is a {name} that has made {done} steps: give a new one on a new "
@@ -96,7 +96,7 @@ class UserScheduler:
             )
 
     def interval(self, scheduler: LRScheduler) -> str:
-        """When it steps; ValueError if that is not said, and the class alone does not tell."""
+        """Return when it steps; ValueError if neither `when` nor the class determines that."""
         name = type(scheduler).__name__
         if self.when in ("step", "epoch"):
             return str(self.when)
@@ -117,27 +117,27 @@ def make_schedule(
     epochs: int,
     groups: Groups | None = None,
 ) -> Rate:
-    """The schedule of a run, over the groups of the user's optimizer or, if it has none, a block's.
+    """Make the schedule of a run, over the groups of the user's optimizer or else a block's.
 
-    ValueError, on one line, for arguments that torch's class does not take and for a learning rate
-    that is negative or not finite, at any step of the run.
+    ValueError for arguments that torch's class does not take, and for a learning rate that is
+    negative or not finite at any step of the run.
     """
     total = steps_per_epoch * epochs
     if isinstance(wanted, UserScheduler):
         assert groups is not None
-        return _of_user(wanted, steps_per_epoch, epochs, groups)
+        return _from_user(wanted, steps_per_epoch, epochs, groups)
     if not isinstance(wanted, ScheduleSettings):
         return Table([_check_rate(_call_schedule(wanted, step), step, "") for step in range(total)])
     several = groups if isinstance(groups, UserOptimizer) else None
     if wanted.name not in torch_classes.SCHEDULES:
-        return _of_torch(wanted, peak, steps_per_epoch, epochs, several)
+        return _from_torch(wanted, peak, steps_per_epoch, epochs, several)
     if several is None or len(several.groups) == 1:
         return Schedule(wanted, peak, steps_per_epoch, epochs)
     rates, factor = GroupRates(several.rates), Schedule(wanted, 1.0, steps_per_epoch, epochs)
     return lambda step: rates * factor(step)
 
 
-def _of_user(wanted: UserScheduler, steps_per_epoch: int, epochs: int, groups: Groups) -> Rate:
+def _from_user(wanted: UserScheduler, steps_per_epoch: int, epochs: int, groups: Groups) -> Rate:
     scheduler, optimizer = wanted.on(groups)
     name = type(scheduler).__name__
     if isinstance(scheduler, ReduceLROnPlateau):
@@ -154,14 +154,14 @@ def _of_user(wanted: UserScheduler, steps_per_epoch: int, epochs: int, groups: G
     return Table(rates, every)
 
 
-def _of_torch(
+def _from_torch(
     wanted: ScheduleSettings,
     peak: float,
     steps_per_epoch: int,
     epochs: int,
     user: UserOptimizer | None,
 ) -> Rate:
-    """Of a class of torch's by name; without `user` the rates are numbers, of one group."""
+    """Make the schedule of a torch class by name; without `user` rates are plain numbers."""
     name = torch_classes.SHORT.get(wanted.name, wanted.name)
     by_step = wanted.interval or ("step" if name in torch_classes.BY_STEP else "epoch")
     every = 1 if by_step == "step" else steps_per_epoch
@@ -176,7 +176,7 @@ def _of_torch(
         usual["mode"] = MODES[wanted.metric]
     arguments = {k: v for k, v in usual.items() if torch_classes.takes(cls, k)} | arguments
 
-    def make() -> Moving:
+    def make() -> SchedulerCopy:
         optimizer = _stand_in(groups)
         return cls(optimizer, **arguments), optimizer
 
@@ -206,9 +206,9 @@ def _stand_in(groups: Groups) -> torch.optim.Optimizer:
 def run_ahead(
     scheduler: LRScheduler, optimizer: torch.optim.Optimizer, count: int
 ) -> list[GroupRates]:
-    """What a scheduler gives the groups of its optimizer in its first `count` intervals.
+    """Run a scheduler for `count` intervals, and record the rates and momenta of all groups.
 
-    It may raise whatever the scheduler raises.
+    Exceptions of the scheduler propagate.
     """
     rates, momenta = [], []
     for i in range(count):
@@ -222,10 +222,10 @@ def run_ahead(
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up to `peak`, then a fall to zero (cosine, linear) or by factors (step).
+    """Linear warm-up to `peak`, then a decay to zero (cosine, linear) or by factors (step).
 
-    Step t = 0, 1, ... of `total`; during the warm-up the rate is peak (t + 1) / warm_up, so the
-    first step is not wasted on a rate of zero.
+    During the warm-up the rate of step t = 0, 1, ... is peak (t + 1) / warm_up, so the first step
+    has a rate above zero.
     """
 
     settings: ScheduleSettings
@@ -234,7 +234,7 @@ class Schedule:
     epochs: int
 
     def __call__(self, step: int) -> float:
-        """Learning rate of step `step`."""
+        """Return the learning rate of a step."""
         total = self.steps_per_epoch * self.epochs
         warm_up = min(self.settings.warm_up(self.steps_per_epoch), total - 1)
         if step < warm_up:
@@ -252,7 +252,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Table:
-    """The learning rates of a run, each for `every` steps; the first steps have a part of them."""
+    """The learning rates of a run, each for `every` steps, with a linear warm-up."""
 
     rates: Sequence[float]
     every: int = 1
@@ -260,7 +260,7 @@ class Table:
     """Steps of linear warm-up."""
 
     def __call__(self, step: int) -> float:
-        """Learning rate of step `step`, or those of groups."""
+        """Return the learning rate of a step, or those of groups."""
         rate = self.rates[step // self.every]
         return rate * ((step + 1) / self.warm_up) if step < self.warm_up else rate
 
@@ -268,16 +268,16 @@ class Table:
 class Plateau:
     """The rates of torch's ReduceLROnPlateau, which steps after each test.
 
-    They act from the next step on, and are a function of the step and of what was measured before
-    it, which is the same on every rank: a checkpoint keeps those numbers alone.
+    They act from the next step on, and depend only on the step and on earlier measurements, which
+    are the same on every rank: a checkpoint keeps these numbers alone.
     """
 
     def __init__(
-        self, make: Callable[[], Moving], metric: str, warm_up: int = 0, plain: bool = False
+        self, make: Callable[[], SchedulerCopy], metric: str, warm_up: int = 0, plain: bool = False
     ) -> None:
-        """`make` gives a new scheduler and the optimizer whose groups it moves.
+        """`make` gives a new scheduler and its optimizer.
 
-        `warm_up` steps rise to the rate; `plain`: there is one group, and a rate is a number.
+        `warm_up`: steps of linear warm-up; `plain`: one group, with a number as its rate.
         """
         self._make, self.metric, self._warm_up, self._plain = make, metric, warm_up, plain
         self._begin()
@@ -285,22 +285,22 @@ class Plateau:
     def _begin(self) -> None:
         self._scheduler, self._optimizer = self._make()
         self._tests: list[tuple[int, float]] = []
-        """The steps of tests, and what was measured."""
+        """The steps and values of tests."""
         self._levels = [(0, self._rates())]
-        """From which step on there are which rates."""
+        """The rates, with the steps from which they hold."""
 
     def _rates(self) -> GroupRates:
         return GroupRates(float(group["lr"]) for group in self._optimizer.param_groups)
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step, or those of groups."""
+        """Return the learning rate of a step, or those of groups."""
         rates = next(rates for start, rates in reversed(self._levels) if start <= step)
         if step < self._warm_up:
             rates = rates * ((step + 1) / self._warm_up)
         return float(rates) if self._plain else rates
 
     def take(self, results: Mapping[str, float], step: int) -> None:
-        """Count a test after `step` steps, which gave these results."""
+        """Step the scheduler on the results of a test after `step` steps."""
         value = results[self.metric]
         self._tests.append((step, value))
         self._scheduler.step(value)  # type: ignore[arg-type]  # as ReduceLROnPlateau has it
@@ -308,7 +308,7 @@ class Plateau:
             self._levels.append((step, rates))
 
     def state(self) -> State:
-        """Numbers that JSON has; None is no number, and infinities are texts."""
+        """Return the tests as JSON numbers; NaN is None, and infinities are texts."""
         tests = [[step, _written(value)] for step, value in self._tests]
         return State(shared={"tests": tests} if tests else {})
 
@@ -332,7 +332,7 @@ def _call_schedule(wanted: Rate, step: int) -> object:
 
 
 def _check_rates(rates: Sequence[float], every: int, source: str) -> None:
-    """ValueError for a rate of any group that cannot be; each holds for `every` steps."""
+    """Reject rates that are negative or not finite; each holds for `every` steps."""
     for i, rate in enumerate(rates):
         for each in rate.rates if isinstance(rate, GroupRates) else [rate]:
             _check_rate(each, i * every, source)

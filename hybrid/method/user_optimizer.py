@@ -1,4 +1,4 @@
-"""A user's optimizer over the whole network, of which each block takes its part."""
+"""A user's optimizer over the whole network, divided among the blocks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Group = dict[str, Any]
 
 @dataclass(frozen=True)
 class UserOptimizer:
-    """Its groups by the names of their parameters: replicas have copies of the network.
+    """A user's optimizer, with parameters by name: replicas have copies of the network.
 
     The object itself is never stepped or changed.
     """
 
     optimizer: torch.optim.Optimizer
     groups: Sequence[Group]
-    """The settings of each, with its learning rate and its place in "lr_index"."""
+    """The settings of each group, with its learning rate and its index in "lr_index"."""
     names: Sequence[Sequence[str]]
-    """Of the parameters of each."""
+    """The parameter names of each group."""
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, blocks: Blocks, scheduled: bool) -> UserOptimizer:
-        """`scheduled`: whether the schedule is an object, which may have set the rates already.
+        """Read the groups; `scheduled`: a scheduler object may have set the rates already.
 
-        ValueError, on one line, for an optimizer that is not one of the network's parameters, that
-        has made steps, or whose step blocks cannot make.
+        ValueError for an optimizer that is not over the network's parameters, has made steps, or
+        has a step that blocks cannot make.
         """
         name = type(optimizer).__name__
         check_class(optimizer, f"the optimizer is {name}")
@@ -52,7 +52,7 @@ class UserOptimizer:
         rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
         check_rates(name, rates)
         used = {name for unit in blocks.units for name in unit.parameters()}
-        names_of: dict[int, list[str]] = {}  # a weight may have several names, on several blocks
+        names_of: dict[int, list[str]] = {}  # a weight may have several names and blocks
         for n, p in blocks.model.named_parameters(remove_duplicate=False):
             if n in used:
                 names_of.setdefault(id(p), []).append(n)
@@ -78,7 +78,7 @@ class UserOptimizer:
         return [float(group["lr"]) for group in self.groups]
 
     def part(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-        """One of the same class over these parameters, by name, of the groups that have any.
+        """Make an optimizer of the same class over a block's parameters, given by name.
 
         ValueError if it cannot be made.
         """
@@ -94,10 +94,10 @@ class UserOptimizer:
 def stand_in(
     optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
 ) -> torch.optim.Optimizer:
-    """An optimizer with copies of groups without their parameters, for a scheduler to move."""
+    """Make an optimizer with copies of groups, without parameters, for a scheduler to move."""
 
     def step() -> None:
-        """What schedulers would wrap, and warn of if it had not been called."""
+        """Do nothing; schedulers wrap `step`, and warn if it was not called."""
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     copy = with_groups([{**_copied(group), "params": []} for group in groups], optimizer)
@@ -106,7 +106,7 @@ def stand_in(
 
 
 def _copied(group: Mapping[str, Any]) -> Group:
-    """A learning rate that is a tensor is changed in place."""
+    """Copy a group with its learning rate, which may be a tensor that changes in place."""
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items()}
 
 
@@ -116,7 +116,7 @@ def _settings(group: Mapping[str, Any]) -> Group:
 
 
 def check_class(optimizer: torch.optim.Optimizer, source: str) -> None:
-    """ValueError for an optimizer that needs what blocks do not have."""
+    """Reject an optimizer that needs a closure or sparse gradients."""
     kind = type(optimizer)
     if torch_classes.needs_closure(kind) or issubclass(kind, torch.optim.SparseAdam):
         raise ValueError(
@@ -126,7 +126,7 @@ def check_class(optimizer: torch.optim.Optimizer, source: str) -> None:
 
 
 def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """ValueError unless it steps all that is trained of the network, and nothing else."""
+    """Reject an optimizer that does not step exactly the network's trained parameters."""
     name, trained = type(optimizer).__name__, {id(p) for p in model.parameters()}
     stepped = {id(p): p for group in optimizer.param_groups for p in group["params"]}
     foreign = [tuple(p.shape) for key, p in stepped.items() if key not in trained]
@@ -144,7 +144,7 @@ def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> Non
 
 
 def check_rates(name: str, rates: Sequence[Any]) -> None:
-    """ValueError unless the learning rates of an optimizer's groups are numbers that can be."""
+    """Reject learning rates of groups that are not numbers, or a first one of 0."""
     if any(not isinstance(rate, float | int | torch.Tensor) for rate in rates) or not rates[0]:
         raise ValueError(
             f"the groups of {name} have the learning rates {', '.join(map(str, rates))}: give each "
