@@ -15,7 +15,7 @@ import typer
 import hybrid
 from hybrid.cli.app import app
 from hybrid.settings.config import Config
-from hybrid.settings.methods import NAMED, explained
+from hybrid.settings.methods import NAMED, explanations
 from hybrid.settings.resolve import load, parse_override
 from hybrid.solvers import Links, registry
 from hybrid_rl.settings import RlSettings
@@ -124,7 +124,7 @@ def check_setting(section, key, value=None):
         if head not in WINGS[section].model_fields:
             raise LookupError(f"no setting {section}.{head}")
         return
-    explained(f"{section}.{head}", {})
+    explanations(f"{section}.{head}", {})
     if value in (None, "..."):
         return
     owners = OWNERS.get(section, [""]) if key != "name" else [""]

@@ -63,10 +63,10 @@ def explain(
     ],
 ) -> None:
     """Explain a setting: its meaning, values, default and conditions."""
-    from hybrid.settings.methods import explained
+    from hybrid.settings.methods import explanations
 
     flags = {dotted: f"--{name.replace('_', '-')}" for name, dotted in FLAGS.items()}
-    first_says(lambda: "\n\n".join(explained(setting, flags)))
+    first_says(lambda: "\n\n".join(explanations(setting, flags)))
 
 
 @commands.command(

@@ -1,4 +1,4 @@
-"""The one declaration of every setting."""
+"""The declarations of all settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Config(Section):
-    """All settings of a run; those of some sections by what their name names."""
+    """All settings of a run; some sections have the settings of the class that `name` chooses."""
 
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
@@ -52,7 +52,7 @@ class Config(Section):
 
 
 def declared_settings() -> dict[str, str]:
-    """Every "section.key" declared here, and its help."""
+    """Return every "section.key" declared here, and its help."""
     known = {
         "solver.name": f"Training method: {', '.join(registry.OWN)}.",
         "fill.name": (

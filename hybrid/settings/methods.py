@@ -1,6 +1,4 @@
-"""The settings that methods, strategies and samplers declare, each in a section of its own; and any
-setting in words.
-"""
+"""Settings that methods, strategies and samplers declare, and explanations of all settings."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hybrid.registries import SAMPLERS
 from hybrid.settings.config import Config, Section, declared_settings
-from hybrid.settings.sections.base import field_docs, first_fault, mistaken
+from hybrid.settings.sections.base import field_docs, first_fault, wrong_kind
 from hybrid.solvers import Solver, acting, registry
 from hybrid.solvers.acting import nearest
 from hybrid.solvers.exact.exact_pass import PassSettings
@@ -24,48 +22,47 @@ from hybrid.solvers.registry import LOCAL_METHODS, STRATEGIES
 T = TypeVar("T")
 
 NAMED: Mapping[str, Named] = {"fill": LOCAL_METHODS, "sync": STRATEGIES, "sampler": SAMPLERS}
-"""Sections beside [solver] whose settings are those of what their `name` names; a line a section.
-"""
+"""Sections besides [solver] whose `name` chooses a class that declares their settings."""
 _OWNED: Mapping[str, Named] = {"solver": registry.SOLVERS, **NAMED}
 
 
 def solver(config: Config) -> Solver:
-    """The solver named in [solver], with its settings."""
+    """Make the solver named in [solver], with its settings."""
     settings = dict(config.solver)
     return _make(registry.solver_class(settings.pop("name")), "solver", settings)
 
 
 def correction(config: Config) -> PassSettings:
-    """The exact pass of the correction."""
+    """Make the settings of the correction's exact pass."""
     return _make(PassSettings, "correction", config.correction)
 
 
 def named(config: Config, section: str) -> Any:
-    """What a section of `NAMED` names, with its settings."""
+    """Make the object that a section of `NAMED` names, with its settings."""
     settings = dict(getattr(config, section))
     return _make(NAMED[section][settings.pop("name")], section, settings)
 
 
 def values(settings: Any) -> dict[str, Any]:
-    """The settings of a solver, of a pass, of a strategy, of a sampler."""
+    """Return the settings of a solver, pass, strategy or sampler."""
     return {f.name: getattr(settings, f.name) for f in fields(settings) if f.init}
 
 
 def _make(cls: type[T], section: str, settings: Mapping[str, Any]) -> T:
     try:
-        thing: T = TypeAdapter(cls).validate_python(settings)
+        instance: T = TypeAdapter(cls).validate_python(settings)
     except ValidationError as error:
         raise ValueError(f"{section}.{first_fault(error)}") from None
     for name, value in settings.items():
-        if fault := mistaken(value, getattr(thing, name, None)):
-            raise ValueError(f"{section}.{name} is {value!r}; it must be a valid {fault}")
-    return thing
+        if kind := wrong_kind(value, getattr(instance, name, None)):
+            raise ValueError(f"{section}.{name} is {value!r}; it must be a valid {kind}")
+    return instance
 
 
 def known_settings(name: str, names: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Every "section.key" there is with the solver `name`, and its help.
+    """Return every "section.key" of a run with the solver `name`, and its help.
 
-    `names`: what sections of `NAMED` name, if not their default.
+    `names`: by section of `NAMED`, its name, if that is not the default.
     """
     known = declared_settings()
     for section, owner in {**dict.fromkeys(NAMED, ""), **(names or {}), "solver": name}.items():
@@ -75,7 +72,7 @@ def known_settings(name: str, names: Mapping[str, str] | None = None) -> dict[st
 
 
 def unknown(dotted: str, name: str, names: Mapping[str, str] | None = None) -> str:
-    """What to say of a setting that a run with the solver `name` does not have."""
+    """Explain that a run with the solver `name` does not have a setting."""
     section, _, key = dotted.rpartition(".")
     if section in _OWNED and (owners := _owners(section, key)):
         chosen = {"solver": name, **(names or {})}.get(section, _OWNED[section].default)
@@ -90,23 +87,23 @@ def unknown(dotted: str, name: str, names: Mapping[str, str] | None = None) -> s
 
 
 def sections_of(key: str) -> list[str]:
-    """Every "section.key" with this key that there is with any solver."""
+    """List every "section.key" with this key, of any solver."""
     anywhere = [*declared_settings(), *(f"correction.{name}" for name in field_docs(PassSettings))]
     places = [dotted for dotted in anywhere if dotted.rpartition(".")[2] == key]
     return places + [f"{section}.{key}" for section in _OWNED if _owners(section, key)]
 
 
 def _owners(section: str, key: str) -> list[str]:
-    """The solvers, or what there is for a section of `NAMED`, that have a setting."""
+    """List the solvers, or the names of a section of `NAMED`, that have a setting."""
     owners = []
     for name in _OWNED[section]:
-        with suppress(ValueError):  # one that another package gives, and that cannot be had
+        with suppress(ValueError):  # another package's class may fail to import
             owners += [name] * (key in field_docs(declaring(section, name)))
     return owners
 
 
 def declaring(section: str, owner: str = "") -> Any:
-    """The class that declares a section's settings, of an owner where it depends on one."""
+    """Return the class that declares a section's settings, with a given `name` or the default."""
     if section == "correction":
         return PassSettings
     if section in _OWNED:
@@ -114,20 +111,20 @@ def declaring(section: str, owner: str = "") -> Any:
     return Config.model_fields[section].annotation if section in Config.model_fields else None
 
 
-def explained(asked: str, flags: Mapping[str, str]) -> list[str]:
-    """A paragraph a setting: of "section.key", or of every one with that key.
+def explanations(setting: str, flags: Mapping[str, str]) -> list[str]:
+    """Explain "section.key", or every setting with a key, in a paragraph each.
 
-    `flags`: "section.key" -> the flag that gives it. ValueError names the nearest known setting.
+    `flags`: "section.key" -> its flag. ValueError names the nearest known setting.
     """
-    places = [asked] if "." in asked else sections_of(asked)
+    places = [setting] if "." in setting else sections_of(setting)
     paragraphs = [paragraph for place in places for paragraph in _paragraphs(place, flags)]
     if not paragraphs:
-        raise ValueError(unknown(asked, registry.DEFAULT))
+        raise ValueError(unknown(setting, registry.DEFAULT))
     return paragraphs
 
 
 def _paragraphs(dotted: str, flags: Mapping[str, str]) -> Iterator[str]:
-    """One for each meaning that a setting has: solvers may share a key, with other defaults."""
+    """Write a paragraph for each meaning: solvers may share a key, with different defaults."""
     section, _, key = dotted.partition(".")
     flag = f"\n  also {flags[dotted]}" if dotted in flags else ""
     if section in _OWNED and key == "name":
@@ -148,9 +145,9 @@ def _paragraphs(dotted: str, flags: Mapping[str, str]) -> Iterator[str]:
 
 
 def conditions(section: str, name: str, owner: str = "") -> str:
-    """Where a setting has an effect, and where it works, in a sentence each; empty: anywhere.
+    """Describe where a setting acts and where it is allowed, in a sentence each; empty: anywhere.
 
-    `owner` is the solver, strategy or sampler that it is a setting of.
+    `owner` is the name of its solver, strategy or sampler.
     """
     cls = declaring(section, owner)
     if name not in acting.declared(cls):
@@ -164,7 +161,7 @@ def conditions(section: str, name: str, owner: str = "") -> str:
 
 
 def _kind(cls: Any, key: str) -> str:
-    """Type, limits and default of a setting."""
+    """Describe the type, limits and default of a setting."""
     setting = acting.declared(cls)[key]
     limits = [f"which must {allowed.must}" for allowed in setting.allowed]
     if issubclass(cls, Section):
@@ -179,11 +176,11 @@ def _kind(cls: Any, key: str) -> str:
 
 
 _LIMITS = {"ge": "at least", "gt": "over", "le": "at most", "lt": "under"}
-"""What limits a number, and how it is said."""
+"""Limits of numbers in words."""
 
 
 def _words(kind: Any) -> str:
-    """A type: the values of a choice, else its name."""
+    """Describe a type: the values of a choice, else its name."""
     if get_origin(kind) is Literal:
         return " or ".join(map(repr, get_args(kind)))
     if get_origin(kind) in (Union, UnionType):

@@ -1,4 +1,4 @@
-"""Settings of a run: defaults < TOML file < command line, validated; and as text."""
+"""Settings of a run, merged from defaults < TOML file < command line, validated and written."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ else:
     import tomli as tomllib
 
 MOST_BYTES, MOST_DOTS = 1 << 16, 2000
-"""Of a file of settings; a resolved one has 5 kB."""
+"""Limits of a file of settings; a resolved one has 5 kB."""
 TABLES = ("arguments", "frozen")
-"""Settings that are tables, whose entries are given one by one."""
+"""Settings that are tables, merged entry by entry."""
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
     """Read a TOML file, lay `overrides` ("section.key" -> value) over it, validate.
 
-    `base` is a run's own TOML file, below both; its [solver], [correction] and [rounds] hold only
-    for the method it names.
+    `base` is the TOML file of a run, below both; its [solver], [correction] and [rounds] hold only
+    for its method.
     """
     tree = read_toml(base, links=False) if base is not None else {}
     upper = read_toml(path) if path is not None else {}
@@ -59,7 +59,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
     for section, table in upper.items():
         below = tree.get(section, {})
         both = isinstance(below, dict) and isinstance(table, dict)
-        tree[section] = _laid_over(below, table) if both else table
+        tree[section] = _merge(below, table) if both else table
     return resolve(tree)
 
 
@@ -104,15 +104,15 @@ def resolve(tree: Mapping[str, Any]) -> Config:
 
 
 def check_command(command: str, config: Config) -> None:
-    """ValueError for a setting that a command does not read: train, bench or plan."""
+    """Reject a setting that a command (train, bench or plan) does not read."""
     tables = {name: table for name, table in vars(config).items() if isinstance(table, Section)}
     check(tables, Facts(command=command, model=config.model))
 
 
 def refuse_rounds(config: Config, why: str) -> None:
-    """ValueError for rounds, or micro-batches of corrections, that are not the solver's own.
+    """Reject rounds, or micro-batches of corrections, that differ from the solver's defaults.
 
-    Memory they may take is a limit, not a way to train.
+    rounds.memory_gb is allowed: it is a limit, not a way to train.
     """
     solver, micro_batches = methods.solver(config), config.correction["micro_batches"]
     usual, rounds = (
@@ -120,16 +120,16 @@ def refuse_rounds(config: Config, why: str) -> None:
         for each in (RoundSettings(), config.rounds)
     )
     # one may follow from another, so all are named
-    asked = [f"rounds.{k} is {v!r}" for k, v in rounds.items() if v != usual[k]]
+    changed = [f"rounds.{k} is {v!r}" for k, v in rounds.items() if v != usual[k]]
     if micro_batches != PassSettings().micro_batches:
-        asked.append(f"correction.micro_batches is {micro_batches!r}")
-    if asked:
-        said = " and ".join(asked)
-        raise ValueError(f"{said}, but {why}, so it would change nothing: leave that out")
+        changed.append(f"correction.micro_batches is {micro_batches!r}")
+    if changed:
+        settings = " and ".join(changed)
+        raise ValueError(f"{settings}, but {why}, so it would change nothing: leave that out")
 
 
 def _by_section(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides as a tree of sections."""
+    """Group overrides by section."""
     tree: dict[str, Any] = {}
     for dotted, value in overrides.items():
         section, _, key = dotted.partition(".")
@@ -145,7 +145,7 @@ def _check_table(section: str, table: object) -> None:
 
 
 def _set(table: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Put the values of overrides into a section, those of a table in it one by one."""
+    """Set the values of overrides in a section; tables in it are set entry by entry."""
     for key, value in values.items():
         outer, _, inner = key.partition(".")
         if outer in TABLES and inner and isinstance(table.setdefault(outer, {}), dict):
@@ -154,8 +154,8 @@ def _set(table: dict[str, Any], values: Mapping[str, Any]) -> None:
             table[key] = value
 
 
-def _laid_over(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
-    """The entries of both; a class's arguments, interval and rate hold only for that class."""
+def _merge(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    """Merge two tables; arguments, interval and rate of a class hold only for that class."""
     names = [str(t.get("name", below.get("name"))).lower() for t in (below, table)]
     if names[0] != names[1]:
         below = {k: v for k, v in below.items() if k not in ("arguments", "interval", "lr")}
@@ -168,13 +168,13 @@ def _laid_over(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(tree: Mapping[str, Any], default: object = None, section: str = "solver") -> object:
-    """The method, the strategy or the sampler that a tree of settings names."""
+    """Return the name in a section of a tree of settings."""
     table = tree.get(section, {})
     return table.get("name", default) if isinstance(table, dict) else default
 
 
 def read_toml(path: Path, links: bool = True) -> dict[str, Any]:
-    """The tables of a file of settings, whatever is in them; that of a run folder is no link."""
+    """Read a file of settings without validating it; unless `links`, it must not be a symlink."""
     raw = read_whole(path, MOST_BYTES, links)
     try:
         # the parser's time is quadratic in the parts of a dotted key
@@ -186,7 +186,7 @@ def read_toml(path: Path, links: bool = True) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Split "section.key=value"; the value is TOML, or Python's number or truth, else a string."""
+    """Split "section.key=value"; the value is TOML, a Python number or boolean, or a string."""
     dotted, equals, value = text.partition("=")
     if not equals or "." not in dotted:
         key = dotted.strip()
@@ -202,7 +202,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def _number(text: str) -> float:
-    """A number or a truth as Python writes it, such as .5 and True, which TOML does not."""
+    """Parse a number or boolean in Python's form, such as .5 and True, which TOML lacks."""
     if text in ("True", "False"):
         return text == "True"
     if not re.fullmatch(r"[+-]?\d*\.\d*([eE][+-]?\d+)?", text):
@@ -211,7 +211,7 @@ def _number(text: str) -> float:
 
 
 def to_toml(config: Config) -> str:
-    """The settings as a commented TOML file that repeats the run."""
+    """Write the settings as a commented TOML file that repeats the run."""
     chosen = {section: getattr(config, section)["name"] for section in NAMED}
     known = methods.known_settings(config.solver["name"], chosen)
     lines: list[str] = []
@@ -228,7 +228,7 @@ def to_toml(config: Config) -> str:
 
 
 def _written(key: str, value: Any) -> str:
-    """A setting as TOML, the entries of a table a line each."""
+    """Write a setting as TOML, with a line for each entry of a table."""
     if value and isinstance(value, dict):
         return "\n".join(f"{key}.{_written(inner, v)}" for inner, v in value.items())
     return tomli_w.dumps({key: value}, indent=2).strip() if value != {} else f"{key} = {{}}"

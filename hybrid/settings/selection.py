@@ -1,4 +1,4 @@
-"""The metric that decides which weights are best, and which of its values are better."""
+"""The metric that selects the best weights, and the direction of its better values."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from hybrid.solvers.acting import unknown
 
 Mode = Literal["min", "max"]
 MODES: Mapping[str, Mode] = {"accuracy": "max", "loss": "min", "bits_per_byte": "min"}
-"""The better values of the metrics that this package knows."""
+"""The directions of this package's metrics."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What train.early_stop and checkpoint.best follow."""
+    """The metric that train.early_stop and checkpoint.best follow."""
 
     metric: str = ""
-    """Empty: the accuracy where it is measured, else the loss."""
+    """Empty: the accuracy if it is measured, else the loss."""
     mode: Mode | None = None
-    """None: that of a known metric."""
+    """None: the direction of a known metric."""
 
     def name(self, results: Iterable[str]) -> str:
-        """The metric that is followed among those that are measured."""
+        """Choose the metric to follow among measured results."""
         return self.metric or ("accuracy" if "accuracy" in results else "loss")
 
     def score(self, results: Mapping[str, Any]) -> float | None:
-        """A number that is larger for better results; None where no finite one was measured."""
+        """Return a number that is larger for better results; None without a finite result."""
         name = self.name(results)
         value = results.get(name)
         if not isinstance(value, int | float) or not isfinite(value):
@@ -37,14 +37,14 @@ class Selection:
 
 
 def check_metric(setting: str, metric: str, measured: Iterable[str]) -> None:
-    """ValueError for a setting that names what is not measured."""
+    """Reject a setting that names a metric that is not measured."""
     known = ["loss", *measured]
     if metric not in known:
         raise ValueError(f"{setting}: {unknown(metric, known, 'metric')}")
 
 
 def check_mode(setting: str, metric: str, mode: Any, where: str) -> None:
-    """ValueError if neither `mode` nor this package says which values of a metric are better."""
+    """Reject an unknown metric without a `mode`, the direction of its better values."""
     if mode is None and metric not in MODES:
         raise ValueError(
             f"{setting} is {metric!r}, a metric of your own: set {where} to min if smaller values "

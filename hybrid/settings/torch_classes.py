@@ -1,4 +1,4 @@
-"""Optimizers and schedulers of torch by name, and the arguments they take."""
+"""Optimizers and schedulers of torch by name, and their arguments."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-# torch is imported where a class is asked for: the command's help comes without it
+# torch is imported only when a class is needed: the command's help works without it
 
 OPTIMIZERS = ("sgd", "adamw", "nadamw", "muon", "soap")
-"""Those that have all their settings in [optimizer]."""
+"""Optimizers with all their settings in [optimizer]."""
 BY_SHAPE = ("muon", "soap")
-"""Those that step matrices, and leave vectors to another."""
+"""Optimizers that step matrices, and leave vectors to another."""
 SGD_RATE = 0.1
-"""The learning rate of sgd where none is given; torch's own, 0.001, suits no network here."""
+"""The default learning rate of sgd; torch's default, 0.001, suits no network here."""
 USUAL: dict[str, dict[str, Any]] = {
     "muon": {"momentum": 0.95},
     "nadamw": {"momentum": 0.99},
     "soap": {"vectors": "adamw"},
 }
-"""What is not given, if it is not as of sgd."""
+"""Defaults that differ from those of sgd."""
 SCHEDULES = ("cosine", "linear", "step", "constant")
-"""Those that have all their settings in [schedule]."""
+"""Schedules with all their settings in [schedule]."""
 SHORT = {"one-cycle": "OneCycleLR", "plateau": "ReduceLROnPlateau"}
-"""Other names of classes of torch's."""
+"""Short names of torch's classes."""
 BY_STEP = ("OneCycleLR", "CyclicLR")
-"""Schedulers of torch's that step after every mini-batch."""
+"""torch's schedulers that step after every mini-batch."""
 
 _REFUSED = {
     "LBFGS": "a closure that evaluates the loss",
@@ -41,17 +41,17 @@ _REFUSED = {
     "ChainedScheduler": "schedulers: give Trainer(schedule=...) the object",
     "SequentialLR": "schedulers: give Trainer(schedule=...) the object",
 }
-"""What a class needs that the settings of a training by blocks do not have."""
+"""By class, the need that settings cannot meet."""
 
 
 def optimizer_name(name: str) -> str:
-    """A name as it is written, whatever its case; ValueError for none, or one that cannot be."""
+    """Normalize the case of an optimizer's name; ValueError if it is unknown or unusable."""
     lower = name.lower()
-    return lower if lower in OPTIMIZERS else _written(name, OPTIMIZERS, _optimizers())
+    return lower if lower in OPTIMIZERS else _class_name(name, OPTIMIZERS, _optimizers())
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
-    """The class of torch.optim with such a name, or this project's own."""
+    """Return the class of torch.optim or of this package with a name."""
     from hybrid.solvers.optimizers.muon import Muon
     from hybrid.solvers.optimizers.soap import Soap
 
@@ -60,7 +60,7 @@ def optimizer_class(name: str) -> type[Optimizer]:
 
 
 def usual_values(name: str) -> dict[str, Any]:
-    """What an optimizer has where it is not given: the rate of its class, but for sgd's own."""
+    """Return an optimizer's own defaults: the learning rate of its class, and `USUAL`."""
     if name.lower() == "sgd":
         return {"lr": SGD_RATE}
     return {
@@ -70,25 +70,25 @@ def usual_values(name: str) -> dict[str, Any]:
 
 
 def scheduler_name(name: str) -> str:
-    """As `optimizer_name`."""
+    """Normalize the case of a schedule's name; ValueError if it is unknown or unusable."""
     builtin, lower = (*SCHEDULES, *SHORT), name.lower()
-    return lower if lower in builtin else _written(name, builtin, _schedulers())
+    return lower if lower in builtin else _class_name(name, builtin, _schedulers())
 
 
 def scheduler_class(name: str) -> type[LRScheduler]:
-    """The class of torch.optim.lr_scheduler with such a name."""
+    """Return the class of torch.optim.lr_scheduler with a name."""
     return _schedulers()[SHORT.get(name, name)]
 
 
 def check_optimizer(name: str, arguments: Mapping[str, Any]) -> None:
-    """ValueError for an argument that other settings decide; torch knows the others."""
+    """Reject arguments that other settings decide; torch checks the others."""
     _check({"params", "lr", "weight_decay"}, arguments)
     if name in ("sgd", "muon"):
         _check({"momentum", "nesterov"}, arguments)
 
 
 def check_scheduler(name: str, arguments: Mapping[str, Any]) -> None:
-    """As `check_optimizer`."""
+    """Reject arguments that other settings decide, or that move the momentum."""
     if name in SCHEDULES and arguments:
         raise ValueError(f"{name!r} takes none: its settings are the others of [schedule]")
     for key in ("cycle_momentum", "base_momentum", "max_momentum"):
@@ -107,42 +107,42 @@ def _check(decided: set[str], arguments: Mapping[str, Any]) -> None:
 
 
 def takes(cls: type, key: str) -> bool:
-    """Whether its constructor has such an argument."""
+    """Whether a class's constructor has an argument."""
     return key in inspect.signature(cls).parameters
 
 
 def has_parameter(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function of the user's can be told `name`, as it is called there."""
+    """Whether a user's function has a parameter called `name`."""
     try:
         parameter = inspect.signature(function).parameters.get(name)
-    except (TypeError, ValueError):  # one that is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         return False
     return parameter is not None and parameter.kind is not inspect.Parameter.VAR_KEYWORD
 
 
 def decays(name: str) -> bool:
-    """Whether the optimizer with such a name has a weight decay."""
+    """Whether an optimizer has a weight decay."""
     return name in OPTIMIZERS or takes(optimizer_class(name), "weight_decay")
 
 
 def needs_closure(cls: type[Optimizer]) -> bool:
-    """Whether its step cannot do without one."""
+    """Whether an optimizer's step requires a closure."""
     closure = inspect.signature(cls.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _written(name: str, builtin: tuple[str, ...], classes: Mapping[str, type]) -> str:
-    """The name of one of torch's classes as torch writes it."""
-    written = next((cls for cls in classes if cls.lower() == name.lower()), None)
-    if written in _REFUSED:
-        raise ValueError(f"torch's {written} needs {_REFUSED[written]}")
-    if written is None:
+def _class_name(name: str, builtin: tuple[str, ...], classes: Mapping[str, type]) -> str:
+    """Find the name of a torch class in torch's spelling."""
+    spelling = next((cls for cls in classes if cls.lower() == name.lower()), None)
+    if spelling in _REFUSED:
+        raise ValueError(f"torch's {spelling} needs {_REFUSED[spelling]}")
+    if spelling is None:
         others = (k for k in classes if k not in _REFUSED and k.lower() not in builtin)
         names = [*builtin, *others]
         near = nearest(name, names)
         hint = f"; did you mean {near!r}?" if near else ""
         raise ValueError(f"it must be one of {', '.join(names)}{hint}")
-    return written
+    return spelling
 
 
 def _optimizers() -> dict[str, type[Optimizer]]:

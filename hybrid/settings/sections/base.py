@@ -1,4 +1,4 @@
-"""What the tables of the TOML file share."""
+"""The base of the TOML file's tables."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from hybrid.solvers.acting import Acts, nearest, unknown
 S = TypeVar("S", bound="Section")
 
 MANY, LARGE = 10**9, 1e15
-"""The most that may be asked of a count, and of a real number: beyond, arithmetic overflows."""
+"""Upper limits of counts and of real numbers, beyond which arithmetic overflows."""
 
 
 class Section(BaseModel):
-    """A table of the TOML file; the string after a field is its help."""
+    """A table of the TOML file; the docstring of a field is its help."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    if not TYPE_CHECKING:  # where each class has the arguments that its fields declare
+    if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
 
-        def __init__(self, **given: Any) -> None:
-            _check_names(type(self), given, "")
+        def __init__(self, **values: Any) -> None:
+            _check_names(type(self), values, "")
             try:
-                super().__init__(**given)
+                super().__init__(**values)
             except ValidationError as error:
                 raise ValueError(first_fault(error)) from None
 
@@ -48,45 +48,45 @@ class Section(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _of_its_kind(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        made = handler(value)
-        if fault := mistaken(value, made):
-            raise PydanticCustomError("kind", f"it must be a valid {fault}")
-        return made
+    def _check_kind(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        parsed = handler(value)
+        if kind := wrong_kind(value, parsed):
+            raise PydanticCustomError("kind", f"it must be a valid {kind}")
+        return parsed
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """The settings by name, with their defaults; as in `Settings`."""
+        """Return the default of every setting, as in `Settings`."""
         described = cls.model_fields.items()
         return {name: field.get_default(call_default_factory=True) for name, field in described}
 
     def usual(self) -> dict[str, Any]:
-        """Values that go with others where nobody asks for them, in place of their defaults."""
+        """Return defaults that depend on other settings, in place of the declared ones."""
         return {}
 
     @classmethod
-    def of(cls: type[S], section: str, given: Mapping[str, Any]) -> S:
-        """The settings of a mapping; ValueError names the `section`, too."""
-        _check_names(cls, given, f"{section}.")
+    def of(cls: type[S], section: str, values: Mapping[str, Any]) -> S:
+        """Validate a mapping; ValueError also names the `section`."""
+        _check_names(cls, values, f"{section}.")
         try:
-            return cls.model_validate(given)
+            return cls.model_validate(values)
         except ValidationError as error:
             raise ValueError(f"{section}.{first_fault(error)}") from None
 
 
-def mistaken(given: Any, made: Any) -> str:
-    """What a setting should have been: a text is no number, and a number no truth; empty: it is."""
-    if isinstance(made, bool):
-        return "boolean" * isinstance(given, str | int | float) * (not isinstance(given, bool))
-    if isinstance(made, int | float) and isinstance(given, str | bool):
-        return "integer" if isinstance(made, int) else "number"
-    if isinstance(made, dict) and isinstance(given, dict):
-        return next(filter(None, (mistaken(given.get(k), x) for k, x in made.items())), "")
+def wrong_kind(value: Any, parsed: Any) -> str:
+    """Name the kind that pydantic parsed from text or a boolean or number; empty if they agree."""
+    if isinstance(parsed, bool):
+        return "boolean" * isinstance(value, str | int | float) * (not isinstance(value, bool))
+    if isinstance(parsed, int | float) and isinstance(value, str | bool):
+        return "integer" if isinstance(parsed, int) else "number"
+    if isinstance(parsed, dict) and isinstance(value, dict):
+        return next(filter(None, (wrong_kind(value.get(k), x) for k, x in parsed.items())), "")
     return ""
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first fault, on one line, with the nearest value of a choice."""
+    """Describe the first fault on one line, with the nearest value of a choice."""
     fault = error.errors()[0]
     place = ".".join(str(part) for part in fault["loc"])
     place = place if place.isprintable() else repr(place)
@@ -95,7 +95,7 @@ def first_fault(error: ValidationError) -> str:
     if not place:
         return message
     if fault["type"] in ("value_error", "missing") and isinstance(fault["input"], dict):
-        # the whole table, which is no value to show
+        # the input is the whole table: too long to show
         return f"{place}: {message}"
     if fault["type"] == "literal_error" and isinstance(fault["input"], str):
         near = nearest(fault["input"], re.findall("'(.*?)'", message))
@@ -103,16 +103,16 @@ def first_fault(error: ValidationError) -> str:
     return f"{place} is {fault['input']!r}; {message.replace('input should', 'it must')}"
 
 
-def _check_names(cls: type[BaseModel], given: Mapping[str, Any], place: str) -> None:
-    strange = next((name for name in given if name not in cls.model_fields), None)
-    if strange is not None:
-        known = [f"{place}{name}" for name in cls.model_fields]
-        raise ValueError(unknown(f"{place}{strange}", known, "setting"))
+def _check_names(cls: type[BaseModel], values: Mapping[str, Any], place: str) -> None:
+    for name in values:
+        if name not in cls.model_fields:
+            names = [f"{place}{field}" for field in cls.model_fields]
+            raise ValueError(unknown(f"{place}{name}", names, "setting"))
 
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstrings, on one line, of a model's fields, or of those a dataclass is made with."""
+    """Return the docstrings, on one line, of a model's fields or a dataclass's init fields."""
     if issubclass(cls, BaseModel):
         described = cls.model_fields.items()
         return {name: " ".join((field.description or "").split()) for name, field in described}
@@ -130,12 +130,12 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def is_reference(name: str) -> bool:
-    """Whether it names a function, and not what this package has by that name."""
+    """Whether a name refers to a user's function, module:function, not to a built-in."""
     return ":" in name
 
 
 def in_commands(*names: str) -> Acts:
-    """Where only some of the commands train, bench and plan read a setting."""
+    """Make the condition that one of these commands (train, bench, plan) runs."""
     return Acts(f"the command is {' or '.join(names)}", lambda run: run.command in names)
 
 

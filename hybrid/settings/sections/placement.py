@@ -1,4 +1,4 @@
-"""[split], [links] and [checkpoint]: what runs where, and what survives."""
+"""[split], [links] and [checkpoint]: placement, communication and checkpoints."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SplitSettings(Section):
 
 
 def _of_links(name: str, *kinds: str) -> Acts:
-    """Where the links between the ranks read a setting, as these kinds do."""
+    """Make the condition that the links between the ranks read a setting."""
     return Acts(
         f"links.kind reads it ({', '.join(kinds)})",
         lambda run: name in run.link_settings,

@@ -1,6 +1,6 @@
-"""[rounds]: how serial corrections and parallel phases alternate, and what that means of a method.
+"""[rounds]: how serial corrections and parallel phases alternate.
 
-The same declarations are the keywords of the library and a table of the TOML file.
+The same declarations are keywords of the library and a table of the TOML file.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from hybrid.solvers import Solver
 
 WINDOW = 4
-"""Mini-batches of a window where none is asked for, and of a round without one."""
+"""Default number of mini-batches of a window, and of a round without windows."""
 
 _Count = Annotated[int, Field(ge=0)]
 
 
 def every_round(solver: Any, rounds: Any) -> int:
-    """`correct_every`, decided where it is unset."""
+    """Return `correct_every`, or its default for the solver if it is unset."""
     every: int | None = rounds.correct_every
     return int(solver.alternates) if every is None else every
 
 
 def default_solver(rounds: Mapping[str, Any], fill: object) -> str:
-    """The method of a run that names none; `rounds` may not have been validated yet.
+    """Choose the method of a run that names none; `rounds` may not be validated yet.
 
-    It sweeps over windows if the run asks for windows that no correction needs, and names no local
-    method, `fill`, for idle time.
+    It sweeps over windows if the run sets windows without corrections, and names no local method,
+    `fill`, for idle time.
     """
     every, window = rounds.get("correct_every"), rounds.get("window")
     corrected = every not in (None, 0, 1) or rounds.get("serial_end")
@@ -48,7 +48,7 @@ def default_solver(rounds: Mapping[str, Any], fill: object) -> str:
 
 
 def _last_start(run: Facts) -> int:
-    """The first mini-batch of the last round."""
+    """Return the first mini-batch of the last round."""
     return int(run.train.epochs * run.steps - 1 - (run.steps - 1) % run.setup.window)
 
 
@@ -133,9 +133,8 @@ class RoundSettings(Section, RoundOptions):
     """[rounds] the alternation of serial correction and parallel phase."""
 
     def serial_steps(self, steps: int) -> int:
-        """Steps of `serial_epochs`, in epochs of so many; one at least, if there are any."""
-        asked = ceil(round(self.serial_epochs * steps, 6))
-        return max(asked, 1) if self.serial_epochs else 0
+        """Return the number of steps in `serial_epochs`, at least 1 if there are any."""
+        return max(ceil(round(self.serial_epochs * steps, 6)), 1) if self.serial_epochs else 0
 
     @field_validator("window", mode="before")
     @classmethod
@@ -157,7 +156,7 @@ for _name, _help in field_docs(RoundOptions).items():
 
 
 def resolve_rounds(solver: Solver, rounds: RoundSettings) -> RoundSettings:
-    """`rounds` with everything decided.
+    """Fill in the open choices of `rounds`.
 
         exact methods       no windows: every round is serial
         the others          `serial_epochs` are serial, too, whatever else is asked for
@@ -165,7 +164,7 @@ def resolve_rounds(solver: Solver, rounds: RoundSettings) -> RoundSettings:
         alternate           with `serial_end` the last one of an epoch
         that alternate      windows
 
-    The same rule for the command, the library and the files they write. ValueError for what has no
+    The command, the library and their files follow the same rule. ValueError for settings without
     effect.
     """
     check({"rounds": rounds}, Facts(solver=solver, rounds=rounds))

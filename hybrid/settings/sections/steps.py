@@ -1,4 +1,4 @@
-"""[optimizer], [schedule] and [delay]: the step of the weights, its rate, and late gradients."""
+"""[optimizer], [schedule] and [delay]: steps of the weights, learning rates, late gradients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DECAY_IS_SET = Acts("optimizer.weight_decay is above 0", lambda run: run.optimiz
 
 
 def steps_outside(run: Facts) -> bool:
-    """Whether the optimizer's momentum is used, and not only the solver's own."""
+    """Whether any step uses the optimizer's momentum instead of the solver's."""
     alone = run.solver.alternates and run.solver.separate_momentum
     return run.setup.corrects or not alone
 
@@ -79,17 +79,17 @@ class OptimizerSettings(Section):
     """Further arguments of the class, e.g. optimizer.arguments.eps = 1e-6."""
 
     def usual(self) -> dict[str, Any]:
-        """What goes with the name, where it is not given."""
+        """Return the defaults that depend on the name."""
         return torch_classes.usual_values(self.name)
 
     @model_validator(mode="before")
     @classmethod
-    def _with_usual_values(cls, given: Any) -> Any:
-        """A rate of 0.1, which is usual for sgd, makes a training by AdamW diverge."""
-        if isinstance(given, dict) and isinstance(given.get("name"), str):
-            with suppress(KeyError):  # an unknown name, of which its own check tells
-                return torch_classes.usual_values(given["name"]) | given
-        return given
+    def _with_usual_values(cls, values: Any) -> Any:
+        """Set defaults by name: sgd's rate of 0.1 would make AdamW diverge."""
+        if isinstance(values, dict) and isinstance(values.get("name"), str):
+            with suppress(KeyError):  # an unknown name, which its validator rejects
+                return torch_classes.usual_values(values["name"]) | values
+        return values
 
     @field_validator("name")
     @classmethod
@@ -140,7 +140,7 @@ class ScheduleSettings(Section):
         return torch_classes.SHORT.get(self.name, self.name) == torch_classes.SHORT["plateau"]
 
     def warm_up(self, steps_per_epoch: int) -> int:
-        """Steps of linear warm-up."""
+        """Return the number of steps of linear warm-up."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         usual = 1.0 if self.name in torch_classes.SCHEDULES else 0.0

@@ -1,4 +1,4 @@
-"""[model], [data] and [train]: what is trained, on what, for how long and in which numbers."""
+"""[model], [data] and [train]: network, samples, length and numerics of a training."""
 
 from __future__ import annotations
 
@@ -162,16 +162,16 @@ class TrainSettings(Section):
 
     @field_validator("frozen", mode="before")
     @classmethod
-    def _flat(cls, given: Any) -> Any:
-        """A name or a list of names as a table, and tables within it as dotted names."""
-        names = [given] if isinstance(given, str) else given
+    def _flat(cls, value: Any) -> Any:
+        """Convert a name or a list of names to a table, and nested tables to dotted names."""
+        names = [value] if isinstance(value, str) else value
         if isinstance(names, list | tuple):
             return dict.fromkeys(map(str, names), 0)
-        return dict(_flattened(given)) if isinstance(given, Mapping) else given
+        return dict(_flatten(value)) if isinstance(value, Mapping) else value
 
     @property
     def selection(self) -> Selection:
-        """What early_stop and checkpoint.best follow."""
+        """The metric that early_stop and checkpoint.best follow."""
         return Selection(self.metric, self.metric_mode)
 
     @field_validator("frozen")
@@ -183,10 +183,10 @@ class TrainSettings(Section):
         return frozen
 
 
-def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The entries of a table and of the tables within it, by dotted names."""
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Iterate over the entries of nested tables by dotted names."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flattened(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -9,7 +9,7 @@ from answers import assert_one_line, output
 from hybrid import data
 from hybrid.cli.app import app
 from hybrid.networks.models.families import FAMILIES
-from hybrid.settings.methods import NAMED, explained, known_settings
+from hybrid.settings.methods import NAMED, explanations, known_settings
 from hybrid.settings.resolve import load, to_toml
 from hybrid.solvers import registry
 
@@ -34,7 +34,7 @@ def test_every_setting_is_explained():
         for name in known:
             every |= known_settings(registry.DEFAULT, {section: name}).keys()
     for setting in every:
-        for text in explained(setting, {}):
+        for text in explanations(setting, {}):
             first, help_text = text.splitlines()[:2]
             assert first.startswith(f"{setting}: ")
             assert ", by default " in first
