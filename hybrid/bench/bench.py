@@ -1,4 +1,4 @@
-"""The bench: every way to train the same network on these ranks, interleaved in one run."""
+"""The bench: all methods on the same network and ranks, interleaved in one run."""
 
 import os
 import socket
@@ -61,7 +61,7 @@ class Bench:
         size = settings.train.batch_size
         accumulated = [1, *(m for m in micro_batches if 1 < m <= size)]
         self.bases = {(accumulating(m) if m > 1 else BASE).name: m for m in accumulated}
-        """The ways to train on one rank, of which the fastest is the base case."""
+        """The rows on one rank; the fastest is the base case."""
         correction, fills = (
             methods.correction(settings),
             {asked.name: methods.named(settings, "fill")},
@@ -69,7 +69,7 @@ class Bench:
         check_local_method(asked, fills[asked.name])
         rows = recipes(micro_batches, correction, solvers, memory_gb, fills)
         self.left_out: dict[str, str] = {}
-        """Rows that cannot be, and why."""
+        """Rows that cannot run, and why."""
         self.recipes = self._on_grids(rows)
         self.threads = settings.train.threads or 1
         launch.keep_memory()
@@ -80,55 +80,55 @@ class Bench:
         check_size(settings.train.batch_size, self.train)
 
     def _on_grids(self, rows: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:
-        """All rows on the grid that is asked for, and the undivided network on all ranks."""
+        """Put all rows on the grid of the settings, and the undivided network on all ranks."""
         split, sync, ranks = (
             self.settings.split,
             methods.named(self.settings, "sync"),
             self.comm.size,
         )
-        asked = Grid(split.blocks, split.replicas) if split.replicas > 1 else Grid(ranks)
-        wanted = [(row, asked) for row in rows if asked.blocks > 1]
-        named: dict[str, tuple[Recipe, Grid]] = {}
-        for row, grid in [*wanted, (rows[0], Grid(1, ranks))]:
+        grid = Grid(split.blocks, split.replicas) if split.replicas > 1 else Grid(ranks)
+        rows_on_grid = [(row, grid) for row in rows if grid.blocks > 1]
+        by_name: dict[str, tuple[Recipe, Grid]] = {}
+        for row, grid in [*rows_on_grid, (rows[0], Grid(1, ranks))]:
             share = share_size(self.settings.train.batch_size, 0, grid.replicas)
             name = row.name if grid.replicas == 1 else f"{row.name}, {grid}, {sync.name}"
             if row.micro_batches <= share:
-                named[name] = row if grid.replicas == 1 else replace(row, sync=sync), grid
+                by_name[name] = row if grid.replicas == 1 else replace(row, sync=sync), grid
             else:
                 self.left_out[name] = f"a mini-batch has {share} samples"
-        return named
+        return by_name
 
     def connect(self) -> None:
-        """Settle the rows; all ranks call it. AgreedError if `only` names no row."""
+        """Choose the rows; all ranks call it. AgreedError if `only` matches no row."""
         self.cores = self.comm.bcast(len(os.sched_getaffinity(0)))
-        there = [*self.loops(self.model()), *self.recipes]
+        names = [*self.loops(self.model()), *self.recipes]
         words = [word.casefold() for word in self.only]
-        chosen = [n for n in there if any(word in n.casefold() for word in words or [""])]
+        chosen = [n for n in names if any(word in n.casefold() for word in words or [""])]
         if not chosen:
             raise AgreedError(
-                f"--rows {','.join(self.only)} names no row; there are: {'; '.join(there)}"
+                f"--rows {','.join(self.only)} names no row; there are: {'; '.join(names)}"
             )
         self.chosen = list(dict.fromkeys([*self.bases, *chosen]))
 
     def model(self) -> Chain:
-        """The network with the weights of the seed."""
+        """Build the network with the weights of the seed."""
         return build.build_model(self.settings, self.train)
 
     def problem(self, model: Chain, count: int) -> Problem:
-        """What our own rows of so many blocks train."""
-        asked = self.settings.split
-        cuts = asked.cuts if len(asked.cuts) == count - 1 else None
-        blocks = split(model, count, cuts=cuts, balance=asked.balance)
+        """Make the problem of methods with `count` blocks."""
+        settings = self.settings.split
+        cuts = settings.cuts if len(settings.cuts) == count - 1 else None
+        blocks = split(model, count, cuts=cuts, balance=settings.balance)
         blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
         return Problem.of(build.build_options(self.settings), blocks, self.train, self.test)
 
     def contenders(self) -> dict[str, Contender]:
-        """The chosen rows that can be, the base case first."""
+        """Build the chosen rows that can run, the base case first."""
         model = self.model()
-        # measured cuts differ from one time to the next
+        # cached: measured cuts differ from one measurement to the next
         problem = cache(partial(self.problem, model))
         makers = self.loops(model) | {
-            name: partial(self._ours, problem, recipe, grid)
+            name: partial(self._method_row, problem, recipe, grid)
             for name, (recipe, grid) in self.recipes.items()
         }
         rows: dict[str, Contender] = {}
@@ -136,12 +136,14 @@ class Bench:
             try:
                 rows[name] = makers[name]()
             except ValueError as error:
-                # the same on every rank: what cannot be follows from K, R and m
+                # the same on every rank, because it follows from K, R and m
                 self.left_out[name] = str(error)
         return rows
 
-    def _ours(self, problem: Callable[[int], Problem], recipe: Recipe, grid: Grid) -> Contender:
-        """One of our own rows; ValueError for a grid that cannot be."""
+    def _method_row(
+        self, problem: Callable[[int], Problem], recipe: Recipe, grid: Grid
+    ) -> Contender:
+        """Build the row of a method; ValueError for an impossible grid."""
         K, R = grid
         method = recipe.method(problem(K), build.build_options(self.settings), R)
         links = LINKS[launch.joined_by()]
@@ -149,7 +151,7 @@ class Bench:
         return MethodContender(method, links(start))
 
     def loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
-        """What makes the rows beside our own: loops written by hand, on the first rank."""
+        """Return factories of the hand-written loops on the first rank."""
         here = self.comm.rank == 0
         loops = {name: (self.threads, m) for name, m in self.bases.items()}
         if self.cores > self.threads:
@@ -165,7 +167,7 @@ class Bench:
             print(text, flush=True)
 
     def run(self, turns: int, steps: int) -> str | None:
-        """Measure, and write the report on rank 0; its Markdown there."""
+        """Measure, and write the report on rank 0; return its Markdown there."""
         batches = still_batches(self.train, self.settings.train.batch_size, steps, self.device)
         rows = self.contenders()
         with Bar(0) as bar:
@@ -176,7 +178,7 @@ class Bench:
         return table.write(self.out, facts, speeds) if self.comm.rank == 0 else None
 
     def _facts(self) -> dict[str, Any]:
-        """What the figures depend on; all ranks call it."""
+        """Collect the conditions of the measurement; all ranks call it."""
         settings, size = self.settings, self.settings.train.batch_size
         model = self.model()
         return {
@@ -197,7 +199,7 @@ class Bench:
 
 
 def _refuse(settings: Config) -> None:
-    """ValueError for a setting that has no effect on any row."""
+    """Reject a setting that has no effect on any row."""
     check_command("bench", settings)
     refuse_rounds(settings, "the bench's rows have rounds and --micro-batches of their own")
     if (name := settings.sampler["name"]) != SAMPLERS.default:

@@ -1,4 +1,4 @@
-"""The rows of a bench: the loop that a PyTorch user writes on one device, and our methods."""
+"""The rows of a bench: a plain PyTorch loop on one device, and this package's methods."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -20,25 +20,25 @@ CPU = torch.device("cpu")
 
 
 class Contender(Protocol):
-    """One way to train the network, which is a row of the table. Every rank has one."""
+    """A row of the table: one way to train the network. Every rank has one."""
 
     def train(self, batches: Sequence[Batch]) -> None:
         """Take one step for each mini-batch; every rank calls it with the same mini-batches."""
 
     def spent(self) -> tuple[float, float]:
-        """Bytes this rank has sent, and seconds it waited for others, in `train` so far."""
+        """Return the bytes this rank has sent and the seconds it has waited in `train`."""
         return 0.0, 0.0
 
     def close(self) -> None:
-        """Release the network and what belongs to it."""
+        """Free the network and its links."""
         return
 
 
 class PlainLoop(Contender):
-    """A hand-written loop on one rank, whose `here` is true; the other ranks return at once.
+    """A hand-written loop on the rank with `here`; the other ranks return at once.
 
-    The other ranks should sleep while it takes several `threads`, as in `Communicator.barrier`.
-    With `micro_batches` it accumulates the gradients of so many parts of a mini-batch.
+    The other ranks should sleep while it uses several `threads`, as in `Communicator.barrier`.
+    With `micro_batches` it accumulates the gradients of that many parts of a mini-batch.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PlainLoop(Contender):
 
 
 def prepared(model: Model) -> Model:
-    """A copy, channels_last and in training mode."""
+    """Copy a model, channels_last and in training mode."""
     copy = deepcopy(model)
     set_mode(copy, training=True)
     copy.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -89,10 +89,7 @@ def take_step(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 
 
 class MethodContender(Contender):
-    """A method on this rank of a grid, with weights of its own.
-
-    Its links count its bytes and waits.
-    """
+    """A method on this rank of a grid, with its own weights; its links count bytes and waits."""
 
     def __init__(
         self, method: Method, links: RankLinks, prepare: Callable[[Block], None] | None = None

@@ -1,4 +1,4 @@
-"""What a bench compares: the rows are timed in turn, so a machine that drifts affects all."""
+"""Measurement of a bench: the rows take turns, so a drift of the machine affects all alike."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,14 +28,14 @@ class Speed:
     """Over all ranks."""
 
     def speed_up(self, base: "Speed") -> tuple[float, float, float]:
-        """Median and quartiles over the turns of the ratio of rates."""
+        """Compute median and quartiles, over the turns, of the ratio of rates."""
         pairs = zip(self.images_per_second, base.images_per_second, strict=True)
         ratios = sorted(rate / base_rate for rate, base_rate in pairs)
         return median(ratios), ratios[len(ratios) // 4], ratios[len(ratios) - 1 - len(ratios) // 4]
 
 
 def fastest(speeds: Sequence[Speed], names: Sequence[str]) -> Speed:
-    """The base case: of the rows of those names that with the largest median rate."""
+    """Return the base case: among some rows, the one with the largest median rate."""
     return max(
         (speed for speed in speeds if speed.name in names),
         key=lambda speed: median(speed.images_per_second),
@@ -50,9 +50,9 @@ def throughput(
     say: Callable[[str], None],
     bar: Bar,
 ) -> list[Speed]:
-    """Train every row on `batches`, `turns` times round after one to warm up.
+    """Train every row on `batches` in turn, `turns` times after a warm-up.
 
-    The bar is drawn between two measurements, or else every turn is said.
+    The bar is drawn between measurements; without a bar, `say` reports every turn.
     """
     images = sum(len(batch) for batch in batches)
     speeds = [Speed(name) for name in rows]
@@ -78,14 +78,14 @@ def throughput(
 
 
 def still_batches(data: Data, size: int, count: int, device: torch.device) -> list[Batch]:
-    """Mini-batches with a learning rate near 0, so that no row diverges while it is timed."""
+    """Make mini-batches with a learning rate near 0, so that no row diverges."""
     source = EpochSource(data, 0, 0, True, device)
     ids = torch.arange(count * size).remainder(len(data)).split(size)
     return [Batch(i, 1e-6, source) for i in ids]
 
 
 def timed(comm: Communicator, work: Callable[[], None]) -> float:
-    """Seconds from a common start until the last rank is done."""
+    """Return the seconds from a common start until the last rank has finished."""
     comm.barrier()
     start = perf_counter()
     work()

@@ -1,4 +1,4 @@
-"""The ways to train that `bench` and `plan` compare, one recipe for each row."""
+"""The methods that `bench` and `plan` compare, one recipe for each row."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ MEMORY_GB = RoundSettings().memory_gb
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of one row: what a run needs to train in the same way."""
+    """The settings of one row, with which a run trains in the same way."""
 
     name: str
     solver: Solver
     correction: PassSettings = field(default_factory=PassSettings)
     rounds: RoundSettings = field(default_factory=RoundSettings)
     fill: Settings = field(default_factory=LOCAL_METHODS[LOCAL_METHODS.default])
-    """Whose local steps ranks take where they would wait."""
+    """The local method for idle time."""
     sync: Strategy = field(default_factory=STRATEGIES[STRATEGIES.default])
-    """How replicas keep together, where there are any."""
+    """How replicas synchronize, if there are any."""
 
     @property
     def windowed(self) -> bool:
-        """Whether a round sweeps over a window that a serial pass has gone over."""
+        """Whether a round sweeps over a window after a serial pass over it."""
         return self.solver.alternates and self.rounds.window is not None
 
     @property
@@ -52,7 +52,7 @@ class Recipe:
         return max(self.serial.micro_batches, getattr(self.solver, "micro_batches", 1) or 1)
 
     def method(self, problem: Problem, options: Options, replicas: int = 1) -> Method:
-        """The method of a run with these settings; ValueError, as there, if it cannot train."""
+        """Make the method of a run with these settings; ValueError if it cannot train."""
         options = replace(
             options,
             solver=self.solver,
@@ -62,13 +62,13 @@ class Recipe:
             replicas=replicas,
             **dict(self.rounds),
         )
-        if replicas == 1:  # what is asked of replicas holds for the rows that have some
+        if replicas == 1:  # settings of replicas apply to rows with replicas only
             options.side_by_side = "auto"
             options.train = options.train.model_copy(update={"sync_batchnorm": False})
         return make_method(problem, options)
 
     def flags(self) -> str:
-        """What gives this recipe to a run, for the command line."""
+        """Return the command-line flags of this recipe."""
         changed = _changed("solver", self.solver)
         if self.sync.name != STRATEGIES.default:
             changed["sync.name"] = self.sync.name
@@ -90,13 +90,13 @@ BASE = Recipe("plain loop", Backprop())
 
 
 def accumulating(micro_batches: int) -> Recipe:
-    """The plain loop that accumulates gradients over parts of a mini-batch before a step."""
+    """Return the plain loop that accumulates gradients over parts of a mini-batch."""
     name = f"{BASE.name}, accumulating over {micro_batches}"
     return Recipe(name, Backprop(micro_batches=micro_batches))
 
 
 def _changed(section: str, settings: Settings) -> dict[str, Any]:
-    """The settings that are not the default."""
+    """Return the settings that differ from the defaults."""
     assert is_dataclass(settings)
     values = {f.name: (getattr(settings, f.name), f.default) for f in fields(settings)}
     return {f"{section}.{name}": v for name, (v, default) in values.items() if v != default}
@@ -109,12 +109,13 @@ def recipes(
     memory_gb: float = MEMORY_GB,
     fills: Mapping[str, Settings] | None = None,
 ) -> list[Recipe]:
-    """Serial, pipelined, pipelined with half the bytes; every other one of `solvers` in its ways:
-    with windows, or, where it has none, with every number of micro-batches, and then once more with
-    the local steps that `fills` has for its name, where its ranks would wait.
+    """List the recipes: serial, pipelined, pipelined with half the bytes, then other `solvers`.
 
-    `correction` gives the serial passes' other settings (number format of messages, ...), and
-    `memory_gb` how much the auxiliary variables of a rank may take.
+    A solver with windows has one row. A solver without windows has a row for each number of
+    micro-batches, and again with local work if `fills` has a local method for its name.
+
+    `correction` has the other settings of serial passes (number format of messages, ...), and
+    `memory_gb` limits the auxiliary variables of a rank.
     """
     exact = Backprop(**vars(correction or PassSettings()))
     passes = {m: replace(exact, micro_batches=m) for m in (1, *micro_batches)}
@@ -141,7 +142,7 @@ def recipes(
 
 
 def _delayed(solver: Solver, micro_batches: Sequence[int]) -> Iterator[tuple[str, Solver]]:
-    """A method without windows, with every number of micro-batches if it has that setting."""
+    """Vary a method without windows by number of micro-batches, with a title for each."""
     name: str = solver.name
     if not hasattr(solver, "micro_batches"):
         yield name, solver

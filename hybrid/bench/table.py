@@ -16,7 +16,7 @@ from hybrid.files import write_atomically
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures were measured."""
+    """Describe the machine of the measurement."""
     names = Path("/proc/cpuinfo")
     text = names.read_text() if names.is_file() else ""
     model = text.partition("model name")[2].partition("\n")[0].strip("\t :")
@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
 
 
 def speed_table(speeds: Sequence[Speed], base: Speed, epoch_images: int) -> str:
-    """Markdown: one row for each speed, compared with `base`."""
+    """Write a Markdown table with a row for each speed, compared with `base`."""
     lines = [
         "| | samples/s | epoch | speed-up (quartiles) | idle share | KB sent / sample |",
         "|---|---|---|---|---|---|",
@@ -50,7 +50,7 @@ def speed_table(speeds: Sequence[Speed], base: Speed, epoch_images: int) -> str:
 
 
 def write(folder: Path, facts: dict[str, Any], speeds: Sequence[Speed]) -> str:
-    """Write bench.json and bench.md, and give the Markdown."""
+    """Write bench.json and bench.md, and return the Markdown."""
     base = fastest(speeds, facts["bases"])
     text = [
         "# {model} on {data}, {ranks} ranks\n".format(**facts),

@@ -1,4 +1,4 @@
-"""The command `hybrid`: its subcommands, and how the process ends."""
+"""The command `hybrid`: its subcommands and exit status."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ORDER = (
     *("train", "evaluate", "report", "export", "generate", "list", "explain", "show"),
     *("plan", "bench", "doctor", "submit"),
 )
-"""The commands in the order of their list, which begins with what a newcomer needs."""
+"""The order of commands in the help: those for newcomers first."""
 
 
 class Commands(TyperGroup):
-    """The commands of this package, and those of others, which are imported when asked for."""
+    """The commands of this package, and those of other packages, imported on first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         others = self._others.added(options.say_once, lambda name: self.get_command(ctx, name))
@@ -68,7 +68,7 @@ def main() -> None:
     status = run_command(lambda: typer.main.get_command(app).main(standalone_mode=False))
     alone = not launch.launched_size() and threading.active_count() > 1
     if status == INTERRUPTED or (status and alone):
-        # other threads still run, and their libraries abort when Python ends before them
+        # other threads still run, and their libraries abort if Python exits before them
         with suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(status)

@@ -1,4 +1,4 @@
-"""`hybrid doctor` and `submit`: is a machine ready, and jobs for Slurm."""
+"""`hybrid doctor` and `submit`: checks of a machine, and Slurm jobs."""
 
 from __future__ import annotations
 

@@ -147,6 +147,6 @@ def plan(
 
 
 def _settings(context: typer.Context) -> dict[str, Any]:
-    """The settings that are given; without a TOML file, the data are synthetic by default."""
+    """Read the settings of the command line; without a TOML file, the data default to synthetic."""
     images = {} if context.params["config"] else {"data.name": "synthetic"}
     return images | options.overrides(context)

@@ -1,4 +1,4 @@
-"""`hybrid list`, `explain` and `show`: what there is, what it means, and how a network is cut."""
+"""`hybrid list`, `explain` and `show`: names, settings, and cuts of a network."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def list_(
 
 
 def _lines(kind: Kind) -> dict[str, str]:
-    """A line about everything of a kind, by name."""
+    """Return a line about each name of a kind."""
     from hybrid.data.sources import NAMES
     from hybrid.networks.models.families import FAMILIES
     from hybrid.settings.methods import NAMED
     from hybrid.solvers import registry
 
-    def line(thing: object) -> str:
-        return (inspect.getdoc(thing) or "").partition("\n")[0]
+    def line(item: object) -> str:
+        return (inspect.getdoc(item) or "").partition("\n")[0]
 
     if kind == "models":
         return {name: line(build) for name, build in FAMILIES.items()}
@@ -151,9 +151,9 @@ OF_SCHEDULES = ("solver", "set_")
 
 
 def _check_shown(context: typer.Context, schedule: bool) -> None:
-    """ValueError for a flag of the other of the two things that `hybrid show` shows."""
+    """Reject flags of cuts with --schedule, and flags of schedules without it."""
     name = next((n for n in (OF_CUTS if schedule else OF_SCHEDULES) if context.params[n]), None)
     if name is not None:
         flag = {"set_": "--set", "as_json": "--json"}.get(name, f"--{name.replace('_', '-')}")
-        said = "with --schedule: leave one of the two out"
-        raise ValueError(f"{flag} has no effect " + (said if schedule else "without --schedule"))
+        where = "with --schedule: leave one of the two out" if schedule else "without --schedule"
+        raise ValueError(f"{flag} has no effect {where}")

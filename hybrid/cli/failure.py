@@ -1,4 +1,4 @@
-"""How the command ends when something goes wrong: one line, printed once, and an exit status."""
+"""Errors of the command: one line, printed once, and an exit status."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
 @as_command()
 def run_command(command: Callable[[], Any]) -> int:
-    """Run `command`; give the exit status. Only rank 0 prints to the terminal.
+    """Run `command` and return the exit status. Only rank 0 prints to the terminal.
 
-    After an error that all ranks know of, each ends by itself; any other ends the MPI job at once.
+    After an error on which all ranks agree, each ends by itself; any other error ends the MPI job.
     """
     if launch.launched_rank() > 0:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
@@ -46,7 +46,7 @@ def run_command(command: Callable[[], Any]) -> int:
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt as error:
         return _say(str(error) or ctrl_c(), INTERRUPTED)
-    except StoppedError:  # whose reason has been printed
+    except StoppedError:  # its reason has been printed
         return _together(comm, STOPPED)
     except AgreedError as error:
         return _together(comm, _say(error, FAILED))
@@ -55,7 +55,7 @@ def run_command(command: Callable[[], Any]) -> int:
         if hasattr(error, "format_message"):
             words = error.format_message().split() or ["see hybrid --help"]
             return _together(comm, _say(" ".join(words), USAGE))
-        if not isinstance(error, Exception):  # SystemExit, for example, of a user's own code
+        if not isinstance(error, Exception):  # such as SystemExit in user code
             error = CodeError(format_error(error))
         if comm is not None:
             abort(comm, error)
@@ -63,7 +63,7 @@ def run_command(command: Callable[[], Any]) -> int:
 
 
 def _of_output(error: BaseException) -> BaseException:
-    """An error of writing what is printed, with a name; any other error as it is."""
+    """Name standard output in an error of printing; return any other error unchanged."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, OSError):  # typer's
         error = error.__context__
     *_, (frame, _) = walk_tb(error.__traceback__)
@@ -75,7 +75,7 @@ def _of_output(error: BaseException) -> BaseException:
 
 
 def _together(comm: Communicator | None, status: int) -> int:
-    """All ranks call it, so that rank 0 has printed before any rank ends."""
+    """Wait for all ranks, so that rank 0 has printed before any rank ends."""
     if comm is not None:
         comm.barrier()
     return status

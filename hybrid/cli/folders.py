@@ -36,14 +36,15 @@ def evaluate(
 
     def said() -> str:
         _check_classifies(run)
-        own = {"model": model, "data": data, "data_dir": data_dir}
-        sets, folder = restore.evaluate(run, loss=loss, best=best, **own)
-        return "\n".join(f"{name} {metrics(found)}  ({folder})" for name, found in sets.items())
+        user_code = {"model": model, "data": data, "data_dir": data_dir}
+        sets, folder = restore.evaluate(run, loss=loss, best=best, **user_code)
+        return "\n".join(f"{name} {line(metrics)}  ({folder})" for name, metrics in sets.items())
 
-    def metrics(found: dict[str, float]) -> str:
-        found = {name: found[name] for name in [*found][1:]} | {"loss": found["loss"]}
-        shown = (f"{k} {v:.2%}" if k == "accuracy" else f"{k} {v:.4g}" for k, v in found.items())
-        return ", ".join(shown)
+    def line(metrics: dict[str, float]) -> str:
+        metrics = {name: metrics[name] for name in [*metrics][1:]} | {"loss": metrics["loss"]}
+        return ", ".join(
+            f"{k} {v:.2%}" if k == "accuracy" else f"{k} {v:.4g}" for k, v in metrics.items()
+        )
 
     first_says(said)
 
@@ -108,7 +109,7 @@ def generate(
         yield shown(decoder.decode(b"", final=True)) + "\n"
 
     def shown(text: str) -> str:
-        """What a terminal takes for no command."""
+        """Escape control characters, which a terminal would interpret."""
         return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
     first_prints(written, end="")

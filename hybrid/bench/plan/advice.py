@@ -1,4 +1,4 @@
-"""What a plan says: a table of all predictions, and for every number of ranks the command."""
+"""The text of a plan: a table of all predictions, and a command for each number of ranks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def report(
     device: Device | None,
     bar: Bar,
 ) -> Iterator[str]:
-    """The rows of all predictions, each as soon as it is made, and then the commands to take.
+    """Yield the rows of predictions as they are made, then the recommended commands.
 
-    Of `counts` of blocks (None: of its cuts, or 2 and 4), on as many ranks for each replica of the
-    settings, or of every grid of so many `ranks`; of ranks like this machine, or of a device.
+    Predicted are `counts` of blocks (None: those of the cuts, or 2 and 4) with the settings'
+    replicas, or every grid of each number of `ranks`. A rank is like this machine, or a device.
     """
     check_command("plan", settings)
     refuse_rounds(settings, "a plan compares rounds and --micro-batches of its own")
@@ -79,18 +79,18 @@ def report(
 def _data_parallel(
     planner: Planner, grids: Sequence[Grid], micro_batches: Sequence[int]
 ) -> list[Prediction]:
-    """What as many replicas of the undivided network make, where no grid is that one."""
+    """Predict data parallelism with the undivided network, unless a grid is that already."""
     plans: list[Prediction] = []
     for ranks in dict.fromkeys(grid.ranks for grid in grids):
         whole = Grid(1, ranks)
         if 1 < ranks <= planner.size and whole not in grids:
-            with suppress(ValueError):  # such as for a share of so few samples
+            with suppress(ValueError):  # such as for a share of too few samples
                 plans += planner.predictions([whole], micro_batches)
     return plans
 
 
 def impossible_predictions(predictions: Sequence[Prediction]) -> Iterator[str]:
-    """A sentence if predictions gain more than their number of ranks, which cannot be."""
+    """Yield a sentence if a predicted speed-up exceeds the number of ranks, which is impossible."""
     if wrong := [p for p in predictions if p.impossible]:
         worst = max(wrong, key=lambda p: p.speed_up / p.grid.ranks)
         yield (
@@ -107,9 +107,9 @@ _HEAD = """\
 
 
 def row(p: Prediction, epoch: int, alone: float) -> str:
-    """A prediction's row of the table, in Markdown.
+    """Format a prediction as a Markdown row.
 
-    An epoch has `epoch` samples, of which the fastest way on one rank makes `alone` a second.
+    An epoch has `epoch` samples; the fastest row on one rank trains `alone` of them a second.
     """
     K, R = p.grid
     cells = (
@@ -129,9 +129,9 @@ def row(p: Prediction, epoch: int, alone: float) -> str:
 def advice(
     predictions: Sequence[Prediction], others: Sequence[Prediction], settings: Config
 ) -> str:
-    """The command that reaches an accuracy first on so many ranks.
+    """Recommend the command that first reaches an accuracy on a number of ranks.
 
-    Before it, that of each of `others` which is faster: one rank, the undivided network.
+    It comes after the commands of `others` that are faster: one rank, the undivided network.
     """
     chosen, lines = best(predictions), []
     count = chosen.grid.ranks
@@ -157,7 +157,7 @@ def _grid_flags(grid: Grid) -> str:
 
 
 def command(chosen: Prediction, settings: Config) -> str:
-    """The command that trains by a prediction's recipe."""
+    """Return the command that trains by a prediction's recipe."""
     ranks, name = chosen.grid.ranks, settings.model.name
     words = [f"mpirun -n {ranks} hybrid train" if ranks > 1 else "hybrid train --blocks 1"]
     words.append(f"--model {name} --data {settings.data.name}")
@@ -173,19 +173,19 @@ def command(chosen: Prediction, settings: Config) -> str:
 
 
 _CHOSEN = ("solver", "fill", "correction", "rounds", "sync", "split", "links")
-"""The sections that a plan settles, but for what a user asks for in them."""
-_ASKED = ("rounds.memory_gb", "split.inside", "split.side_by_side")
+"""The sections that a plan decides, except the settings below."""
+_USER_CHOICES = ("rounds.memory_gb", "split.inside", "split.side_by_side")
 _FLAGS = ("model.name", "data.name", "train.batch_size")
 
 
 def _changed_settings(settings: Config, replicas: int) -> Iterator[str]:
-    """The settings beside the recipe that are not the default, as section.key=value."""
+    """Yield the settings outside the recipe that differ from the defaults, as section.key=value."""
     defaults = resolve({}).model_dump()
     for section, table in settings.model_dump().items():
         for key, value in table.items() if isinstance(table, dict) else ():
             name = f"{section}.{key}"
-            settled = name in _FLAGS or (section in _CHOSEN and name not in _ASKED)
-            if settled or (name == "split.side_by_side" and replicas == 1):
+            decided = name in _FLAGS or (section in _CHOSEN and name not in _USER_CHOICES)
+            if decided or (name == "split.side_by_side" and replicas == 1):
                 continue
             if value is None or value == defaults[section].get(key):
                 continue

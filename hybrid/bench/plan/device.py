@@ -1,4 +1,4 @@
-"""The profile of a device that a plan is for, and that this machine need not have."""
+"""The profile of a device to plan for, which this machine need not have."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from hybrid.solvers.local_work.budget import Cost
 
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(ge=1, le=1e24)]
-"""A second."""
+"""Per second."""
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 HOST_SECONDS = 4e-6
-"""That a host takes to issue an operation where its profile does not say: Python, torch, autograd.
+"""Default time of a host to issue an operation: Python, torch, autograd.
 
 3.7 to 4.2 microseconds in passes through layers of 4 values, and 4.6 through a transformer of 8, on
 one core of an AMD EPYC.
 """
 _COUNTED = 2, 4
-"""Samples whose passes are counted."""
+"""Numbers of samples for which operations are counted."""
 _Ways = tuple[list[Moved], list[Moved]]
 """Operations of a forward and a backward pass."""
 STEP_BYTES = 5
-"""Bytes moved for each of a weight's: SGD with momentum reads three vectors and writes two."""
+"""Bytes moved per byte of weights: SGD with momentum reads three vectors and writes two."""
 
 
 class Roofline(Section):
-    """[roofline] what the device reaches, not what its maker says that it could.
+    """[roofline] the rates that the device reaches, not its specified peak.
 
-    An operation takes max(its FLOP / flops_per_second, its bytes / bytes_per_second), and
-    `seconds_per_operation` of its host besides (Williams et al., Roofline, CACM 2009).
+    An operation takes max(FLOP / flops_per_second, bytes / bytes_per_second), plus
+    `seconds_per_operation` on its host (Williams et al., Roofline, CACM 2009).
     """
 
     flops_per_second: Rate
@@ -47,22 +47,22 @@ class Roofline(Section):
     seconds_per_operation: Seconds = HOST_SECONDS
 
     def seconds(self, moved: Sequence[Moved]) -> float:
-        """Of operations one after the other."""
+        """Return the time of consecutive operations."""
         flops, num_bytes = np.array(moved, dtype=float).reshape(-1, 2).T
         each = np.maximum(flops / self.flops_per_second, num_bytes / self.bytes_per_second)
         return float(each.sum() + self.seconds_per_operation * len(each))
 
 
 class Device(Section):
-    """A device's profile: what it reaches, and its memory."""
+    """A device's profile: its roofline and memory."""
 
     memory_gb: Positive | None = None
-    """Of a rank, in GB (10^9 bytes); unset: no limit."""
+    """Memory of a rank, in GB (10^9 bytes); unset: no limit."""
     roofline: Roofline
 
     @classmethod
     def read(cls, path: Path) -> Device:
-        """The profile in a TOML file; ValueError, in one line, for anything else."""
+        """Read a profile from a TOML file; ValueError if it is invalid."""
         try:
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
@@ -71,7 +71,7 @@ class Device(Section):
     def passes(
         self, model: nn.Module, chain: Sequence[Unit], samples: Sequence[Tensor]
     ) -> list[list[Cost]]:
-        """The time of passes over each of `samples`, as `measure_passes` gives it."""
+        """Predict the time of passes over each of `samples`, as `measure_passes` measures it."""
         of_two, of_four = (
             count_moved(model, chain, samples[0][:1].repeat_interleave(n, 0)) for n in _COUNTED
         )
@@ -84,17 +84,17 @@ class Device(Section):
         return [[cost(*unit, len(x)) for unit in units] for x in samples]
 
     def step_seconds(self, weights: Sequence[Tensor]) -> float:
-        """Of an optimizer's step: its host issues about one operation for each tensor of weights.
+        """Predict the time of an optimizer step, with about one operation per weight tensor.
 
-        SGD with momentum takes 3.6 microseconds for each where `HOST_SECONDS` was measured.
+        SGD with momentum takes 3.6 microseconds per tensor where `HOST_SECONDS` was measured.
         """
         return self.roofline.seconds([Moved(0.0, STEP_BYTES * p.nbytes) for p in weights])
 
 
 def _extended(of_two: list[Moved], of_four: list[Moved], n: int) -> list[Moved]:
-    """The operations of a pass over n samples, each of a + b n."""
+    """Extrapolate the operations of a pass to n samples, each linear in n."""
     first, second = _COUNTED
-    if len(of_two) != len(of_four):  # another number of operations for another number of samples
+    if len(of_two) != len(of_four):  # the number of operations depends on the batch
         return [Moved(n / second * flops, n / second * moved) for flops, moved in of_four]
     a, b = np.array(of_two, dtype=float), np.array(of_four, dtype=float)
     line = a + (b - a) * ((n - first) / (second - first))

@@ -15,22 +15,22 @@ from hybrid.solvers.layers.branches import nothing_left_out
 
 
 class Memory:
-    """Estimates bytes from passes over two samples, a run of units measured once."""
+    """Estimates bytes from passes over two samples; each run of units is measured once."""
 
     def __init__(self, copies: int) -> None:
         self._copies = copies
-        """Of the weights: themselves, their gradients, what the optimizer keeps."""
+        """Numbers per weight: the weight, its gradient, optimizer state."""
         self._saved: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def needed(self, recipe: Recipe, method: Method, inputs: Sequence[Tensor]) -> list[int]:
-        """Of each block of the replica whose method it is.
+        """Estimate the bytes of each block of a replica.
 
-        `inputs`, of some samples, go into the blocks. Counted are weights, their optimizer, what
-        keeps replicas together, graphs alive at once, auxiliary variables, and what a pass needs
-        while it runs: what crosses the cuts, and the adjoints of two activations.
+        `inputs` go into the blocks, a few samples each. The sum has weights, optimizer, state of
+        the strategy, live graphs, auxiliary variables, and temporary memory of a pass: tensors at
+        the cuts, and the adjoints of two activations.
 
-        It is what tensors need. A C library that keeps freed memory takes more, because buffers of
-        other sizes do not fill all of it.
+        It is the memory of tensors. A C library that keeps freed memory takes more, because buffers
+        of other sizes do not fill all of it.
         """
         blocks, replicas = method.problem.blocks, method.setup.replicas
         copies = recipe.sync.copies(replicas) if replicas > 1 else 0.0
@@ -53,9 +53,9 @@ class Memory:
     def _graphs(
         self, recipe: Recipe, method: Method, module: nn.Module, whole: Tensor, k: int
     ) -> tuple[int, int]:
-        """Bytes of the graphs that block k holds at once, and the samples of its largest pass.
+        """Return the bytes of block k's live graphs, and the samples of its largest pass.
 
-        Local work in a wait has a graph of its own.
+        Local work has a separate graph.
         """
         exact, K = recipe.serial, method.setup.blocks
         size, m = len(whole), exact.micro_batches or 1
@@ -65,16 +65,16 @@ class Memory:
             return recipe.solver.held_bytes(module, whole, k, K, self.graph) + local, part
         share, a_sample = ceil(size / m), self.graph(module, whole) / size
         flying = min(m, K - k)
-        graph, kept = share * a_sample, share * a_sample
+        graph = stored = share * a_sample
         if exact.recompute:
-            kept = share * prod(whole.shape[1:]) * whole.element_size()
-        live = graph + (flying - 1) * kept
+            stored = share * prod(whole.shape[1:]) * whole.element_size()
+        live = graph + (flying - 1) * stored
         if recipe.windowed:
             live, share = max(live, size * a_sample), size
         return round(live), share
 
     def graph(self, module: nn.Module, x: Tensor) -> int:
-        """What autograd keeps of a pass over x for the backward pass, parameters left out."""
+        """Estimate the bytes that autograd saves in a pass over x, without parameters."""
         return round(len(x) * self._of_a_sample(module, x)[0])
 
     def _of_a_sample(self, module: nn.Module, x: Tensor) -> tuple[float, float]:
@@ -91,12 +91,12 @@ class Memory:
 
 
 def saved_bytes(module: nn.Module, x: Tensor) -> int:
-    """What autograd keeps of a pass over x, parameters and buffers left out."""
+    """Measure the bytes that autograd saves in a pass over x, without parameters and buffers."""
     return sum(_saved_tensors(module, x))
 
 
 def _saved_tensors(module: nn.Module, x: Tensor) -> list[int]:
-    """The bytes of each."""
+    """List the bytes of each tensor that autograd saves."""
     sizes: dict[int, int] = {}
     tensors = [*module.parameters(), *module.buffers()]
     stored = {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -115,6 +115,6 @@ def _saved_tensors(module: nn.Module, x: Tensor) -> list[int]:
 
 
 def laid_out(x: Tensor) -> Tensor:
-    """The same, in memory as in a training."""
+    """Return a tensor in the memory layout of training."""
     layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
     return x.contiguous(memory_format=layout)

@@ -40,7 +40,7 @@ LONGEST = 64
 
 
 class Planner:
-    """Predicts from the measured time of every unit: the rest runs, on virtual links."""
+    """Predicts speeds: measured times stand for the units, all else runs on virtual links."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Planner:
         device: Device | None = None,
         tell: Say = lambda text: None,
     ) -> None:
-        """`device` is that of every rank; None: one like this machine.
+        """`device` is the device of every rank; None: one like this machine.
 
-        `say` gets what is left out and why, `tell` what is at work.
+        `say` reports rows that are left out and why, `tell` the current work.
         """
         self.settings, self.network, self._say, self._tell = settings, network, say, tell
         self.device = device
@@ -78,33 +78,33 @@ class Planner:
         self._memory = Memory(copies + (settings.delay.mend != "none"))
 
     def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:
-        """The model in `count` blocks, balanced by the time of passes over `samples`."""
+        """Cut the model into `count` blocks, balanced by the time of passes over `samples`."""
         return self.timed.blocks(count, samples or ceil(self.size / 4), cuts)
 
     def grids(self, ranks: int) -> list[Grid]:
-        """Every way to write a number of ranks as K x R."""
+        """List every way to write a number of ranks as K x R."""
         return grids(ranks, self.timed.num_units, self.size)
 
     def predictions(
         self, wanted: Sequence[Grid], micro_batches: Sequence[int], cuts: Sequence[str] = ()
     ) -> Iterator[Prediction]:
-        """Every recipe on every grid, over `cuts` or balanced by measured cost.
+        """Predict every recipe on every grid, with `cuts` or balanced by measured cost.
 
         ValueError if the settings leave no recipe on any of them.
         """
         for grid in wanted:
             replace(self._options, replicas=grid.replicas).check()
-        some = False
+        any_predicted = False
         for grid in wanted:
             try:
                 for row in self._on(grid, micro_batches, cuts):
-                    some, base = True, self.on_one_rank(micro_batches)[0]
+                    any_predicted, base = True, self.on_one_rank(micro_batches)[0]
                     yield replace(row, speed_up=row.images_per_second / base.images_per_second)
-            except ValueError as error:  # it cannot be cut in this way, or timed
+            except ValueError as error:  # the network cannot be cut in this way, or timed
                 if len(wanted) == 1:
                     raise
                 self._leave_out(f"{grid}", error)
-        if not some:
+        if not any_predicted:
             raise ValueError(self.refused[0])
 
     def _leave_out(self, name: str, error: ValueError) -> None:
@@ -112,7 +112,7 @@ class Planner:
         self._say(f"{name} is left out: {error}")
 
     def on_one_rank(self, micro_batches: Sequence[int]) -> list[Prediction]:
-        """The ways to train on one rank, the fastest first: undivided, and accumulating over m."""
+        """Predict the rows on one rank, fastest first: undivided, and accumulating over m."""
         key = tuple(micro_batches)
         if key not in self._alone:
             whole = self.blocks(1)
@@ -129,11 +129,11 @@ class Planner:
     def _on(
         self, grid: Grid, micro_batches: Sequence[int], cuts: Sequence[str]
     ) -> Iterator[Prediction]:
-        """All recipes on one grid, but for those that cannot train, be timed or have no room."""
+        """Predict the recipes on one grid, except those that cannot train, be timed or fit."""
         K, R = grid
         share = share_size(self.size, 0, R)
         parts = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
-        # so many that no block is more than one step late; whether parts so small pay is predicted
+        # enough that no block is more than one step late; the prediction shows whether it pays
         bound = 1 << (K - 2).bit_length() if K > 2 else 1
         if max(parts) < bound <= share:
             parts.append(bound)
@@ -154,7 +154,7 @@ class Planner:
                 self._leave_out(f"{grid}: {recipe.name}", error)
 
     def _recipes(self, grid: Grid, micro_batches: Sequence[int]) -> list[Recipe]:
-        """Those of one grid; a single block of several replicas has nothing to pipeline."""
+        """List the recipes of one grid; a single block with several replicas has no pipeline."""
         solvers = self.solvers() if grid.blocks > 1 or grid.replicas == 1 else [BASE.solver]
         rows = recipes(
             micro_batches,
@@ -169,22 +169,22 @@ class Planner:
         return [replace(row, sync=sync) for row in rows[: None if grid.blocks > 1 else 1]]
 
     def method(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> Method:
-        """The method by which a recipe trains these blocks; ValueError if it cannot."""
+        """Make the method by which a recipe trains these blocks; ValueError if it cannot."""
         key = blocks_key(blocks)
         if key not in self._problems:
             self._problems[key] = Problem.of(self._options, blocks, self.data)
         return recipe.method(self._problems[key], self._options, replicas)
 
     def memory(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> list[int]:
-        """Bytes of each block, of the first replica, whose share is the largest."""
+        """Estimate the bytes of each block of the first replica, which has the largest share."""
         method = self.method(blocks, recipe, replicas).of_replica(GridPlace(replicas=replicas))
         return self._memory.needed(recipe, method, self.timed.inputs(blocks))
 
     def solvers(self) -> list[Solver]:
-        """The one that is asked for, and those whose steps are known to be worth something."""
-        asked = methods.solver(self.settings)
-        others = [registry.solver_class(name)() for name in registry.OWN if name != asked.name]
-        return [asked, *(x for x in others if x.progress(2, self.size) is not None)]
+        """List the solver of the settings, and others with a known progress per step."""
+        first = methods.solver(self.settings)
+        others = [registry.solver_class(name)() for name in registry.OWN if name != first.name]
+        return [first, *(x for x in others if x.progress(2, self.size) is not None)]
 
     def predict(
         self,
@@ -194,16 +194,16 @@ class Planner:
         real: bool = False,
         replicas: int = 1,
     ) -> Prediction:
-        """Time `steps` mini-batches (whole windows, whole rounds) after as many to warm up.
+        """Time `steps` mini-batches (whole windows, whole rounds) after a warm-up of as many.
 
-        Units only take the time they were measured to need, unless they shall be `real`. A solver
-        that trains alone has a pipeline that every report empties: it is timed over as many and
-        four times as many, which gives the time of those between two reports.
+        Units are stand-ins that take the measured time, unless `real`. A pipeline that is emptied
+        at every report is timed over `steps` and over four times as many, to extrapolate to the
+        mini-batches between two reports.
         """
         method = self.method(blocks, recipe, replicas)
         setup = method.of_replica(GridPlace(replicas=replicas)).setup
         share = setup.batch_size
-        if self.device is not None:  # whose steps all take the same time
+        if self.device is not None:  # all steps take the same time
             steps = min(steps, 2)
         steps = setup.stored_batches or steps
         if replicas > 1:
@@ -222,7 +222,7 @@ class Planner:
             budgets = [tuple(pair) for pair in row.rounds.local_budgets]
             return {**self._timed(row, links, steps), "local_budgets": budgets}
 
-        # replicas that only let time pass do all the same: one of them is enough
+        # replicas of stand-ins behave identically: one of them is enough
         one = replicas > 1 and not real
         likewise = partial(RepresentativeLinks, replicas=replicas)
         ranks = run_virtual(
@@ -249,7 +249,7 @@ class Planner:
         )
 
     def _timed(self, row: MethodContender, links: VirtualLinks, steps: int) -> dict[str, float]:
-        """One rank's share of `steps`, between two reports where the solver trains alone."""
+        """Time one rank's `steps`, extrapolated to the interval between reports of a pipeline."""
         batches = still_batches(self.data, self.size, steps, CPU)
         times = _timed(row, links, batches)
         if row.method.solver.alternates or row.method.solver.exact:
@@ -261,7 +261,7 @@ class Planner:
 
 
 def _timed_by(method: Method, blocks: Blocks) -> Method:
-    """The same with blocks that take as long, draw nothing, and need no compiling."""
+    """Replace a method's blocks by stand-ins, without random numbers and compilation."""
     drawing: list[dict[nn.Module, tuple[int, ...]]] = [{} for _ in range(len(blocks))]
     problem = replace(method.problem, blocks=blocks, drawing=drawing)
     train = method.options.train.model_copy(update={"compile": False})
@@ -269,7 +269,7 @@ def _timed_by(method: Method, blocks: Blocks) -> Method:
 
 
 def _timed(row: MethodContender, links: VirtualLinks, batches: list[Batch]) -> dict[str, float]:
-    """One rank's share of training on `batches`; all begin together."""
+    """Time one rank's training on `batches`; all ranks begin together."""
     links.all_gather_grid(None)
     before = links.now(), *row.spent()
     row.train(batches)

@@ -1,4 +1,4 @@
-"""What a plan predicts of one way to train, and which of several is the best."""
+"""A plan's prediction for one recipe on one grid, and the best of several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hybrid.bench.recipes import Recipe
 from hybrid.links.grid import Grid
 
 FILL_WORTH, SWEEP_WORTH = 0.3, 0.6
-"""Progress of local work over that of steps on as many images: in budgets, and in sweeps.
+"""Progress of local work relative to ordinary steps on as many images: in budgets, and in sweeps.
 
 Measured: docs/benchmarks/auxiliary/filled-waits.md, and sweeps.md beside it.
 """
@@ -24,33 +24,33 @@ class Prediction:
     cuts: list[str]
     images_per_second: float
     local_share: float
-    """Images of local steps over images of the others."""
+    """Images of local steps over images of ordinary steps."""
     idle_share: list[float]
     bytes_per_image: float
     memory_bytes: list[int]
     batch_size: int
-    """Of a replica's share."""
+    """Samples of a replica's share."""
     optimizer: str = "sgd"
-    """The name of the one whose steps they are."""
+    """The name of the optimizer."""
     local_budgets: Sequence[tuple[int, int]] = ()
-    """Samples of local steps that each block has time for in a tick; empty: none are asked for."""
+    """Samples of local steps that each block has time for in a tick; empty: no local work."""
     speed_up: float = 0.0
     """Over the fastest way to train on one rank."""
 
     @property
     def progress(self) -> float | None:
-        """Images a second, weighted by what a step is worth; None where that is not measured."""
+        """Images per second, weighted by the progress of a step; None if that is unknown."""
         measured = self.recipe.sync.exact or self.grid.replicas == 1
         return (self.worth or None) if measured else None
 
     @property
     def impossible(self) -> bool:
-        """Whether it is predicted to gain more than there are ranks."""
+        """Whether the predicted speed-up exceeds the number of ranks."""
         return round(self.speed_up, 2) > self.grid.ranks
 
     @property
     def worth(self) -> float:
-        """The progress if replicas always agreed; 0 where it is not measured."""
+        """The progress as if replicas always agreed; 0 if it is unknown."""
         solver = self.recipe.solver
         if solver.alternates:
             return (1 + SWEEP_WORTH * self.local_share) * self.images_per_second
@@ -59,5 +59,5 @@ class Prediction:
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
-    """The prediction of most progress a second, or, where none is known, of most worth."""
+    """Return the prediction of most progress per second or, if none is known, of most worth."""
     return max(predictions, key=lambda p: (p.progress or 0.0, p.worth))

@@ -21,16 +21,16 @@ from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.local_work.budget import Cost
 
 MESSAGE_OPERATIONS = 4
-"""What a message costs each of its ranks, in operations: Python and mpi4py take 16 microseconds to
-send one and 18 to receive it."""
+"""The cost of a message to each of its ranks, in operations: Python and mpi4py take 16 microseconds
+to send one and 18 to receive it."""
 
 
 class StandIn(nn.Module):
-    """A unit's weights and its output's shape; the time of a pass is looked up in a table.
+    """A unit with real weights and output shapes; the time of a pass comes from a table.
 
-    Everything around the passes is real: messages, number formats, stores, steps of the weights.
-    So a method's program runs on stand-ins as it does on the network, and virtual links tell how
-    long that would take, without the passes, which are most of the work.
+    Everything around the passes is real: messages, number formats, stores, weight steps. So a
+    method's program runs on stand-ins as on the network, and virtual links measure its time
+    without the passes, which are most of the work.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class StandIn(nn.Module):
         self.weights = nn.ParameterList({id(p): p for p in weights}.values())
         self.shape, self.sizes = shape, np.array(sizes)
         self.seconds = [np.array(each) for each in zip(*costs, strict=True)]
-        """Forward and backward, of a sample, at each of the sizes."""
+        """Seconds per sample, forward and backward, at each of the sizes."""
         self.dtype, self.outputs = dtype, outputs
-        """How its outputs are packed; for the network's last unit, if they are not one tensor."""
+        """The bundle of the network's outputs, for a last unit that gives several tensors."""
         self.links: VirtualLinks | None = None
         """The links whose clock counts the passes; None: no clock."""
 
@@ -58,15 +58,15 @@ class StandIn(nn.Module):
 
     @contextmanager
     def spending(self, way: int, samples: int) -> Iterator[None]:
-        """Let the time of a forward (0) or backward (1) pass go by, and not that of the body."""
-        begun = 0.0 if self.links is None else self.links.now()
+        """Count the time of a forward (0) or backward (1) pass instead of the body's."""
+        start = 0.0 if self.links is None else self.links.now()
         yield
         if self.links is not None:
             spent = samples * float(np.interp(samples, self.sizes, self.seconds[way]))
-            self.links.work(begun + spent - self.links.now())
+            self.links.work(start + spent - self.links.now())
 
     def blank(self, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Zeros, all of them in one place of memory, which must not be written to."""
+        """Return zeros that share one element of memory, and must not be written to."""
         return torch.zeros((), dtype=dtype).expand(shape)
 
 
@@ -87,9 +87,9 @@ class _TimedPass(torch.autograd.Function):
 
 
 def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor) -> Blocks:
-    """The blocks with a stand-in for every unit; `table`: samples a pass -> each unit's cost.
+    """Replace every unit by a stand-in; `table`: samples per pass -> each unit's cost.
 
-    `inputs` are some rows as the first block takes them.
+    `inputs` are a few rows, packed for the first block.
     """
     sizes, stand_ins, x = sorted(table), [], inputs
     modules = make_single_unit_blocks(blocks.units)
@@ -110,7 +110,7 @@ def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor
 def clocked(links: VirtualLinks, device: Device | None, block: Block) -> None:
     """Let a rank's clock count the passes of its stand-ins.
 
-    Of a device it counts these, messages and the optimizers' steps, and no time of this machine.
+    For a device it counts passes, messages and optimizer steps, but no time of this machine.
     """
     for part in block.module.modules():
         if isinstance(part, StandIn):

@@ -1,4 +1,4 @@
-"""The network that a plan is for: its blocks, how long they take, and what goes into them."""
+"""The network to plan for: its blocks, their inputs and their times."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Say = Callable[[str], None]
 class TimedNetwork:
     """A network and its data, with times measured on this machine.
 
-    A network of this package is known by the time of each of its units, measured once, and is
-    balanced by it. One's own is cut as a training would cut it, and is known by the time of each
-    block: what lies between two of its units may be several tensors, which only a cut packs.
+    A built-in network is timed and balanced by unit, each measured once. A user's network is cut as
+    a training would cut it, and timed by block: between its units there may be several tensors,
+    which only a cut packs.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TimedNetwork:
         tell: Say = lambda text: None,
         device: Device | None = None,
     ) -> None:
-        """`device` is the one whose times are wanted; None: those of this machine."""
+        """`device` is the device to time; None: this machine."""
         self.network, self._tell, self._device = network, tell, device
         self._sample = data.sample(SAMPLES)[0]
         self._size, self._balance = settings.train.batch_size, settings.split.balance
@@ -52,14 +52,14 @@ class TimedNetwork:
         whole = self._split(1)
         self.model = placed(whole.model, CPU)
         self.num_units = len(whole.units)
-        """As long as no more blocks are asked for."""
+        """The number of units in one block; a cut into more blocks may give more."""
         self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
-        """Names of units -> samples a pass -> each unit's seconds for one of them."""
+        """Unit names -> samples per pass -> each unit's seconds per sample."""
 
     def blocks(self, count: int, samples: int, cuts: Sequence[str] = ()) -> Blocks:
-        """In `count` blocks or at `cuts`, with costs in passes over `samples`.
+        """Cut the network into `count` blocks or at `cuts`, with costs in passes over `samples`.
 
-        ValueError where it cannot be cut so.
+        ValueError if it cannot be cut so.
         """
         if not self._by_units:
             cut = self._split(count, cuts)
@@ -82,10 +82,10 @@ class TimedNetwork:
         return blocks.with_bundles(self._sample)
 
     def measure(self, blocks: Blocks, *sizes: int) -> None:
-        """Time every unit's passes over each number of samples, unless that is done.
+        """Time every unit's passes over each number of samples not yet measured.
 
-        Passes over a whole mini-batch, which all else is compared with, take turns with them: a
-        machine that has become slower since has not changed the ratio.
+        They take turns with passes over a whole mini-batch, the reference, so that the ratio holds
+        even if the machine's speed has changed since.
         """
         table = self._table(blocks)
         new = [n for n in dict.fromkeys((self._size, *sizes)) if n not in table]
@@ -98,7 +98,7 @@ class TimedNetwork:
         try:
             rows = [self._rows(blocks, n) for n in turns]
             whole, *others = passes(blocks.model, blocks.units, rows)
-        except (ValueError, RuntimeError) as error:  # whatever a user's module raises
+        except (ValueError, RuntimeError) as error:  # of a user's module
             raise ValueError(
                 f"a pass over {sizes_text} samples fails, which says: "
                 f"{one_line(error)[:200]}; take fewer --micro-batches or --replicas, or a "
@@ -110,16 +110,16 @@ class TimedNetwork:
             table[n] = [Cost(scale * c.forward, scale * c.backward) for c in costs]
 
     def costs(self, blocks: Blocks, samples: int) -> list[Cost]:
-        """Seconds of every unit and one sample, in passes over `samples`."""
+        """Return each unit's seconds per sample, in passes over `samples`."""
         self.measure(blocks, samples)
         return self._table(blocks)[samples]
 
     def stand_in(self, blocks: Blocks) -> Blocks:
-        """The same of units that take as long and compute nothing."""
+        """Replace the units by stand-ins with their measured times."""
         return stand_in(blocks, self._table(blocks), self._rows(blocks, 2))
 
     def inputs(self, blocks: Blocks) -> list[Tensor]:
-        """What goes into every block, of two samples."""
+        """Compute the inputs of every block, for two samples."""
         key = blocks_key(blocks)
         if key not in self._inputs:
             inputs = self._inputs[key] = [self._rows(blocks, 2)]
@@ -132,7 +132,7 @@ class TimedNetwork:
         return self.times.setdefault(tuple(unit.name for unit in blocks.units), {})
 
     def _rows(self, blocks: Blocks, count: int) -> Tensor:
-        """`count` samples as the first block takes them."""
+        """Pack `count` samples for the first block."""
 
         def repeated(x: Tensor) -> Any:
             return x[torch.arange(count) % len(x)]
@@ -141,5 +141,5 @@ class TimedNetwork:
 
 
 def blocks_key(blocks: Blocks) -> tuple[object, ...]:
-    """Equal for equal blocks of one network."""
+    """Return a key that is equal for equal blocks of one network."""
     return (*(unit.name for unit in blocks.units), *blocks.starts)

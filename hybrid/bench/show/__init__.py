@@ -1,4 +1,4 @@
-"""How a network is cut, before anything is trained: its units, blocks, cuts and their memory."""
+"""Descriptions of a cut network before training: units, blocks, cuts and their memory."""
 
 from hybrid.bench.show.counting import describe
 from hybrid.bench.show.description import Description

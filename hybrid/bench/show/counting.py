@@ -1,4 +1,4 @@
-"""Counts what the blocks of a network cost, send and keep, on a batch of its inputs."""
+"""Costs, messages and memory of a network's blocks, counted on a batch of its inputs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def describe(
     measured: bool = False,
     model: str = "",
 ) -> Description:
-    """What a network in blocks costs, sends and keeps.
+    """Describe the costs, messages and memory of a network in blocks.
 
     `inputs` is a batch of the network's inputs, (N, ...), as for `split`. The cost is counted on
-    it, or `measured` in seconds. Bytes are those of mini-batches of `batch_size` and of an
-    `optimizer`, by default SGD with momentum. The network, its gradients and its buffers are what
-    they were before; nothing is drawn from torch's generator.
+    it, or `measured` in seconds. Bytes are for mini-batches of `batch_size` and an `optimizer`, by
+    default SGD with momentum. The network, its gradients, its buffers and torch's generator do not
+    change.
 
     Raises ValueError for inputs that do not fit, and units that cannot run one by one.
     """
@@ -71,7 +71,7 @@ def describe(
 
 
 def _shares(blocks: Blocks, inputs: Any, measured: bool) -> list[float]:
-    """Each unit's share of the cost."""
+    """Compute each unit's share of the cost."""
     measure = measure_costs if measured else count_costs
     try:
         costs = [sum(c) for c in measure(blocks.model, blocks.units, _packed(blocks, inputs))]
@@ -84,7 +84,7 @@ def _shares(blocks: Blocks, inputs: Any, measured: bool) -> list[float]:
 
 
 def _entering(blocks: Blocks, inputs: Any) -> list[Tensor]:
-    """What goes into every unit, several tensors packed as one, of two samples."""
+    """Compute the packed input of every unit, for two samples."""
     x = _packed(blocks, inputs)
     x, entering = x[torch.arange(2) % len(x)], []
     with blocks.mode(training=False), torch.no_grad():
@@ -114,7 +114,7 @@ def _dtype(dtype: torch.dtype) -> str:
 def _block(
     blocks: Blocks, k: int, x: Tensor, shares: Sequence[float], batch_size: int, copies: int
 ) -> BlockPart:
-    """Block k, into which x goes, of two samples."""
+    """Describe block k, whose input for two samples is x."""
     module, run, start = blocks.module(k), blocks.units_of(k), blocks.starts[k]
     trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
     tensors = [*module.parameters(), *module.buffers()]
@@ -127,15 +127,12 @@ def _block(
         sum(tensor.nbytes for tensor in tensors),
         trained,
         (copies - 2) * trained,
-        _kept_bytes(blocks, module, x.requires_grad_(k > 0), batch_size),
+        _activation_bytes(blocks, module, x.requires_grad_(k > 0), batch_size),
     )
 
 
-def _kept_bytes(blocks: Blocks, module: BlockModule, two: Tensor, batch_size: int) -> int:
-    """What a pass over a mini-batch keeps: a part for every sample, and one that is always there.
-
-    Passes over two and over four samples tell the two apart.
-    """
+def _activation_bytes(blocks: Blocks, module: BlockModule, two: Tensor, batch_size: int) -> int:
+    """Extrapolate the bytes that a pass saves from two and four samples to a mini-batch."""
     four = two.detach().repeat(2, *[1] * (two.dim() - 1)).requires_grad_(two.requires_grad)
     try:
         with blocks.mode(training=True):
@@ -150,10 +147,10 @@ def _kept_bytes(blocks: Blocks, module: BlockModule, two: Tensor, batch_size: in
 
 
 def _packed(blocks: Blocks, inputs: Any) -> Tensor:
-    """What the first block takes, laid out as in a training."""
+    """Pack inputs for the first block, laid out as in a training."""
     return laid_out(blocks.pack_inputs(inputs))
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> int:
-    """Numbers in them, a tied one counted once."""
+    """Count the numbers of parameters, tied ones once."""
     return sum(prod(p.shape) for p in {id(p): p for p in parameters}.values())

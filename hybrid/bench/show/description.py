@@ -1,4 +1,4 @@
-"""What there is to say of a network in blocks, as plain data and as text."""
+"""The description of a network in blocks, as plain data and as text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hybrid.errors import counted
 from hybrid.report.page import amount
 
 MOST_ROWS = 30
-"""Of units, unless a depth is asked for."""
+"""The most rows of units, unless a depth is given."""
 _WIDEST, _BAR = 44, 16
-"""Characters of a unit's name, and of the bar of the row with the largest cost."""
+"""Characters of the longest name and of the longest bar."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A tensor that goes somewhere: its name, if it has one, its type, and one sample's shape."""
+    """The form of an input tensor: its name, if any, its type, and one sample's shape."""
 
     name: str
     dtype: str
@@ -37,46 +37,46 @@ class UnitPart:
     name: str
     block: int
     units: int
-    """How many it stands for."""
+    """The number of units."""
     parameters: int
     share: float
-    """Of the network's cost, forward and backward, in 0..1."""
+    """Share of the network's cost, forward and backward, in 0..1."""
     inputs: tuple[Form, ...]
 
 
 @dataclass(frozen=True)
 class CutPart:
-    """What crosses a cut: activations forward, and adjoints that are as large backward."""
+    """The traffic of a cut: activations forward, and adjoints of the same size backward."""
 
     before: str
-    """The first unit behind it."""
+    """The first unit after the cut."""
     tensors: tuple[Form, ...]
-    """Several travel packed as one."""
+    """The tensors, which travel packed as one."""
     sample_bytes: int
     batch_bytes: int
-    """Of a mini-batch, one way."""
+    """Bytes of a mini-batch, one way."""
 
 
 @dataclass(frozen=True)
 class BlockPart:
-    """A block: its units and what it needs of memory, without what its solver keeps."""
+    """A block: its units and its memory, without that of a solver."""
 
     first: str
     last: str
     units: int
     parameters: int
     share: float
-    """Of the network's cost, in 0..1."""
+    """Share of the network's cost, in 0..1."""
     weight_bytes: int
-    """Of parameters and buffers."""
+    """Bytes of parameters and buffers."""
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
-    """What a forward pass of one mini-batch keeps for the backward pass."""
+    """Bytes that a forward pass of one mini-batch saves for the backward pass."""
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes by what they are for."""
+        """Bytes by purpose."""
         return {
             "weights": self.weight_bytes,
             "gradients": self.gradient_bytes,
@@ -105,10 +105,9 @@ class Description:
         return max(block.share for block in self.blocks) * len(self.blocks)
 
     def rows(self, depth: int | None = None) -> list[UnitPart]:
-        """The units, those of a block whose names begin alike folded into one row.
+        """Fold units of a block whose names have the same first `depth` parts into one row.
 
-        Alike are names with the same first `depth` parts between dots; 0: a row for each block.
-        None: as many as give at most `MOST_ROWS` rows.
+        0: a row for each block. None: the largest depth that gives at most `MOST_ROWS` rows.
         """
         deepest = max(unit.name.count(".") + 1 for unit in self.units)
         if depth is not None:
@@ -139,7 +138,7 @@ class Description:
         return self.text()
 
     def text(self, depth: int | None = None) -> str:
-        """Units by block with the cuts between them, then the memory; see `rows` for `depth`."""
+        """Write the units by block with the cuts between, then the memory; `depth` as in `rows`."""
         title = (
             f"{self.model}: {counted(len(self.units), 'unit')}, {self.parameters:,} parameters, "
             f"{counted(len(self.blocks), 'block')}"
@@ -152,7 +151,7 @@ class Description:
         return "\n".join([*lines, *self._lines_of_memory(), "", LEFT_OUT])
 
     def _lines_of_units(self, rows: Sequence[UnitPart]) -> Iterator[str]:
-        """A table of rows, with a line at each cut."""
+        """Yield a table of rows, with a line at each cut."""
         largest = max(row.share for row in rows)
         folded = any(row.units > 1 for row in rows)
         head = ["units" * folded, "parameters", "cost", "", "what goes in, of a sample"]
@@ -198,13 +197,13 @@ LEFT_OUT = (
 
 
 def shortened(name: str) -> str:
-    """A name whose middle is left out if it is long."""
+    """Shorten a long name in the middle."""
     half = _WIDEST // 2 - 1
     return name if len(name) <= _WIDEST else f"{name[:half]}...{name[-half:]}"
 
 
 def _table(cells: Sequence[Sequence[Any]], sides: str) -> list[str]:
-    """Lines of columns as wide as their widest cell."""
+    """Format lines with columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)).rstrip()

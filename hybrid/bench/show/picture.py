@@ -1,4 +1,4 @@
-"""Draws a network in blocks: the cost of its units, what crosses the cuts, the memory of blocks."""
+"""A picture of a network in blocks: costs of units, traffic of cuts, memory of blocks."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _LONGEST = 34
 
 
 def check_picture(file: Path) -> None:
-    """ValueError unless a picture can be drawn into `file`."""
+    """Reject a file into which no picture can be drawn."""
     if file.is_dir():
         raise ValueError(f"{file} is a folder: name a file in it, such as {file / 'blocks.svg'}")
     if file.suffix.lower() not in ENDINGS:
-        raise ValueError(f"{file} must end in {' or '.join(ENDINGS)}, to be a picture: rename it")
+        raise ValueError(f"{file} must end in {' or '.join(ENDINGS)}: rename it")
     check_file(file)
     check_folder(file.parent)
 
 
 def draw(shown: Description, file: Path | str, depth: int | None = None) -> Path:
-    """Draw a network in blocks into an SVG or a PNG file, whole or not at all; give its path.
+    """Draw a network in blocks into an SVG or PNG file, atomically; return its path.
 
-    `depth` folds units as in `Description.rows`. ValueError for another ending, and for a place
-    where no file can be.
+    `depth` folds units as in `Description.rows`. ValueError for another ending or an impossible
+    path.
     """
     file = Path(file)
     check_picture(file)
@@ -80,7 +80,7 @@ def _figure(shown: Description, rows: Sequence[UnitPart]) -> Figure:
 def _draw_costs(
     axes: Axes, shown: Description, rows: Sequence[UnitPart], places: Sequence[float]
 ) -> None:
-    """A bar for each row, and a line at each cut that says what crosses it."""
+    """Draw a bar for each row, and a line at each cut with its traffic."""
     largest = max(row.share for row in rows) or 1.0
     for row, y in zip(rows, places, strict=True):
         axes.barh(y, 100 * row.share, 0.78, color=_color(row.block))
@@ -95,15 +95,15 @@ def _draw_costs(
     axes.set_title(f"cost of the units, forward and backward, {shown.cost}", fontsize=9, loc="left")
     for number, (cut, y) in enumerate(zip(shown.cuts, _lines(rows, places), strict=True), 1):
         axes.axhline(y, color=GREY, linewidth=1, linestyle="dashed")
-        said = f"cut {number}: {_crossing(cut, shown.batch_size)}"
+        text = f"cut {number}: {_crossing(cut, shown.batch_size)}"
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        axes.text(0.6 * largest, y, said, va="center", fontsize=7.5, color=GREY, bbox=box)
+        axes.text(0.6 * largest, y, text, va="center", fontsize=7.5, color=GREY, bbox=box)
 
 
 def _draw_memory(
     axes: Axes, shown: Description, rows: Sequence[UnitPart], places: Sequence[float]
 ) -> None:
-    """A stacked bar for each block, beside its units."""
+    """Draw a stacked bar for each block, beside its units."""
     totals = [sum(block.memory.values()) for block in shown.blocks]
     power, unit = next(
         (p, u) for p, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")) if max(totals) >= p
@@ -137,7 +137,7 @@ def _draw_memory(
 
 
 def _lines(rows: Sequence[UnitPart], places: Sequence[float]) -> list[float]:
-    """Where the cuts are, between the places of the rows."""
+    """Return the positions of cuts between the rows."""
     pairs = zip(rows, rows[1:], places, places[1:], strict=False)
     return [(y + below) / 2 for row, after, y, below in pairs if row.block != after.block]
 
@@ -155,7 +155,7 @@ def _color(block: int) -> str:
 
 
 def _shaded(color: str, name: str) -> tuple[float, ...]:
-    """A color as that part of the memory has it."""
+    """Shade a block's color for a part of its memory."""
     from matplotlib.colors import to_rgb
 
     return tuple(1 - _SHADES[name] * (1 - part) for part in to_rgb(color))

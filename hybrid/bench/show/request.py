@@ -1,4 +1,4 @@
-"""The network that `hybrid show` is asked for, in blocks, and a sample of its inputs."""
+"""The network of `hybrid show`, and a sample of its inputs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from hybrid.solvers.acting import nearest
 from hybrid.training import build
 
 IMAGES = "float32[3,32,32]"
-"""What goes into a network of this package unless another shape is asked for: CIFAR's images."""
+"""The default input of a built-in network: CIFAR's images."""
 TEXTS = "int64[256]"
-"""The same of one that reads texts."""
+"""The default input of a built-in network for texts."""
 CLASSES = 10
 _FORM = re.compile(r"(?:(?P<name>[^=\[\],]+)=)?(?P<dtype>\w+)\[(?P<sizes>[0-9, ]*)\]")
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "uint8", "bool")
 
 
 def show(overrides: Mapping[str, Any], inputs: str | None = None) -> Description:
-    """Describe the network of some settings ("section.key" -> value), cut as a training would.
+    """Describe the network of some settings ("section.key" -> value), cut as for a training.
 
-    `inputs` is the form of a sample, as `parse_inputs` takes it; None: that of `data.name`, if this
-    is there. ValueError for settings that contradict each other or do not fit the network.
+    `inputs` is the form of a sample for `parse_inputs`; None: that of `data.name`, or the default.
+    ValueError for settings that contradict each other or do not fit the network.
     """
     _check(overrides, inputs)
     settings = load(None, {"split.blocks": 2, **overrides})
@@ -60,7 +60,7 @@ def show(overrides: Mapping[str, Any], inputs: str | None = None) -> Description
 
 
 def _check(overrides: Mapping[str, Any], inputs: str | None) -> None:
-    """ValueError for settings that contradict each other."""
+    """Reject settings that contradict each other."""
     name, cuts = overrides["model.name"], overrides.get("split.cuts")
     data = overrides.get("data.name")
     if data is not None and inputs is not None:
@@ -85,7 +85,7 @@ def _check(overrides: Mapping[str, Any], inputs: str | None) -> None:
 
 
 def _check_form(name: str, batch: Any, inputs: str | None) -> None:
-    """ValueError unless a network takes these samples, if it is of this package."""
+    """Reject samples that a built-in network does not take."""
     texts = reads_texts(name)
     dtype, dim = (torch.int64, 2) if texts else (torch.float32, 4)
     fits = isinstance(batch, Tensor) and (batch.dtype, batch.dim()) == (dtype, dim)
@@ -98,7 +98,7 @@ def _check_form(name: str, batch: Any, inputs: str | None) -> None:
 
 
 class _Samples(list[Any]):
-    """Samples with the target 0, as a data set."""
+    """A data set of samples with target 0."""
 
     classes = range(CLASSES)
 
@@ -108,11 +108,10 @@ class _Samples(list[Any]):
 
 
 def parse_inputs(text: str) -> Any:
-    """Two samples of the inputs of a text: a tensor, a tuple by position or a dict by name.
+    """Parse the forms of inputs into two samples: a tensor, a tuple, or a dict by name.
 
-    "float32[3,224,224]" is one tensor, "ids=int64[128],mask=int64[128]" two by name. Real numbers
-    are drawn from a normal distribution, integers and truth values are 1. ValueError for any other
-    text.
+    "float32[3,224,224]" is one tensor, "ids=int64[128],mask=int64[128]" are two by name. Real
+    numbers are normally distributed, integers and booleans are 1. ValueError for any other text.
     """
     forms = [_parse_form(part.strip(), text) for part in re.split(r",(?![^\[]*\])", text)]
     names = [name for name, _ in forms if name]
@@ -128,7 +127,7 @@ def parse_inputs(text: str) -> Any:
 
 
 def _parse_form(part: str, text: str) -> tuple[str, Tensor]:
-    """Name and two samples of one input."""
+    """Parse the name and two samples of one input."""
     match = _FORM.fullmatch(part)
     sizes = re.split(r" *, *", match["sizes"].strip()) if match and match["sizes"].strip() else []
     if match is None or not all(re.fullmatch("[0-9]{1,9}", x) and int(x) for x in sizes):
@@ -150,5 +149,5 @@ def _parse_form(part: str, text: str) -> tuple[str, Tensor]:
         if not kind.is_floating_point:
             return name, torch.ones(2, *shape, dtype=kind)
         return name, torch.randn(2, *shape, generator=generator).to(kind)
-    except RuntimeError as error:  # such as for want of memory
+    except RuntimeError as error:  # such as out of memory
         raise ValueError(f"--inputs {text!r}: no such samples: {one_line(error)[:200]}") from error

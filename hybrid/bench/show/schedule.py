@@ -18,12 +18,13 @@ LEGEND = "F: forward pass, B: backward pass, L: local work, *: a step follows, .
 
 
 def schedule_text(given: Mapping[str, Any]) -> str:
-    """What each block does for two mini-batches, in slots of one pass each.
+    """Draw the schedule of each block for two mini-batches, in slots of one pass each.
 
-    `given`: "section.key" -> value. No network is made: a schedule depends on the number of blocks.
+    `given`: "section.key" -> value. No network is built: a schedule depends on the number of
+    blocks.
 
-    The lists that are drawn are those that a training executes. ValueError for a method without a
-    schedule of passes, and with the table for one whose blocks would stand still.
+    A training executes the same lists. ValueError for a method without a schedule of passes, and,
+    with the table, for a schedule that would deadlock.
     """
     settings = load(None, {"split.blocks": 2, **given})
     count = len(settings.split.cuts) + 1 if settings.split.cuts else settings.split.blocks
