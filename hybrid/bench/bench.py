@@ -54,9 +54,9 @@ class Bench:
         self.out = out
         self.comm, self.settings = comm, settings
         self.micro_batches, self.only = list(micro_batches), list(only)
-        asked = methods.solver(settings)
+        solver = methods.solver(settings)
         usable = registry.SOLVERS.usable(self.say)
-        solvers = [asked if kind is type(asked) else kind() for kind in usable.values()]
+        solvers = [solver if kind is type(solver) else kind() for kind in usable.values()]
         memory_gb = settings.rounds.memory_gb
         size = settings.train.batch_size
         accumulated = [1, *(m for m in micro_batches if 1 < m <= size)]
@@ -64,9 +64,9 @@ class Bench:
         """The rows on one rank; the fastest is the base case."""
         correction, fills = (
             methods.correction(settings),
-            {asked.name: methods.named(settings, "fill")},
+            {solver.name: methods.named(settings, "fill")},
         )
-        check_local_method(asked, fills[asked.name])
+        check_local_method(solver, fills[solver.name])
         rows = recipes(micro_batches, correction, solvers, memory_gb, fills)
         self.left_out: dict[str, str] = {}
         """Rows that cannot run, and why."""

@@ -75,8 +75,8 @@ def main() -> None:
     sys.exit(status)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(show: bool) -> None:
+    if show:
         from hybrid import __version__
 
         typer.echo(f"hybrid {__version__}")

@@ -84,9 +84,9 @@ def submit(
 
     if launch.launched_rank() > 0:
         return
-    given = overrides(context)
-    resolved = load(config, given)
-    references.check_code_is_given(resolved, given)
+    settings = overrides(context)
+    resolved = load(config, settings)
+    references.check_code_is_given(resolved, settings)
     if gpus_per_rank is None:
         gpus_per_rank = 0 if resolved.train.device == "cpu" else 1
     if out is None:

@@ -136,9 +136,9 @@ def plan(
         typer.echo(text, err=True)
 
     def lines() -> Iterator[str]:
-        given = _settings(context)
-        resolved = load(config, given)
-        references.check_code_is_given(resolved, given)
+        settings = _settings(context)
+        resolved = load(config, settings)
+        references.check_code_is_given(resolved, settings)
         profile = None if device is None else Device.read(device)
         with Bar(0, text="cutting the network") as bar:
             yield from report(resolved, blocks, totals, parts, say, profile, bar)

@@ -24,7 +24,7 @@ def list_(
 ) -> None:
     """List solvers, strategies, samplers, models and data sets."""
 
-    def said() -> str:
+    def text() -> str:
         chosen = {each: _lines(each) for each in ([kind] if kind else get_args(Kind))}
         if as_json:
             return json.dumps(chosen, indent=2)
@@ -34,7 +34,7 @@ def list_(
             parts.append([title, *(f"  {name:{width}}  {line}" for name, line in names.items())])
         return "\n\n".join("\n".join(lines) for lines in parts)
 
-    first_says(said)
+    first_says(text)
 
 
 def _lines(kind: Kind) -> dict[str, str]:
@@ -121,29 +121,29 @@ def show(
 ) -> None:
     """Show how a network is cut, or what its blocks do when."""
 
-    def said() -> str:
+    def text() -> str:
         from hybrid.bench.show import picture as pictures
-        from hybrid.bench.show.request import show as described
+        from hybrid.bench.show.request import show as describe
         from hybrid.bench.show.schedule import schedule_text
 
         if picture is not None:
             pictures.check_picture(picture)
-        given = options.overrides(context)
+        settings = options.overrides(context)
         if cuts is not None:
-            given["split.cuts"] = [name.strip() for name in cuts.split(",")]
+            settings["split.cuts"] = [name.strip() for name in cuts.split(",")]
         if balance is not None:
-            given["split.balance"] = balance
+            settings["split.balance"] = balance
         if optimizer is not None:
-            given["optimizer.name"] = optimizer
+            settings["optimizer.name"] = optimizer
         _check_shown(context, schedule)
         if schedule:
-            return schedule_text(given)
-        shown = described(given, inputs)
+            return schedule_text(settings)
+        description = describe(settings, inputs)
         if picture is not None:
-            pictures.draw(shown, picture, depth)
-        return json.dumps(asdict(shown), indent=2) if as_json else shown.text(depth)
+            pictures.draw(description, picture, depth)
+        return json.dumps(asdict(description), indent=2) if as_json else description.text(depth)
 
-    first_says(said)
+    first_says(text)
 
 
 OF_CUTS = ("balance", "inputs", "data", "data_dir", "optimizer", "depth", "picture", "as_json")

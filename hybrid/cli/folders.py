@@ -34,7 +34,7 @@ def evaluate(
     """Measure the newest checkpoint of a run on its test set."""
     from hybrid.training import restore
 
-    def said() -> str:
+    def text() -> str:
         _check_classifies(run)
         user_code = {"model": model, "data": data, "data_dir": data_dir}
         sets, folder = restore.evaluate(run, loss=loss, best=best, **user_code)
@@ -46,7 +46,7 @@ def evaluate(
             f"{k} {v:.2%}" if k == "accuracy" else f"{k} {v:.4g}" for k, v in metrics.items()
         )
 
-    first_says(said)
+    first_says(text)
 
 
 @commands.command(epilog="Example: hybrid export runs/first model.safetensors")
@@ -71,12 +71,12 @@ def export(
     """
     from hybrid.training import restore
 
-    def written() -> str:
+    def write() -> str:
         _check_classifies(run)
         restore.export(run, target, model, best=best, shard_gb=shard_gb)
         return f"wrote {target}"
 
-    first_says(written)
+    first_says(write)
 
 
 @commands.command(epilog="Example: hybrid generate runs/text --prompt 'def '")
@@ -98,21 +98,21 @@ def generate(
     """Generate text with a run trained on --data text."""
     from hybrid.training import restore
 
-    def written() -> Iterator[str]:
+    def pieces() -> Iterator[str]:
         begin = os.fsencode(prompt)
-        drawn = restore.generate(
+        generated = restore.generate(
             run, begin, temperature=temperature, seed=seed, model=model, best=best
         )
         decoder = getincrementaldecoder("utf-8")("replace")
-        for byte in chain(begin, islice(drawn, count)):
-            yield shown(decoder.decode(bytes([byte])))
-        yield shown(decoder.decode(b"", final=True)) + "\n"
+        for byte in chain(begin, islice(generated, count)):
+            yield escaped(decoder.decode(bytes([byte])))
+        yield escaped(decoder.decode(b"", final=True)) + "\n"
 
-    def shown(text: str) -> str:
+    def escaped(text: str) -> str:
         """Escape control characters, which a terminal would interpret."""
         return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
-    first_prints(written, end="")
+    first_prints(pieces, end="")
 
 
 @commands.command(epilog="Example: hybrid report runs/first runs/second runs/third --out compared")
@@ -129,13 +129,13 @@ def report(
     """
     from hybrid import report as reports
 
-    def written() -> str:
+    def write() -> str:
         if len(runs) == 1 and out is None:
             return f"wrote {reports.write(runs[0])}"
         _check_classifies(*runs)
         return f"wrote {reports.compare(runs, out or Path('comparison'))}"
 
-    first_says(written)
+    first_says(write)
 
 
 def _check_classifies(*runs: Path) -> None:

@@ -56,10 +56,10 @@ def flag(name: str) -> Any:
     """Make the flag of a setting, with its help and default."""
     section, _, field = FLAGS[name].partition(".")
     default = _DEFAULTS[section].get(field)
-    shown = f"  [default: {default}]" if default else ""
+    suffix = f"  [default: {default}]" if default else ""
     return typer.Option(
         f"--{name.replace('_', '-')}",
-        help=_HELP[FLAGS[name]] + shown,
+        help=_HELP[FLAGS[name]] + suffix,
         show_default=False,
         rich_help_panel=PANELS.get(FLAGS[name]) or PANELS[section],
     )
@@ -103,10 +103,10 @@ def overrides(context: typer.Context) -> dict[str, Any]:
     from hybrid.settings.resolve import parse_override
 
     texts = list(context.params.get("set_") or [])
-    given = {n: v for n, v in context.params.items() if n in FLAGS and v is not None}
-    if "window" in given:  # a number or a word, parsed like --set
-        texts.insert(0, f"{FLAGS['window']}={given.pop('window')}")
-    return {FLAGS[n]: v for n, v in given.items()} | dict(map(parse_override, texts))
+    values = {n: v for n, v in context.params.items() if n in FLAGS and v is not None}
+    if "window" in values:  # a number or a word, parsed like --set
+        texts.insert(0, f"{FLAGS['window']}={values.pop('window')}")
+    return {FLAGS[n]: v for n, v in values.items()} | dict(map(parse_override, texts))
 
 
 def numbers(name: str, text: str) -> list[int]:

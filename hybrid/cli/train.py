@@ -86,9 +86,9 @@ def train(
         # ranks may have different clocks and views of the folder
         time, going_on = comm.bcast((time, going_on))
     resume = resume or going_on
-    given = options.overrides(context)
+    settings = options.overrides(context)
     with options.together():
-        resolved = build.read_settings(config, given, out, resume)
+        resolved = build.read_settings(config, settings, out, resume)
     if print_config:
         options.first_says(lambda: to_toml(resolved).strip())
         return

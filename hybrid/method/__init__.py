@@ -1,1 +1,1 @@
-"""From settings, blocks and data to all that a run, a bench row and a plan row need."""
+"""The method of a run, a bench row or a plan row, made from settings, blocks and data."""

@@ -203,11 +203,11 @@ def _optimizer_of_settings(
             for group in groups:  # what a constructor lets pass may fail in a step
                 optimizer_state(optimizer, group["params"][0])
     except Exception as error:
-        asked, remedy = f"optimizer.name is {settings.name!r}", "choose another"
+        setting, remedy = f"optimizer.name is {settings.name!r}", "choose another"
         if settings.arguments:
-            asked = f"optimizer.arguments is {settings.arguments} of {settings.name}"
+            setting = f"optimizer.arguments is {settings.arguments} of {settings.name}"
             remedy = "leave it out, or change it"
-        raise ValueError(f"{asked}, but torch says: {one_line(error)}; {remedy}") from None
+        raise ValueError(f"{setting}, but torch says: {one_line(error)}; {remedy}") from None
     return optimizer
 
 

@@ -232,9 +232,9 @@ class Options(RoundOptions):
     quiet: bool = False
     """Print no lines of progress."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """What the summary calls model and data."""
+    """The names of model and data in the summary."""
     config: Config | None = None
-    """What config.toml has, but for the cuts; None: the settings as they are."""
+    """The contents of config.toml, except the cuts; None: these options."""
     rounds: RoundSettings = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The page about several runs: runs that differ only in their seed share a row and a curve."""
+"""The comparison of several runs: runs that differ only in their seed share a row and a curve."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from hybrid.report.records import RunRecord, subject
 
 SEED, LINKS = "train.seed", "links.kind"
 _SUBJECT = ("solver.name", "model.name", "data.name")
-"""These have values that speak for themselves."""
-_NO_DIFFERENCE = (SEED, "data.dir")
-"""Settings that two runs of one row may differ in."""
+"""Settings that are shown by value alone."""
+_IGNORED = (SEED, "data.dir")
+"""Settings in which runs of one row may differ."""
 _MOST_NAMED = 3
-"""The most settings beside these in the name of a group; the table of differences has all."""
+"""The most other settings in the name of a group; the table of differences has all."""
 
 
 def content(records: Sequence[RunRecord]) -> bytes:
-    """The page."""
+    """Make the page."""
     flat = [_flat(record) for record in records]
-    keys = sorted({key for settings in flat for key in settings}.difference(_NO_DIFFERENCE))
+    keys = sorted({key for settings in flat for key in settings}.difference(_IGNORED))
     differ = [key for key in keys if len({repr(s.get(key)) for s in flat}) > 1]
     common = {key.partition(".")[0]: flat[0].get(key) for key in _SUBJECT if key not in differ}
     title = ": ".join(filter(None, [f"{len(records)} runs compared", subject(common)]))
     groups = _groups(records, flat, differ)
-    drawn = [drawing(chart, name) for name, chart in curves(COMPARED, groups)]
-    parts = [_overview(groups), _settings(groups, differ), heading("Curves"), row(drawn)]
+    charts = [drawing(chart, name) for name, chart in curves(COMPARED, groups)]
+    parts = [_overview(groups), _settings(groups, differ), heading("Curves"), row(charts)]
     return page(title, parts)
 
 
 def _flat(record: RunRecord) -> dict[str, Any]:
-    """Settings by "section.key"; those of a library run come from its summary.
+    """Return settings by "section.key"; those of a library run come from its summary.
 
-    The links are those that joined the ranks, as `auto` is another one under each launcher.
+    links.kind is the kind actually used, because `auto` depends on the launcher.
     """
     summary = record.summary
     flat: dict[str, Any] = {
@@ -53,7 +53,7 @@ def _flat(record: RunRecord) -> dict[str, Any]:
 def _groups(
     records: Sequence[RunRecord], flat: Sequence[dict[str, Any]], differ: Sequence[str]
 ) -> list[Group]:
-    """Runs with equal settings, named by what differs and by their folders."""
+    """Group runs with equal settings, named by differing settings and by folders."""
     names = [record.run.resolve().name for record in records]
     if len({*names}) < len(names):
         names = [str(record.run) for record in records]
@@ -63,32 +63,32 @@ def _groups(
     groups = []
     for members in numbers.values():
         settings = flat[members[0]]
-        apart = [_label(key, settings[key]) for key in _telling(settings, flat, differ)]
+        labels = [_label(key, settings[key]) for key in _naming_keys(settings, flat, differ)]
         folders = ", ".join(names[i] for i in members[:2])
         if len(members) > 2:
             folders = f"{names[members[0]]} and {len(members) - 1} more"
-        label = f"{', '.join(apart)} ({folders})" if apart else folders
+        label = f"{', '.join(labels)} ({folders})" if labels else folders
         groups.append(Group(label, [records[i] for i in members]))
     return groups
 
 
-def _telling(
+def _naming_keys(
     settings: Mapping[str, Any], flat: Sequence[Mapping[str, Any]], differ: Sequence[str]
 ) -> list[str]:
-    """What tells a group from others: its subject, then settings among runs of this subject."""
-    told = [key for key in _SUBJECT if key in differ and key in settings]
-    same = [o for o in flat if all(o.get(key) == settings[key] for key in told)]
+    """Choose the keys that name a group: its subject, then settings among runs of this subject."""
+    subjects = [key for key in _SUBJECT if key in differ and key in settings]
+    same = [o for o in flat if all(o.get(key) == settings[key] for key in subjects)]
     others = []
     for key in settings.keys() & {*differ}.difference(_SUBJECT):
         values = [other[key] for other in same if key in other]
         lists = any(isinstance(value, (list, tuple, dict)) for value in values)  # of any length
         if not lists and len({*map(repr, values)}) > 1:
             others.append(key)
-    return told + sorted(others, key=lambda key: (key == LINKS, key))[:_MOST_NAMED]
+    return subjects + sorted(others, key=lambda key: (key == LINKS, key))[:_MOST_NAMED]
 
 
 def _label(key: str, value: object) -> str:
-    """A setting in the name of a group."""
+    """Format a setting in the name of a group."""
     section, _, name = key.partition(".")
     if key in (*_SUBJECT, LINKS):
         return str(value)
@@ -96,14 +96,14 @@ def _label(key: str, value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value of a setting."""
+    """Format the value of a setting."""
     if value in (None, "", (), [], {}):
         return "unset"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _overview(groups: Sequence[Group]) -> Html:
-    """A row for each group, of its runs' summaries."""
+    """Make a table with a row for each group."""
     result = ("epochs", "test accuracy", "test loss")
     header = ("", "runs", *result, "training", "samples/s", "idle, most", "peak memory")
     rows = [
@@ -124,19 +124,19 @@ def _overview(groups: Sequence[Group]) -> Html:
 
 
 def _epochs(group: Group) -> str:
-    """The epochs after which its runs were tested last, which early stopping may tell apart."""
+    """Format the last tested epochs of a group's runs, which early stopping may make differ."""
     tested = [[x.epoch for x in record.lines if x.phase == "test"] for record in group.records]
     return " and ".join(map(str, sorted({epochs[-1] for epochs in tested if epochs}))) or UNKNOWN
 
 
 def _values(group: Group, name: str) -> list[float]:
-    """A number of the summary of each run that has it, of a list the largest."""
+    """Collect a number from the summaries of runs that have it; the largest of a list."""
     values = [record.summary[name] for record in group.records]
     return [float(max(x) if isinstance(x, list) else x) for x in values if x not in (None, [])]
 
 
 def _spread(group: Group, name: str, form: str, unit: str = "", scale: float = 1.0) -> str:
-    """The mean of its runs and, if they are several, the standard deviation."""
+    """Format the mean of a group's runs and, for several runs, the standard deviation."""
     values = [scale * value for value in _values(group, name)]
     if not values:
         return UNKNOWN
@@ -147,7 +147,7 @@ def _spread(group: Group, name: str, form: str, unit: str = "", scale: float = 1
 
 
 def _settings(groups: Sequence[Group], differ: Sequence[str]) -> Html:
-    """The settings in which the groups differ, but for those that only one method has."""
+    """Make a table of the settings that differ between groups, except those of one method only."""
     if not differ:
         return note("The runs have the same settings, but for their seeds.")
     flat = [_flat(group.records[0]) for group in groups]

@@ -1,4 +1,4 @@
-"""Curves of one run, or of several: quantities of metrics.jsonl over epochs and over time."""
+"""Curves of one or several runs: quantities of metrics.jsonl over epochs and over time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TRAINING, VALIDATION, TEST = ("serial", "parallel"), ("validation",), ("test",)
 """The phases of a line."""
 ALL = (*TRAINING, *VALIDATION, *TEST)
 _SEVERAL = 8
-"""Of more ranks or cuts there are two curves: the least and the greatest value."""
+"""The most ranks or cuts with a curve each; for more there are curves of minimum and maximum."""
 
 
 @dataclass
 class Group:
-    """Runs that differ only in their seed, which share a curve, and its name."""
+    """Runs that differ only in their seed, which share a curve and its label."""
 
     label: str
     records: list[RunRecord]
@@ -28,23 +28,23 @@ class Group:
 
 @dataclass(frozen=True)
 class Panel:
-    """A quantity of the lines of metrics.jsonl: what a chart shows, and the unit of its y axis."""
+    """A chart of a quantity of metrics.jsonl, with the unit of its y axis."""
 
     title: str
     unit: str
     value: Callable[[MetricsLine], float | list[float] | None]
-    """Of a line; None is a line without the quantity."""
+    """Reads the quantity from a line; None if the line lacks it."""
     phases: Sequence[str] = ALL
-    """The phases that it is drawn of: each is a curve, but those of a group are one."""
+    """The phases to draw, a curve each; phases of a group share a curve."""
     places: str = ""
-    """What a list is of, if the value is one: each is a curve."""
+    """"rank" or "cut", if the value is a list with a curve for each."""
     log: bool = False
     by_time: bool = False
 
     def points(self, record: RunRecord, label: str) -> dict[str, dict[int, float]]:
-        """Label of a curve -> step -> value, the first one where a step has several.
+        """Return label of a curve -> step -> value, the first value of each step.
 
-        Without a label, the phase that trains has the name "training", unless there are two.
+        Without a label, a single training phase is called "training".
         """
         points: dict[str, dict[int, float]] = {}
         training = {line.phase for line in record.lines}.intersection(TRAINING)
@@ -61,7 +61,7 @@ class Panel:
 
 
 def _each(places: str, values: Sequence[float]) -> dict[str, float | None]:
-    """A curve for each rank or cut, unless they are many."""
+    """Return a value for each rank or cut, or the extremes if there are many."""
     if len(values) <= _SEVERAL:
         return {f"{places} {i}": value for i, value in enumerate(values, places == "cut")}
     finite = [value for value in values if isfinite(value)] or [nan]
@@ -101,7 +101,7 @@ RUN = (
         places="rank",
     ),
 )
-"""Of one run."""
+"""The panels of one run."""
 COMPARED = (
     Panel("Validation accuracy", "accuracy, %", _accuracy, VALIDATION, by_time=True),
     Panel("Validation loss", "loss", _loss, VALIDATION, by_time=True),
@@ -110,11 +110,11 @@ COMPARED = (
     Panel("Training loss", "loss", _loss, TRAINING, log=True, by_time=True),
     Panel("Throughput", "samples/s", _throughput, TRAINING),
 )
-"""Of several."""
+"""The panels of several runs."""
 
 
 def curves(panels: Sequence[Panel], groups: Sequence[Group]) -> Iterator[tuple[str, Chart]]:
-    """Title and chart of each quantity that the runs have, by epochs and perhaps by time."""
+    """Yield title and chart of each quantity of the runs, by epochs and, for some, by time."""
     records = [record for group in groups for record in group.records]
     epochs = "epochs" if all(map(_epochs_a_step, records)) else "steps"
     simulated = ", simulated" if any("simulated" in x.time_unit for x in records) else ""
@@ -127,7 +127,7 @@ def curves(panels: Sequence[Panel], groups: Sequence[Group]) -> Iterator[tuple[s
 
 
 def _draw(chart: Chart, panel: Panel, groups: Sequence[Group], axis: str) -> None:
-    """The mean of the runs of each group, and a band from the least to the greatest."""
+    """Draw the mean of each group's runs, and a band from minimum to maximum."""
     for number, group in enumerate(groups):
         runs = [(_places(x, axis), panel.points(x, group.label)) for x in group.records]
         labels = dict.fromkeys(label for _, points in runs for label in points)
@@ -145,7 +145,7 @@ def _draw(chart: Chart, panel: Panel, groups: Sequence[Group], axis: str) -> Non
 
 
 def _places(record: RunRecord, axis: str) -> dict[int, float]:
-    """Step -> its place on the axis."""
+    """Return step -> place on the axis."""
     if axis in ("steps", "epochs"):
         scale = 1 if axis == "steps" else _epochs_a_step(record)
         return {line.step: line.step * scale for line in record.lines}
@@ -154,5 +154,5 @@ def _places(record: RunRecord, axis: str) -> dict[int, float]:
 
 
 def _epochs_a_step(record: RunRecord) -> float:
-    """Its lines have whole epochs, so the end of an epoch tells; 0 before the first one."""
+    """Compute epochs per step from the end of an epoch; 0 before the first one."""
     return max((line.epoch / line.step for line in record.lines if line.step), default=0.0)

@@ -30,11 +30,11 @@ COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
     *("#000000", "#e69f00", "#56b4e9", "#8a8a8a"),
 )
-"""Colors of curves, which the color-blind can tell apart; after the last comes the first again."""
+"""Colors of curves, distinguishable by the color-blind; they repeat after the last."""
 _MARKED, _MOST = 60, 500
-"""The most points that get a mark each, and the most that are drawn, evenly chosen."""
+"""The most points with a marker each, and the most points drawn, evenly chosen."""
 LARGEST = 1e18
-"""Of the values that are drawn: what lies between two must be finite, too."""
+"""The largest value drawn, so that differences of values stay finite."""
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "hybrid",
@@ -47,9 +47,9 @@ _STYLE = {
 
 
 class Chart:
-    """Axes with their names, and what is drawn on them.
+    """Axes with curves.
 
-    With `log` the y axis is logarithmic, where all values are positive and span a power of 10.
+    With `log` the y axis is logarithmic if all values are positive and span a power of 10.
     """
 
     def __init__(self, across: str, up: str, *, log: bool = False) -> None:
@@ -78,10 +78,9 @@ class Chart:
         *,
         lines: bool = True,
     ) -> None:
-        """A line, with a mark for each point where they are few, as a single point has no line.
+        """Draw a line, with a marker for each point if there are few; without `lines`, markers.
 
-        A value that is huge or not finite is a gap; without `lines` there are marks alone.
-        Without a label the legend has no entry.
+        A value that is huge or not finite is a gap. Without a label the legend has no entry.
         """
         self.axes.plot(
             *([x if abs(x) < LARGEST else nan for x in _thinned(values)] for values in (xs, ys)),
@@ -96,15 +95,15 @@ class Chart:
     def band(
         self, xs: Sequence[float], low: Sequence[float], high: Sequence[float], color: str
     ) -> None:
-        """The area between two curves, in a lighter shade."""
+        """Fill the area between two curves in a lighter shade."""
         low, high = _thinned(low), _thinned(high)
         self.axes.fill_between(_thinned(xs), low, high, color=color, alpha=0.18, linewidth=0)
 
     def svg(self) -> str:
-        """The chart as an element of a page, without ids and digits that nobody sees."""
+        """Render the chart as an SVG element, without ids and invisible digits."""
         buffer = StringIO()
         with plain_style(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of limits that are equal, of letters without a form
+            warnings.simplefilter("ignore")  # about equal limits, or missing glyphs
             self._set_ticks()
             self.figure.savefig(buffer, format="svg", metadata={"Date": None})
         text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
@@ -112,7 +111,7 @@ class Chart:
         return re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), text)
 
     def _set_ticks(self) -> None:
-        """Plain numbers, whole ones across where two fit, and 1, 2, 5 between few powers of 10."""
+        """Use plain numbers, integers on the x axis, and 1, 2, 5 between few powers of 10."""
         from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
         axes, low, high = self.axes, float(self.axes.dataLim.ymin), float(self.axes.dataLim.ymax)
@@ -126,30 +125,30 @@ class Chart:
 
 
 def plain(value: float) -> str:
-    """A number as it is read, with an exponent only where it would be long."""
+    """Format a number, with an exponent only if it would be long."""
     if value == 0 or 1e-6 <= abs(value) < 1e9:
         return f"{value:,.7f}".rstrip("0").rstrip(".")
     return f"{value:g}"
 
 
 def _thinned(values: Sequence[N]) -> Sequence[N]:
-    """At most as many as are drawn, evenly chosen."""
+    """Choose at most `_MOST` values evenly."""
     return values[:: -(-len(values) // _MOST) or 1]
 
 
 @contextmanager
 def plain_style() -> Iterator[None]:
-    """This style, whatever a user's own configuration of matplotlib is."""
+    """Use this style in the body, whatever the user's matplotlib configuration is."""
     from matplotlib import style
 
-    wanted: list[Any] = ["default", _STYLE]
-    with style.context(wanted):
+    styles: list[Any] = ["default", _STYLE]
+    with style.context(styles):
         yield
 
 
 @cache
 def _macros() -> Any:
-    from jinja2 import Environment, FileSystemLoader  # which a training need not import
+    from jinja2 import Environment, FileSystemLoader  # not needed in training
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -161,39 +160,39 @@ def _macros() -> Any:
 
 
 def heading(title: str) -> Html:
-    """A heading within the page."""
+    """Make a heading."""
     return Html(_macros().heading(title))
 
 
 def note(sentence: str) -> Html:
-    """A paragraph that stands out."""
+    """Make a highlighted paragraph."""
     return Html(_macros().note(sentence))
 
 
 def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
-    """A table whose first column names the row; an empty header leaves the head out."""
+    """Make a table with row names in the first column; an empty header is left out."""
     return Html(_macros().table(caption, header, [(first, rest) for first, *rest in rows]))
 
 
 def drawing(chart: Chart, title: str) -> Html:
-    """A chart within the page, with its title above it."""
+    """Make a chart with its title above it."""
     return Html(_macros().drawing(Html(chart.svg()), chart.keys, title))
 
 
 def row(parts: Iterable[Html]) -> Html:
-    """Parts beside each other, as many as fit."""
+    """Put parts side by side, as many as fit."""
     return Html(_macros().row([*parts]))
 
 
 def page(title: str, parts: Iterable[Html]) -> bytes:
-    """The whole document."""
+    """Make the whole document."""
     document = _macros().page(title, [*parts]).strip() + "\n"
-    # a JSON file may hold half a surrogate pair, which no UTF-8 can
+    # a JSON file may hold a lone surrogate, which UTF-8 cannot encode
     return str(document).encode(errors="xmlcharrefreplace")
 
 
 def amount(size: float | None) -> str:
-    """A number of bytes with three digits and a unit."""
+    """Format a number of bytes with three digits and a unit."""
     if size is None:
         return UNKNOWN
     for unit in ("B", "kB", "MB", "GB"):

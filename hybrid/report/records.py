@@ -1,4 +1,4 @@
-"""What a run folder says about its run, validated as it is read."""
+"""The records of a run folder, validated as they are read."""
 
 import json
 import os
@@ -24,13 +24,13 @@ from hybrid.settings.sections.base import first_fault
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Sizes = list[Annotated[int, Field(ge=0, lt=2**63)]]
 MOST_OF_METRICS = 1 << 26
-"""The most bytes of metrics that a report takes."""
+"""The most bytes of metrics.jsonl that a report reads."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class MetricsLine(BaseModel):
-    """What the report shows of a line of metrics.jsonl; a line of a test has other metrics, too."""
+    """The fields of a line of metrics.jsonl that reports use; tests may have other metrics."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -46,7 +46,7 @@ class MetricsLine(BaseModel):
     test_accuracy: float | None = None
     seconds: float = 0.0
     idle: list[float] = []
-    """Share of the report's time in which each rank waited, on a report's first line."""
+    """Each rank's waiting share of the report's time, on a report's first line."""
     residual: list[float] = []
     """For each cut, ||lam - x|| / ||x||."""
 
@@ -68,19 +68,19 @@ class Results(dict[str, Any]):
     """The strategy of replicas; empty without any."""
     fill: str
     local_samples: Sizes
-    """Of each block, the samples of local work in a tick."""
+    """Samples of local work in a tick, by block."""
     epochs: int
-    """Those that were trained, from the run's start on."""
+    """Epochs trained since the run's start."""
     seed: int
     validation_accuracy: float | None
     """None without a validation set, or without a metric of that name."""
     validation_loss: float | None
     selected_on: str
-    """The set by which weights were selected: validation, test or training; empty: none were."""
+    """The set by which weights were selected: validation, test or training; empty: no selection."""
     selected_by: str
     """The metric of that selection."""
     selected_epoch: int
-    """The epoch after which the weights were that the network now has, and that were tested."""
+    """The epoch of the network's final weights, which were tested."""
     test_accuracy: float | None
     """None without a test set, or without a metric of that name."""
     test_loss: float | None
@@ -90,29 +90,29 @@ class Results(dict[str, Any]):
     serial_seconds: float
     parallel_seconds: float
     images_per_second: float
-    """Samples, of whichever kind, in a second of training."""
+    """Samples of any kind per second of training."""
     idle_share: list[float]
-    """Of each rank, the share of the time in which it waited."""
+    """Waiting share of the time, by rank."""
     local_steps: list[int]
-    """Of each rank, its local steps while it waited."""
+    """Local steps during waits, by rank."""
     local_seconds: list[float]
     bytes_sent: Sizes
     delay: list[float]
-    """Of each rank, the steps by which its gradients are late."""
+    """Delay of the gradients in steps, by rank."""
     peak_memory_bytes: Sizes
     gpu_memory_bytes: list[int]
     checkpoint_seconds: list[float]
-    """Of each rank, how long it waited for checkpoints."""
+    """Seconds of waiting for checkpoints, by rank."""
     kernels: str
     links: str
     residual: list[float]
-    """Of each cut, the relative primal residual after the last round."""
+    """Relative primal residual after the last round, by cut."""
     returns_to_serial: int
     rollbacks: list[dict[str, Any]]
     proof: str
-    """Whether the gradient was compared with the undivided network's: passed, or why not."""
+    """Comparison of the gradient with the undivided network's: passed, or why it was skipped."""
 
-    if not TYPE_CHECKING:  # which would let any name pass
+    if not TYPE_CHECKING:  # type checkers would accept any name
 
         def __getattr__(self, name: str) -> Any:
             try:
@@ -128,7 +128,7 @@ class Results(dict[str, Any]):
 
 @cache
 def results_model() -> type[BaseModel]:
-    """The fields of `Results`; one that a summary lacks is None, or an empty list."""
+    """Make the model of `Results`; a missing field is None or an empty list."""
     hints = get_type_hints(Results, include_extras=True)
     hints |= {"rollbacks": list[Rollback], "stopped_early": str}
     fields: dict[str, Any] = {
@@ -138,37 +138,37 @@ def results_model() -> type[BaseModel]:
 
 
 def complete(values: Mapping[str, Any]) -> Results:
-    """Results with every field."""
+    """Make results with every field."""
     return Results(results_model().model_validate(values).model_dump())
 
 
 @dataclass
 class RunRecord:
-    """A run, as its folder has it."""
+    """A run as read from its folder."""
 
     run: Path
     settings: Config | None
-    """None for a library run, whose settings are in no file."""
+    """None for a library run, which has no file of settings."""
     summary: Results
-    """Of a run that has not ended, as much as its settings and lines tell."""
+    """For a run that has not ended, the fields known from its settings and lines."""
     ended: bool
     lines: list[MetricsLine]
 
     @property
     def time_unit(self) -> str:
-        """The unit of all times of the run."""
+        """The unit of all times in the run."""
         links = self.summary.links
         return "s, simulated" if links in LINKS and LINKS[links].clocked else "s"
 
 
 def subject(values: Mapping[str, Any]) -> str:
-    """What was trained on what and how, as far as it is known."""
+    """Name model, data and solver, as far as they are known."""
     network = " on ".join(filter(None, [values.get("model"), values.get("data")]))
     return ", ".join(filter(None, [network, values.get("solver")]))
 
 
 def read(run: Path) -> RunRecord:
-    """Read a run folder; ValueError if it is none, or if a file in it cannot be read."""
+    """Read a run folder; ValueError if it is not one, or a file in it cannot be read."""
     if not (run / "metrics.jsonl").is_file():
         raise ValueError(
             f"{run} is not a run folder (it has no metrics.jsonl): "
@@ -184,7 +184,7 @@ def read(run: Path) -> RunRecord:
 
 
 def read_lines(path: Path, cls: type[M]) -> list[M]:
-    """The whole lines of metrics.jsonl; ValueError if there is none yet."""
+    """Read the complete lines of metrics.jsonl; ValueError if there are none yet."""
     lines: list[M] = []
     for n, text in enumerate(files.read_lines(path, MOST_OF_METRICS), 1):
         if text.strip():
@@ -208,7 +208,7 @@ def _settings(path: Path) -> Config | None:
 
 
 def checked(cls: type[M], content: bytes, place: object) -> M:
-    """A file, or a line of one, as `cls`; ValueError, naming the place, if it is something else."""
+    """Parse a file or a line of one as `cls`; ValueError, naming the place, if it is invalid."""
     try:
         value = json.loads(content)
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The page about one run: its facts, what each rank did when, curves, and its settings."""
+"""The page about one run: facts, ranks and cuts, curves, settings."""
 
 from itertools import zip_longest
 
@@ -17,21 +17,21 @@ ON_TEST = (
 
 
 def content(record: RunRecord) -> bytes:
-    """The page."""
+    """Make the page."""
     summary = record.summary
     parts = [
         *([] if record.ended else [note(_how_far(record))]),
         *([note(ON_TEST)] if summary.selected_on == "test" else []),
         row([facts(record), *_ranks(summary), *_cuts(summary)]),
         heading("Curves"),
-        row(drawn(record)),
+        row(charts(record)),
         *([] if record.settings is None else _settings(record.settings)),
     ]
     return page(f"{record.run.resolve().name}: {subject(summary)}", parts)
 
 
-def drawn(record: RunRecord) -> list[Html]:
-    """Its curves."""
+def charts(record: RunRecord) -> list[Html]:
+    """Draw the curves of a run."""
     return [drawing(chart, name) for name, chart in curves(RUN, [Group("", [record])])]
 
 
@@ -50,7 +50,7 @@ _GRID = [("split", name) for name in ("blocks", "cuts", "replicas")]
 
 
 def facts(record: RunRecord) -> Html:
-    """What was run and how it went, without rows of which nothing is known."""
+    """Make the table of a run's facts, without rows of unknown values."""
     summary, seconds, ended = record.summary, record.time_unit, record.ended
     phases = [("serial", summary.serial_seconds), ("parallel", summary.parallel_seconds)]
     two = all(value for _, value in phases)
@@ -78,19 +78,19 @@ def facts(record: RunRecord) -> Html:
         ("returns to a checkpoint", returns or None, "{}"),
         ("gradient against the undivided network's", summary.proof, "{}"),
     ]
-    shown = [(name, form.format(value)) for name, value, form in rows if value is not None]
-    return table("Run" if ended else "Run so far", (), shown)
+    cells = [(name, form.format(value)) for name, value, form in rows if value is not None]
+    return table("Run" if ended else "Run so far", (), cells)
 
 
 def _metrics(summary: Results) -> list[tuple[str, float]]:
-    """The metrics of the validation and the test set that have no field."""
+    """List metrics of the validation and test set that have no field."""
     extra = [(k, v) for k, v in summary.items() if k not in results_model().model_fields]
     sets = ("validation_", "test_")
     return [(k, v) for k, v in extra if k.startswith(sets) and isinstance(v, int | float)]
 
 
 def _selection(summary: Results) -> str | None:
-    """Which weights were tested and, where there was a choice, by what they were selected."""
+    """Describe the selected weights, if there was a selection."""
     if not summary.selected_on or summary.selected_epoch is None:
         return None
     on = "training" if summary.selected_on == "training" else f"{summary.selected_on} set's"
@@ -98,7 +98,7 @@ def _selection(summary: Results) -> str | None:
 
 
 def _ranks(summary: Results) -> list[Html]:
-    """A row for each rank, if the summary has anything about ranks."""
+    """Make a table with a row for each rank, if the summary has values by rank."""
     columns: list[tuple[str, list[str]]] = [
         ("idle share", [f"{idle:.1%}" for idle in summary.idle_share]),
         ("sent", [*map(amount, summary.bytes_sent)]),
@@ -116,7 +116,7 @@ def _ranks(summary: Results) -> list[Html]:
 
 
 def _cuts(summary: Results) -> list[Html]:
-    """A row for each cut; a residual that no method measured is unknown."""
+    """Make a table with a row for each cut; a residual that was not measured is unknown."""
     residuals = [f"{residual:.3g}" for residual in summary.residual if any(summary.residual)]
     cells = zip_longest(summary.cuts, residuals, fillvalue=UNKNOWN)
     rows = [(str(number), *row) for number, row in enumerate(cells, 1)]
@@ -125,7 +125,7 @@ def _cuts(summary: Results) -> list[Html]:
 
 
 def _settings(config: Config) -> list[Html]:
-    """The settings that are not the defaults of their method, but for the grid, which is above."""
+    """Make a table of settings that differ from the defaults, without the grid, shown above."""
     methods = {s: {"name": getattr(config, s)["name"]} for s in ("solver", *NAMED)}
     plain = resolve(methods).model_dump()
     rows = [

@@ -1,4 +1,4 @@
-"""What a training gives back: its summary, which a notebook shows as a table and as curves."""
+"""The summary that a training returns, shown in notebooks as a table and as curves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Summary(Results):
     """
 
     history: Sequence[Mapping[str, Any]]
-    """Of each epoch that this training has trained: "epoch", what `Callback.on_epoch` gets, and
+    """An entry for each epoch of this training: "epoch", the results for `Callback.on_epoch`, and
     "seconds" and "samples" of training since the run's start. It is not in summary.json."""
     out: Path | None
     """The run folder; None without one."""
@@ -34,17 +34,17 @@ class Summary(Results):
         return single.facts(RunRecord(Path(), None, complete(self), True, []))
 
     def plot(self, file: str | Path | None = None) -> Drawing:
-        """The curves of `hybrid report`, which a notebook shows; `file` gets them as a page.
+        """Draw the curves of `hybrid report` for a notebook; also write them as a page to `file`.
 
-        With a run folder they are of the whole run, else of the epochs of this training.
+        With a run folder they show the whole run, else the epochs of this training.
         """
-        curves = single.drawn(self._record())
+        curves = single.charts(self._record())
         if file is not None:
             write_atomically(Path(file), page(f"{self.model} on {self.data}", curves))
         return Drawing("".join(curves))
 
     def _record(self) -> RunRecord:
-        """The run as a report takes it."""
+        """Make the run's record for a report."""
         if self.out is not None and (self.out / "metrics.jsonl").is_file():
             return read(self.out)
         lines, seconds, samples = list[MetricsLine](), 0.0, 0

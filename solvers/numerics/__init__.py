@@ -1,1 +1,1 @@
-"""What a block's passes and steps need beside torch: draws, buffers, clipping, optimizers."""
+"""Helpers of a block's passes and steps: draws, buffers, clipping, optimizer state."""

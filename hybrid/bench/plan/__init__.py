@@ -1,1 +1,1 @@
-"""What a cluster would do, from the measured time of every unit: which way to train is fastest."""
+"""Predictions of the fastest method on a cluster, from the measured time of every unit."""

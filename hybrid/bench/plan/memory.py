@@ -78,7 +78,7 @@ class Memory:
         return round(len(x) * self._of_a_sample(module, x)[0])
 
     def _of_a_sample(self, module: nn.Module, x: Tensor) -> tuple[float, float]:
-        """Bytes of all that autograd keeps of a sample, and of the largest tensor of it."""
+        """Return the bytes that autograd saves per sample, in all and of the largest tensor."""
         parameters = tuple(id(p) for p in module.parameters())
         kinds = tuple(type(m) for m in module.modules())
         key = (kinds, parameters, tuple(x.shape[1:]), x.requires_grad)

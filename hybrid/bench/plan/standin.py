@@ -82,7 +82,7 @@ class _TimedPass(torch.autograd.Function):
         _, wanted, *trained = ctx.needs_input_grad
         pairs = zip(ctx.like, trained, strict=True)
         with ctx.unit.spending(1, len(p_out[0])):
-            gradients = [torch.zeros_like(w) if asked else None for w, asked in pairs]
+            gradients = [torch.zeros_like(w) if is_trained else None for w, is_trained in pairs]
             return None, ctx.unit.blank(ctx.shape, ctx.dtype) if wanted else None, *gradients
 
 

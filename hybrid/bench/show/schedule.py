@@ -17,16 +17,16 @@ BATCHES = 2
 LEGEND = "F: forward pass, B: backward pass, L: local work, *: a step follows, .: idle"
 
 
-def schedule_text(given: Mapping[str, Any]) -> str:
+def schedule_text(overrides: Mapping[str, Any]) -> str:
     """Draw the schedule of each block for two mini-batches, in slots of one pass each.
 
-    `given`: "section.key" -> value. No network is built: a schedule depends on the number of
+    `overrides`: "section.key" -> value. No network is built: a schedule depends on the number of
     blocks.
 
     A training executes the same lists. ValueError for a method without a schedule of passes, and,
     with the table, for a schedule that would deadlock.
     """
-    settings = load(None, {"split.blocks": 2, **given})
+    settings = load(None, {"split.blocks": 2, **overrides})
     count = len(settings.split.cuts) + 1 if settings.split.cuts else settings.split.blocks
     solver = methods.solver(settings)
     size = settings.train.batch_size // (settings.split.replicas or 1)
