@@ -64,39 +64,39 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 38_500
+CORE = 36_690
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 250, 36_070, 5_410
+CORE_FILES, TESTS, BENCHMARKS = 242, 33_730, 5_270
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
-    "hybrid": 820,
-    "hybrid/bench": 2_560,
-    "hybrid/cli": 1_030,
-    "hybrid/data": 2_890,
+    "hybrid": 740,
+    "hybrid/bench": 2_510,
+    "hybrid/cli": 1_010,
+    "hybrid/data": 2_610,
     "hybrid/doctor": 260,
-    "hybrid/folder": 1_160,
-    "hybrid/links": 2_320,
-    "hybrid/method": 2_390,
-    "hybrid/networks": 4_080,
-    "hybrid/proof": 1_120,
-    "hybrid/ranks": 1_180,
-    "hybrid/report": 1_050,
-    "hybrid/rounds": 1_290,
-    "hybrid/settings": 1_600,
-    "hybrid/training": 3_000,
-    "solvers": 2_690,
+    "hybrid/folder": 1_110,
+    "hybrid/links": 2_260,
+    "hybrid/method": 2_300,
+    "hybrid/networks": 3_640,
+    "hybrid/proof": 1_100,
+    "hybrid/ranks": 1_150,
+    "hybrid/report": 1_030,
+    "hybrid/rounds": 1_260,
+    "hybrid/settings": 1_540,
+    "hybrid/training": 2_930,
+    "solvers": 2_620,
     "solvers/checks": 480,
-    "solvers/delayed": 1_160,
-    "solvers/engine": 1_060,
-    "solvers/exact": 220,
+    "solvers/delayed": 1_140,
+    "solvers/engine": 1_040,
+    "solvers/exact": 210,
     "solvers/kernels": 420,
     "solvers/layers": 570,
     "solvers/local": 350,
     "solvers/local_work": 570,
-    "solvers/numerics": 1_170,
+    "solvers/numerics": 1_140,
     "solvers/optimizers": 370,
-    "solvers/splitting": 1_440,
-    "solvers/sync": 1_310,
+    "solvers/splitting": 1_400,
+    "solvers/sync": 1_280,
 }
 """Lines of each room, as `.ci/house.py` counts them."""
 
