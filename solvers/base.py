@@ -100,6 +100,8 @@ class Setup:
     """Whether the network's output is several tensors."""
     packed: frozenset[int] = frozenset()
     """The cuts that several tensors cross."""
+    integer_cuts: tuple[str, ...] = ()
+    """The first units behind cuts that integers or booleans cross."""
     bundled: bool = False
     """Whether the input of some block is several tensors."""
     total: int = 0

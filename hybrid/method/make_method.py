@@ -111,6 +111,7 @@ def _setup(problem: Problem, options: Options) -> Setup:
         output=output,
         several_outputs=output is None,
         packed=problem.blocks.packed_cuts,
+        integer_cuts=(*problem.blocks.cuts_changed_by("int8"),),
         bundled=problem.blocks.bundled,
         compiled=train.compile,
         total=train.batch_size if replicas > 1 else 0,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from hybrid.solvers.acting import Count, NotNegative, Positive, Share
-from hybrid.solvers.base import Program, Shape, Solver, program_of
+from hybrid.solvers.base import Program, Setup, Shape, Solver, program_of
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.penalty import couple_backward
@@ -77,6 +77,13 @@ class AuxNet(Solver):
     """Layers of a_k; for images at least one 3 x 3 convolution per halving of the size."""
     aux_lr: Positive = 1e-3
     """Learning rate of v_k (Adam)."""
+
+    def check(self, setup: Setup) -> None:
+        for unit in setup.integer_cuts:
+            raise ValueError(
+                f"integers or booleans cross the cut before {unit}, and {self.name!r} would "
+                "generate them: cut elsewhere by split.cuts, or choose another solver"
+            )
 
 
 @program_of(AuxNet)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from problems import Fixed, assert_weights_moved, make_problem
 
-from hybrid import split
+from hybrid import Trainer, split
 from hybrid.links import run_threads
 from hybrid.solvers import AuxNet, Batch, Block, Setup, Window
 from hybrid.solvers.objective import Objective
@@ -142,6 +142,22 @@ def test_a_network_of_another_size_is_refused_in_one_line():
     mine.load_state(mine.state())
     with pytest.raises(ValueError, match=r"^[^\n]* is not of width 8 and depth 1: resume with .*$"):
         mine._generate(problem.batches[0].images())
+
+
+def test_integers_that_would_cross_a_cut_are_refused():
+    class Tokens(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.out = torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5)
+
+        def forward(self, ids):
+            return self.out(self.embed(ids)).mean(1) + torch.nn.functional.one_hot(ids, 5).sum(1)
+
+    ids = torch.arange(5).repeat(8, 1)
+    blocks = split(Tokens(), cuts=["out"], sample=ids)
+    trainer = Trainer(blocks, AuxNet(), train={"epochs": 1, "batch_size": 4}, quiet=True)
+    with pytest.raises(ValueError, match=r"^[^\n]*cross the cut before out, and 'auxnet'[^\n]*$"):
+        trainer.fit((ids, ids[:, 0]))
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 4)], ids=["vectors", "tokens"])
