@@ -248,6 +248,8 @@ class Options(RoundOptions):
                 f"fill is {repr(self.fill)[:80]}, whose local steps stand for none in a wait: "
                 f"choose one of {', '.join(LOCAL_METHODS)}"
             )
+        if self.resume and self.out is None:
+            raise ValueError("resume=True needs out=, the run folder to go on with")
         if (
             not isinstance(self.optimizer, OptimizerSettings)
             and self.schedule == ScheduleSettings()

@@ -97,15 +97,17 @@ def _describe_spoilt(what: str, count: int, batches: Iterable[tuple[Tensor, Tens
     """The first sample with nan or inf, with the remedy.
 
     None if none has any, or over half of them: masks and missing targets are not finite on purpose.
+    A nan in an input never is.
     """
-    first, spoilt, samples = "", 0, 0
+    first, spoilt, samples, certain = "", 0, 0, False
     for ids, x in batches:
         rows = (~x.isfinite()).reshape(len(x), -1).any(1).nonzero().flatten().cpu()
         if len(rows) and not first:
             nan = x[rows[0]].isnan().any()
             first = f"{int(ids[rows[0]]) % count} has {'nan' if nan else 'inf'}"
         spoilt, samples = spoilt + len(rows), samples + len(x)
-    if not first or 2 * spoilt > samples:
+        certain = certain or (what.startswith("input") and bool(x.isnan().any()))
+    if not first or (2 * spoilt > samples and not certain):
         return None
     return (
         f"the {what} {first} in it: correct it, or leave it out; if the network or its loss takes "

@@ -181,6 +181,10 @@ def test_what_cannot_work_is_refused_before_anything_is_written(use, tmp_path):
 
 SPLITS = {
     "control flow": (partial(split, misused.Choosing(), 2, sample=X), "Choosing", "misused.py"),
+    "no folder to resume": (
+        partial(Trainer, split(layers(), 2, sample=X[:4]), resume=True),
+        "resume=True needs out=",
+    ),
     "an unknown cut": (partial(split, layers(), cuts=["5"]), "no unit '5' among the 5 units"),
     "more blocks than units": (
         partial(split, layers(), 9, sample=X),
@@ -253,6 +257,7 @@ WHILE = {
         {"train": Items(lambda i: (X[i][: 3 if i == 33 else 6], Y[i])), "settings": UNREAD},
         *("do not make a batch", "give tensors of one shape"),
     ),
+    "nan in all inputs": ({"train": (X * torch.nan, Y)}, "sample ", "has nan", "leave it out"),
     "nan in the inputs": (
         {"train": (changed(X, 5, torch.nan), Y)},
         *("the loss is not finite", "sample 5 has nan", "leave it out"),
