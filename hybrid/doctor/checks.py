@@ -87,7 +87,9 @@ def torchvision() -> list[Finding]:
     try:
         import_module("torchvision")
     except Exception as error:
-        text = f"does not fit torch {torch.__version__}: {one_line(error)}"
+        text = (
+            f"{version_of('torchvision')} does not fit torch {torch.__version__}: {one_line(error)}"
+        )
         remedy = "install both from one index: pip install --force-reinstall torch torchvision"
         return [Finding("torchvision", text, remedy)]
     return []

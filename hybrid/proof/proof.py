@@ -47,9 +47,11 @@ ROUNDED = 0.5, 0.05
 """The tolerance where numbers are rounded to 16 or 8 bits."""
 CAUSES = (
     "a loss or a network that is no mean over samples (give denominator=, or train undivided, with "
-    "1 micro-batch and 1 replica); code that reads modules or weights of other blocks, by hooks or "
-    "attributes (give regularizer= for weights, or let the forward return what the loss needs)"
+    "1 micro-batch and 1 replica)",
+    "code that reads modules or weights of other blocks, by hooks or attributes (give regularizer= "
+    "for weights, or let the forward return what the loss needs)",
 )
+"""The usual causes of a difference; the first only where mini-batches are divided."""
 STEP, ROUNDED_STEP = 2.0**-21, 2.0**-6
 """Between numbers of a format, by their size, times four: of float32, and of 16 and 8 bits."""
 
@@ -246,7 +248,8 @@ def _explain(fault: str, program: ExactPasses, method: Method, R: int, formats: 
         )
     parts = ((K, "block"), (m, "micro-batch"), (R, "replica"))
     how = ", ".join(f"{n} {what}{'es'[what[-1] != 'h' :] * (n > 1)}" for n, what in parts)
-    return f"{said} ({how}); usual causes: {CAUSES}"
+    causes = "; ".join(CAUSES if m * R > 1 else CAUSES[1:])
+    return f"{said} ({how}); usual causes: {causes}"
 
 
 def _numerics(*flags: bool) -> tuple[bool, ...]:
