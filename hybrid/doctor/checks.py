@@ -5,13 +5,16 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from threading import Thread
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -21,6 +24,9 @@ from hybrid.links.communicator import Communicator
 from hybrid.ranks import launch
 
 LEAST_SHARED_BYTES = 256 << 20
+ANSWER_SECONDS = 10.0
+"""A file server that has not answered by then is taken for dead."""
+T = TypeVar("T")
 PACKAGES = ("hybrid", "torch", "numpy", "mpi4py", "cupy")
 """Required and optional packages; some are installed under other names."""
 
@@ -183,20 +189,39 @@ def shared_memory() -> list[Finding]:
     return [little] if total < LEAST_SHARED_BYTES else []
 
 
+def within_limit(look: Callable[[], T], seconds: float = ANSWER_SECONDS) -> T:
+    """Return what `look` returns; OSError if it takes longer, as on a file server that is down."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(look())
+        except Exception as error:
+            answer.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    if not wait([answer], seconds).done:
+        raise OSError(f"no answer in {seconds:g} s")
+    return answer.result()
+
+
 def run_folder(folder: Path, comm: Communicator | None) -> list[Finding]:
     """Report whether rank 0 can write and all ranks see its files. All ranks call it."""
     remedy = "name a folder that can be written to, on a file system all nodes see, with --out"
     name = why = ""
     with ExitStack() as files:
         try:
-            make = tempfile.NamedTemporaryFile
-            file = make(prefix=".hybrid-doctor-", dir=_existing(folder))
-            name = files.enter_context(file).name
+            make = partial(tempfile.NamedTemporaryFile, prefix=".hybrid-doctor-")
+            there = within_limit(lambda: _existing(folder))
+            name = files.enter_context(within_limit(lambda: make(dir=there))).name
         except OSError as error:
             why = one_line(error)
         seen = [True]
         if comm is not None:
-            seen = comm.allgather(Path(comm.bcast(name)).exists())
+            written, sees = Path(comm.bcast(name)), False
+            with suppress(OSError):  # a rank that raised would leave the others waiting
+                sees = within_limit(written.exists)
+            seen = comm.allgather(sees)
     if why:
         return [Finding("run folder", why, remedy)]
     if False in seen:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -107,6 +109,17 @@ def test_a_folder_that_cannot_be_written_to_is_a_finding(monkeypatch, tmp_path) 
     (found,) = checks.run_folder(tmp_path, None)
     assert (found.subject, "--out" in found.remedy) == ("run folder", True)
     assert reason in found.value
+
+
+def test_a_folder_whose_server_does_not_answer_is_a_finding_on_every_rank(monkeypatch, tmp_path):
+    """No rank raises before it has met the others, which would wait for it."""
+    monkeypatch.setattr(checks, "within_limit", partial(checks.within_limit, seconds=0.05))
+    monkeypatch.setattr(checks.Path, "exists", lambda _: time.sleep(2))
+    met = []
+    comm = SimpleNamespace(bcast=lambda name: name, allgather=lambda sees: met.append(sees) or met)
+    (found,) = checks.run_folder(tmp_path, comm)
+    assert ("no answer in 0.05 s" in found.value, "--out" in found.remedy) == (True, True)
+    assert met == [False]
 
 
 def test_a_folder_is_not_made_and_too_little_shared_memory_is_pointed_out(
