@@ -207,7 +207,7 @@ class Calls:
             if cut not in units:
                 other = f"it is no module with parameters, or {self.fault or 'nothing can cross'}"
                 fault, near = self._faults.get(cut, other), nearest(cut, units, 0.6)
-                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(units)}"
+                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(units) or 'none'}"
                 raise ValueError(
                     f"there is no cut before {cut!r} in {type(self.model).__name__}: "
                     f"{fault}; {hint}"

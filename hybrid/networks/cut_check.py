@@ -44,6 +44,9 @@ class CutCheck:
         except Exception as error:  # whatever code does without numbers
             index = len(links) if len(links) < len(stages) else None
             reason = ": ".join(filter(None, (code_line(error, True), one_line(error)[:160])))
+            if "in-place" in reason:
+                text = reason.rstrip(".")
+                return f"{text}: let that code create a new tensor, or cut elsewhere", index
             return (
                 f"its forward needs what only a part of it computes ({reason}); move that code "
                 "into a separate module, or cut elsewhere"
