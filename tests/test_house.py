@@ -64,7 +64,7 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_690
+CORE = 36_700
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
 CORE_FILES, TESTS, BENCHMARKS = 242, 33_730, 5_270
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
@@ -73,7 +73,7 @@ ROOMS = {
     "hybrid/bench": 2_510,
     "hybrid/cli": 1_010,
     "hybrid/data": 2_610,
-    "hybrid/doctor": 260,
+    "hybrid/doctor": 270,
     "hybrid/folder": 1_110,
     "hybrid/links": 2_260,
     "hybrid/method": 2_300,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hybrid.solvers.kernels.launcher import choose, set_launcher
-from hybrid.solvers.kernels.operations import ascend, couple, multiply, step
+from hybrid.solvers.kernels.operations import couple, multiply, step, step_limit
 from hybrid.solvers.layers.projection import Box
 
 Work = Callable[[], Any]
@@ -55,7 +55,7 @@ def works(values: int, device: str) -> dict[str, tuple[Work, int]]:
             partial(step, lam, x, kappa, p, 0.1, 0.1, 0.1, constraint=Box(-1, 1)),
             24 * size,
         ),
-        "ascend": (partial(ascend, kappa, lam, x, 0.1), 16 * size),
+        "limit": (partial(step_limit, lam, x, kappa, p, 0.1, 0.5), 24 * size),
         "multiply, rank 16, 30 times": (partial(multiply, right, gram, factors, 30), 12 * size),
     }
 

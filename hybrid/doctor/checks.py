@@ -6,14 +6,14 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import groupby
+from multiprocessing import TimeoutError
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from threading import Thread
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -191,18 +191,11 @@ def shared_memory() -> list[Finding]:
 
 def within_limit(look: Callable[[], T], seconds: float = ANSWER_SECONDS) -> T:
     """Return what `look` returns; OSError if it takes longer, as on a file server that is down."""
-    answer: Future[T] = Future()
-
-    def run() -> None:
+    with ThreadPool(1) as pool:  # its threads keep no process alive
         try:
-            answer.set_result(look())
-        except Exception as error:
-            answer.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    if not wait([answer], seconds).done:
-        raise OSError(f"no answer in {seconds:g} s")
-    return answer.result()
+            return pool.apply_async(look).get(seconds)
+        except TimeoutError:
+            raise OSError(f"no answer in {seconds:g} s") from None
 
 
 def run_folder(folder: Path, comm: Communicator | None) -> list[Finding]:
@@ -218,10 +211,10 @@ def run_folder(folder: Path, comm: Communicator | None) -> list[Finding]:
             why = one_line(error)
         seen = [True]
         if comm is not None:
-            written, sees = Path(comm.bcast(name)), False
+            written, seen = Path(comm.bcast(name)), [False]
             with suppress(OSError):  # a rank that raised would leave the others waiting
-                sees = within_limit(written.exists)
-            seen = comm.allgather(sees)
+                seen = [within_limit(written.exists)]
+            seen = comm.allgather(seen[0])
     if why:
         return [Finding("run folder", why, remedy)]
     if False in seen:

@@ -167,6 +167,12 @@ def step_limit(
     lam'   = lam + S^+ (x - S lam),     flat: S^+ x
     kappa' = (1 - rate) kappa - rate factor^2 S p_in
     """
+    if factor == 1 and (launch := launcher(lam, x, kappa, p_in)) is not None:
+        inputs = lam, x, kappa.to(lam.dtype), p_in.float()
+        (new, moved), squares = elementwise(
+            launch, "limit", inputs, [beta, rate], (x, lam), outputs=[0, 2], sums=2
+        )
+        return Stepped(new, new, moved, squares)
     wanted = wide(x)
     new = upsample(wanted if flat else wanted - pool(wide(lam), factor), factor)
     new = new if flat else wide(lam) + new
@@ -181,11 +187,6 @@ def step_limit(
 
 def ascend(kappa: Tensor, lam: Tensor, x: Tensor, ascent: float) -> Tensor:
     """kappa + ascent (lam - x), all of one shape, in kappa's number format."""
-    if (launch := launcher(kappa, lam, x)) is not None:
-        inputs = kappa, lam.to(kappa.dtype), x
-        new, _ = elementwise(launch, "ascend", inputs, [ascent], (x, kappa), outputs=[0])
-        ascended: Tensor = new[0]
-        return ascended
     return (wide(kappa) + ascent * (wide(lam) - wide(x))).to(kappa.dtype)
 
 

@@ -182,19 +182,29 @@ __global__ void step(
     sum_up<2>(sums, partial);
 }
 
-// kappa' = kappa + ascent (lam - x), on the side of a cut that does not own lam
+// ---- limit of step for a large beta: lam' = x, kappa', (0, ||2 beta (lam' - lam)||^2)
+
 template <typename X, typename T, int V>
-__global__ void ascend(
-    const T* kappa, const T* lam, const X* x, long long vectors, float ascent, T* new_kappa) {
+__global__ void limit(
+    const T* lam, const X* x, const T* kappa, const float* p, long long vectors, float beta,
+    float rate, T* new_lam, T* new_kappa, float* partial) {
+    float sums[2] = {0, 0};
     for (long long i = first_index(); i < vectors; i += stride()) {
-        float k[V], l[V], y[V];
-        load<V>(k, kappa, i);
+        float l[V], y[V], k[V], q[V];
         load<V>(l, lam, i);
         load<V>(y, x, i);
+        load<V>(k, kappa, i);
+        load<V>(q, p, i);
 #pragma unroll
-        for (int v = 0; v < V; ++v) k[v] += ascent * (l[v] - y[v]);
+        for (int v = 0; v < V; ++v) {
+            const float change = 2 * beta * (y[v] - l[v]);
+            sums[1] += change * change;
+            k[v] = (1 - rate) * k[v] - rate * q[v];
+        }
+        save<V>(new_lam, i, y);
         save<V>(new_kappa, i, k);
     }
+    sum_up<2>(sums, partial);
 }
 
 // ---- multiply: M <- M * right / (M gram + eps), `iterations` times; a thread takes one row

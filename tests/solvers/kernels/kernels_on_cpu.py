@@ -19,7 +19,7 @@ _FLOATS = ("float", "float16", "bfloat16")
 _PAIRS = [f"{x}, {t}" for x, t in product(_FLOATS, _FLOATS)]
 NAMES = [
     "finish",
-    *(f"{k}<{p}, {v}>" for k, p, v in product(("couple", "step", "ascend"), _PAIRS, (1, 4))),
+    *(f"{k}<{p}, {v}>" for k, p, v in product(("couple", "step", "limit"), _PAIRS, (1, 4))),
     *(f"multiply<{rank}>" for rank in (8, 16, 32)),
 ]
 """Every kernel that the host may ask for."""

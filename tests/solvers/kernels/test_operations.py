@@ -14,7 +14,7 @@ from problems import make_problem, recorded
 
 from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
 from hybrid.solvers.kernels.launcher import CupyLauncher, set_launcher
-from hybrid.solvers.kernels.operations import ascend, couple, multiply, step
+from hybrid.solvers.kernels.operations import couple, multiply, step, step_limit
 from hybrid.solvers.layers.projection import Box, Factorization, Free, NonNegative, Quantized, Sign
 from tests.solvers.kernels.kernels_on_cpu import (
     NAMES,
@@ -158,12 +158,17 @@ def test_step_of_lam_and_kappa(on, case, multipliers, constraint):
     close(found.squares, wanted.squares, float(wanted.squares.sum()) + residual / 1e-6)
 
 
-@given(images(factors=(1,)))
-def test_step_of_kappa_alone(on, case):
-    x_format, kappa_format = case["formats"]
+@given(images(factors=(1, 2)), st.sampled_from([0.1, 0.5, 1.0]))
+def test_limit_of_the_step(on, case, rate):
+    x_format, lam_format = case["formats"]
     tensors = Tensors(case, on.device_type)
-    arguments = tensors(kappa_format), tensors(kappa_format), tensors(x_format), 0.6
-    close(fused(on, ascend, *arguments), ascend(*arguments))
+    lam, p_in = tensors(lam_format, big=True), tensors(torch.float32, big=True)
+    arguments = lam, tensors(x_format), tensors(lam_format), p_in, 0.3, rate, case["factor"]
+    found, wanted = fused(on, step_limit, *arguments), step_limit(*arguments)
+    close(found.lam, wanted.lam)
+    close(found.shared, wanted.shared)
+    close(found.kappa, wanted.kappa)
+    close(found.squares, wanted.squares, float(wanted.squares.sum()))
 
 
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 5), st.integers(0, 99))
@@ -199,16 +204,16 @@ def specials(dtype):
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.parametrize("target", FORMATS)
 def test_number_formats_round_as_torch_does(on, source, target):
-    """kappa + ascent (lam - x) only converts x for kappa = lam = 0 and ascent = -1.
+    """The limit of a step converts x to lam's format.
 
     But for float32's subnormals, bfloat16's among them: kernels take those for zeros.
     """
     x = specials(source)
     x = x[(x.float().abs() >= 2.0**-126) | (x == 0) | x.isnan()]
     zeros = torch.zeros(len(x), dtype=target, device=on.device_type)
-    found = fused(on, ascend, zeros, zeros, x.to(on.device_type), -1.0)
+    p_in = torch.zeros(len(x), device=on.device_type)
+    found = fused(on, step_limit, zeros, x.to(on.device_type), zeros, p_in, 0.0, 1.0).lam.cpu()
     wanted = x.float().to(target)
-    found = found.cpu()
     assert ((found == wanted) | (found.isnan() & wanted.isnan())).all()
 
 
@@ -225,18 +230,16 @@ def test_what_is_factored_or_coupled_asks_these_kernels_and_float64_asks_torch(l
 
 TRAINED: dict[str, tuple[Any, set[str]]] = {
     "penalty": (Penalty(), {"couple", "step", "finish"}),
-    "augmented-lagrangian": (
+    "augmented-lagrangian": (AugmentedLagrangian(), {"couple", "limit", "finish"}),
+    "augmented-lagrangian, steps": (
         AugmentedLagrangian(lam_move="step"),
-        {"couple", "step", "ascend", "finish"},
+        {"couple", "step", "finish"},
     ),
     "filtered, in 16 bits": (
         AugmentedLagrangian(lam_move="step", filter=2, storage="bfloat16"),
-        {"couple", "ascend", "finish"},
+        {"couple", "finish"},
     ),
-    "block-admm": (
-        BlockADMM(rho=0.1, constraint="box:-1:1"),
-        {"couple", "step", "ascend", "finish"},
-    ),
+    "block-admm": (BlockADMM(rho=0.1, constraint="box:-1:1"), {"couple", "step", "finish"}),
 }
 
 
