@@ -18,7 +18,7 @@ LINKS = Named(
     {
         "threads": "hybrid.links.threads:ThreadLinks",
         "mpi": "hybrid.links.mpi:MpiLinks",
-        "torch": "hybrid.links.nccl:TorchLinks",
+        "torch": "hybrid.links.gloo:GlooLinks",
         "virtual": "hybrid.links.virtual:VirtualLinks",
     },
     default=AUTO,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from inspect import signature
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -101,7 +102,8 @@ class DividedBy:
     def __call__(self, output: Any, targets: Any) -> Tensor:
         loss = self.loss(output, targets)
         weight = self.denominator(targets)
-        return torch.where(weight.to(loss.device) > 0, loss, torch.zeros_like(loss))
+        counts = weight.to(loss.device, non_blocking=True) > 0
+        return torch.where(counts, loss, torch.zeros_like(loss))
 
     def denominator(self, targets: Any) -> Tensor:
         weight = self.sum_of_weights(targets)
@@ -158,6 +160,23 @@ def weighted(loss: Loss) -> Weighted | None:
     return None
 
 
+def on_device(loss: Any, device: torch.device) -> Any:
+    """Return a loss with its weights on a device, where else every call would move them.
+
+    torch's losses and partial functions are copied; a module of another class, which may share its
+    tensors, is moved.
+    """
+    if isinstance(loss, DividedBy):
+        return replace(loss, loss=on_device(loss.loss, device))
+    if isinstance(loss, partial):
+        tensors = {k: v.to(device) for k, v in loss.keywords.items() if isinstance(v, Tensor)}
+        return partial(loss, **tensors) if tensors else loss
+    held = [*loss.parameters(), *loss.buffers()] if isinstance(loss, nn.Module) else []
+    if all(tensor.device == device or tensor.requires_grad for tensor in held):
+        return loss
+    return (deepcopy(loss) if type(loss).__module__.startswith("torch.") else loss).to(device)
+
+
 class LossCheck(Protocol):
     """Checks on the last block that the loss of a mini-batch is the mean of its parts' losses."""
 
@@ -181,6 +200,11 @@ class Objective:
     """The structure of the network's output."""
     equal_weights: bool = False
     """Whether all targets are known to have the same weight in the loss."""
+
+    def on(self, device: torch.device) -> Objective:
+        """Return the objective with the tensors of its loss on a device."""
+        loss = on_device(self.loss, device)
+        return self if loss is self.loss else replace(self, loss=loss)
 
     @cached_property
     def weighted(self) -> Weighted | None:
@@ -230,7 +254,7 @@ class Objective:
         values = mean(call_user_code(self.title, self.weighted, out, unpacked), count)
         total = denominator(self.title, self.weighted, unpacked)
         factor = total / (total if weight is None else weight).clamp_min(SMALLEST)
-        return values * factor.to(values)
+        return values * factor.to(values, non_blocking=True)
 
     def _each(self, out: Any, unpacked: Any, count: int) -> Tensor:
         """Compute the loss of each of `count` samples, (count,), float32."""

@@ -59,6 +59,21 @@ Rows = slice | Tensor
 """Which samples of a window: a slice in recorded order, or an int64 index."""
 
 
+def on_its_way(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, to which it is copied while the host goes on.
+
+    The host prepares the next mini-batch while a GPU computes, since no step reads a tensor: pinned
+    memory, from which the GPU copies by itself, is all that a prefetch needs.
+    """
+    on_host = device.type == "cuda" and not x.is_cuda
+    return (x.pin_memory() if on_host else x).to(device, non_blocking=True)
+
+
+def rows_of(tensor: Tensor, rows: Rows) -> Rows:
+    """Rows as an index into a tensor, on its device."""
+    return rows if isinstance(rows, slice) else on_its_way(rows, tensor.device)
+
+
 class Source(Protocol):
     """Where mini-batches come from: inputs for the first block, targets for the last."""
 
@@ -142,7 +157,8 @@ class Batch:
         if self.within is None or not (self.source.mixes or self.source.joint):
             return give(self.ids, self.step)
         ids, places = self.within
-        return give(ids, self.step)[places]
+        given = give(ids, self.step)
+        return given[rows_of(given, places)]
 
 
 @dataclass(frozen=True)

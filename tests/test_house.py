@@ -64,27 +64,27 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_700
+CORE = 37_100
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 242, 33_730, 5_270
+CORE_FILES, TESTS, BENCHMARKS = 243, 34_000, 5_270
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 740,
     "hybrid/bench": 2_510,
     "hybrid/cli": 1_010,
     "hybrid/data": 2_610,
-    "hybrid/doctor": 270,
+    "hybrid/doctor": 290,
     "hybrid/folder": 1_110,
-    "hybrid/links": 2_260,
+    "hybrid/links": 2_460,
     "hybrid/method": 2_300,
     "hybrid/networks": 3_640,
     "hybrid/proof": 1_100,
-    "hybrid/ranks": 1_150,
+    "hybrid/ranks": 1_200,
     "hybrid/report": 1_030,
     "hybrid/rounds": 1_260,
     "hybrid/settings": 1_540,
     "hybrid/training": 2_930,
-    "solvers": 2_620,
+    "solvers": 2_660,
     "solvers/checks": 480,
     "solvers/delayed": 1_140,
     "solvers/engine": 1_040,

@@ -224,7 +224,7 @@ def test_what_a_page_names_exists(page):
 @pytest.mark.parametrize(
     "text",
     [
-        "`links.device=mpi`",
+        "`links.device=ucx`",
         "`links.devise`",
         "`section.gone=1`",
         "`solver.name=gone`",

@@ -62,7 +62,9 @@ def test_no_source_can_run_what_a_file_holds(path):
     # a user's data set goes to its own worker processes, through no file
     if path.match("hybrid/data/reader.py"):
         allowed += ["multiprocessing.get_context", "multiprocessing.connection.wait"]
-    assert faults(ast.parse(path.read_text())) == allowed
+    if path.match("hybrid/doctor/checks.py"):  # a pool of threads
+        allowed = ["multiprocessing.TimeoutError", *allowed, "multiprocessing.pool.ThreadPool"]
+    assert sorted(faults(ast.parse(path.read_text()))) == sorted(allowed)
 
 
 @pytest.mark.parametrize(

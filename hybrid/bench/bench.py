@@ -19,13 +19,15 @@ from hybrid.bench.recipes import BASE, Recipe, accumulating, recipes
 from hybrid.links import AgreedError
 from hybrid.links.base import Start
 from hybrid.links.communicator import Communicator
+from hybrid.links.gpus import links_between
 from hybrid.links.grid import Grid, share_size
 from hybrid.method.problem import Problem, check_size
 from hybrid.networks.partition import split
 from hybrid.networks.units import Chain, units
 from hybrid.ranks import launch
 from hybrid.ranks.progress import Bar
-from hybrid.registries import LINKS, SAMPLERS
+from hybrid.ranks.starting import link_class
+from hybrid.registries import SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds
@@ -146,18 +148,20 @@ class Bench:
         """Build the row of a method; ValueError for an impossible grid."""
         K, R = grid
         method = recipe.method(problem(K), build.build_options(self.settings), R)
-        links = LINKS[launch.joined_by()]
-        start = Start(grid, self.settings.links, self.device, method.arrangement, self.comm)
-        return MethodContender(method, links(start))
+        begin = Start(grid, self.settings.links, self.device, method.arrangement, self.comm)
+        links: Any = links_between(link_class(self.settings.links), begin)
+        return MethodContender(method, links(begin))
 
     def loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
         """Return factories of the hand-written loops on the first rank."""
-        here = self.comm.rank == 0
+        here, precision = self.comm.rank == 0, getattr(torch, self.settings.train.precision)
         loops = {name: (self.threads, m) for name, m in self.bases.items()}
         if self.cores > self.threads:
             loops[f"plain loop, {self.cores} threads"] = self.cores, 1
         return {
-            name: partial(PlainLoop, model, self.settings.optimizer, *loop, self.device, here)
+            name: partial(
+                PlainLoop, model, self.settings.optimizer, *loop, self.device, here, precision
+            )
             for name, loop in loops.items()
         }
 
@@ -170,7 +174,7 @@ class Bench:
         """Measure, and write the report on rank 0; return its Markdown there."""
         batches = still_batches(self.train, self.settings.train.batch_size, steps, self.device)
         rows = self.contenders()
-        with Bar(0) as bar:
+        with Bar(0) as bar, launch.numerics(self.settings.train.deterministic):
             speeds = throughput(self.comm, rows, batches, turns, self.say, bar)
         while rows:
             rows.popitem()[1].close()

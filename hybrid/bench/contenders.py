@@ -1,8 +1,9 @@
 """The rows of a bench: a plain PyTorch loop on one device, and this package's methods."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -49,10 +50,12 @@ class PlainLoop(Contender):
         micro_batches: int = 1,
         device: torch.device = CPU,
         here: bool = True,
+        precision: torch.dtype = torch.float32,
     ) -> None:
         self._threads, self._micro_batches = threads, micro_batches
         self.model = prepared(model).to(device) if here else nn.Module()
-        self._here, self._device = here, device
+        self._here, self._device, self._precision = here, device, precision
+        self._scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
         self._optimizer = make_optimizer(self.model, optimizer, find_vectors(self.model).values())
 
     def train(self, batches: Sequence[Batch]) -> None:
@@ -64,12 +67,19 @@ class PlainLoop(Contender):
             x, y = batch.images(), batch.labels()
             parts = x.tensor_split(self._micro_batches), y.tensor_split(self._micro_batches)
             for inputs, labels in zip(*parts, strict=True):
-                loss = cross_entropy(self.model(inputs), labels)
-                (loss * (len(labels) / len(y)) if len(labels) < len(y) else loss).backward()
-            take_step(self._optimizer, batch.learning_rate)
+                with self._numbers():
+                    loss = cross_entropy(self.model(inputs).float(), labels)
+                loss = loss * (len(labels) / len(y)) if len(labels) < len(y) else loss
+                self._scaler.scale(loss).backward()
+            take_step(self._optimizer, batch.learning_rate, self._scaler)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         torch.set_num_threads(before)
+
+    def _numbers(self) -> AbstractContextManager[Any]:
+        if self._precision is torch.float32:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._precision)
 
 
 def prepared(model: Model) -> Model:
@@ -80,11 +90,19 @@ def prepared(model: Model) -> Model:
     return copy
 
 
-def take_step(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+def take_step(
+    optimizer: torch.optim.Optimizer,
+    learning_rate: float,
+    scaler: torch.amp.GradScaler | None = None,
+) -> None:
     """Move the weights, each group at its ratio of the learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["lr_ratio"]
-    optimizer.step()
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
     optimizer.zero_grad(set_to_none=True)
 
 

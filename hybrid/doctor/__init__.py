@@ -15,7 +15,7 @@ def report(say: Callable[[str], None], out: Path = Path()) -> None:
     answer = checks.hardware(), checks.installed()
     answers = [answer] if comm is None else comm.allgather(answer)
     places, versions = zip(*answers, strict=True)
-    folder = checks.run_folder(out, comm)
+    folder, transport = checks.run_folder(out, comm), checks.transport(comm)
     rank_0_checks: list[Callable[[], list[Finding]]] = [
         lambda: checks.same_versions(versions),
         checks.torchvision,
@@ -24,6 +24,7 @@ def report(say: Callable[[str], None], out: Path = Path()) -> None:
         lambda: checks.binding(places),
         checks.gpus,
         lambda: checks.gpu_sharing(places),
+        lambda: transport,
         lambda: folder,
     ]
     if comm is None or comm.rank == 0:

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,8 +21,11 @@ import torch
 
 from hybrid.errors import one_line
 from hybrid.folder.runfolder import DISTRIBUTION, version_of
+from hybrid.links.base import Start
 from hybrid.links.communicator import Communicator
+from hybrid.links.gpus import links_between
 from hybrid.ranks import launch
+from hybrid.ranks.starting import link_class
 
 LEAST_SHARED_BYTES = 256 << 20
 ANSWER_SECONDS = 10.0
@@ -124,6 +128,15 @@ def connection(ranks: int) -> Finding:
     return Finding("ranks", f"{launch.launched_size()} started, {ranks} in MPI")
 
 
+def transport(comm: Communicator | None) -> list[Finding]:
+    """Report how tensors travel between the ranks. All ranks call it."""
+    if comm is None:
+        return []
+    begin = replace(Start.of(comm), device=launch.device("auto"))
+    links = links_between(link_class(begin.settings), begin)
+    return [Finding("tensors", f"travel between blocks by {links.way(begin)}")]
+
+
 def binding(places: Sequence[RankHardware]) -> list[Finding]:
     """Report where each rank runs, and hosts with too few cores for their ranks."""
     findings = [Finding("rank", f"{rank} on {place}") for rank, place in enumerate(places)]
@@ -159,9 +172,8 @@ def gpu_sharing(places: Sequence[RankHardware]) -> list[Finding]:
         numbers = {len(place.gpus) for place in here}
         most, visible = max(numbers), {place.visible for place in here}
         if numbers == {1} and len(visible) == len(here) > 1:
-            remedy = "ask for GPUs by node, not by task: --gpus-per-node (each rank takes its own)"
-            text = f"each rank of {host} sees only its own, which breaks copies between GPUs"
-            findings.append(Finding("GPU view", text, remedy))
+            text = f"each rank of {host} sees only its own; NCCL then copies through host memory"
+            findings.append(Finding("GPU view", f"{text}: --gpus-per-node avoids that"))
         elif len(here) > most > 0:
             remedy = "blocks share a GPU: --gpus-per-rank 1, or fewer ranks on each host"
             text = f"{len(here)} ranks, {most} GPUs on {host}"

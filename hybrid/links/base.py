@@ -80,6 +80,10 @@ class RankLinks(ABC):
     """Replicas above which an exchange of known formats is one collective instead of messages."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """The [links] settings that these links read, besides `kind`."""
+    tensors_by = ""
+    """`way` of these links."""
+    peers_share_gpu = False
+    """Whether peers are threads on one GPU, whose backward passes torch runs one after another."""
 
     def __init__(self, place: GridPlace, grid: RankGroup, chain: RankGroup) -> None:
         self.place = place
@@ -95,6 +99,11 @@ class RankLinks(ABC):
         """Messages received from each rank, likewise."""
         self.wait: tuple[float, str] | None = None
         """The start, by `now`, of the current wait, and the ranks it waits for."""
+
+    @classmethod
+    def way(cls, start: Start) -> str:
+        """Describe how tensors travel between processes; empty within one."""
+        return ""
 
     @classmethod
     @abstractmethod
@@ -227,7 +236,7 @@ class RankLinks(ABC):
     def expect(self, number: int, like: Tensor) -> None:  # noqa: B027
         """Post a receive, if possible, for the next tensor of this format from that rank."""
 
-    def _before_wait(self) -> None:  # noqa: B027
+    def _before_wait(self, side: str) -> None:  # noqa: B027
         """Send pending messages first: the rank waited for may need them."""
 
     def send_to(self, side: str, number: int, tensor: Tensor) -> None:
@@ -250,7 +259,7 @@ class RankLinks(ABC):
         start = self.now()
         self.wait = start, self._describe(side)
         try:
-            self._before_wait()
+            self._before_wait(side)
             yield
         finally:
             self.wait = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -17,7 +19,7 @@ from torch import Tensor
 from hybrid.errors import PeerError, given_by
 from hybrid.links import values
 from hybrid.links.base import Start
-from hybrid.links.communicator import Communicator, Transfer, limit_of_waits
+from hybrid.links.communicator import Communicator, Transfer, agreement, limit_of_waits
 from hybrid.links.posted import PostedLinks
 
 T = TypeVar("T")
@@ -27,7 +29,11 @@ FOR_EVER = timedelta(days=30)
 """gloo's timeout: another rank may take hours to send, and `links.timeout` limits waits."""
 LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
 """Lets gloo connect two ranks at their first message, instead of all ranks of a group at once."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""The network interface of a host that gloo uses; unset: that of the host's name."""
 LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915
+"""Linux: the address of a network interface."""
 _ABORTED = "hybrid/aborted"
 
 
@@ -211,7 +217,33 @@ def stay_local() -> None:
     """Let gloo listen on the loopback interface alone, unless the user has chosen one."""
     names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
     if names:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", names.pop())
+        os.environ.setdefault(INTERFACE, names.pop())
+
+
+def own_address() -> str:
+    """Return this host's address for others: of GLOO_SOCKET_IFNAME if that is set, or its name.
+
+    gloo takes the same. ValueError if others cannot reach it.
+    """
+    host = socket.gethostname()
+    if name := os.environ.get(INTERFACE):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            request = struct.pack("256s", name.partition(",")[0].encode()[:15])
+            try:
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+            except OSError as error:
+                raise ValueError(f"{INTERFACE} is {name!r} on {host}: {error.strerror}") from None
+        return socket.inet_ntoa(answer[20:24])
+    address = "no address"
+    with suppress(OSError):
+        address = socket.gethostbyname(host)
+    if address[0].isdigit() and not address.startswith("127."):
+        return host
+    raise ValueError(
+        f"the name {host} of this host resolves to {address}, where ranks of other hosts cannot "
+        f"reach it: set {INTERFACE} to its network interface (ip -br address lists them), by "
+        f"export before torchrun or by mpirun -x {INTERFACE}"
+    )
 
 
 def join_by_torch(comm: Communicator) -> TorchCommunicator:
@@ -220,16 +252,19 @@ def join_by_torch(comm: Communicator) -> TorchCommunicator:
     is_local = len(comm.host_ranks()) == comm.size
     if is_local:
         stay_local()
+    else:
+        with agreement(comm.first_of):
+            address = own_address()
+    own = address
     if comm.rank == 0 and not dist.is_initialized():
         if is_local:
             store = local_store()
         else:  # it listens on all interfaces
-            address = socket.gethostname()
             store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         port = store.port
     address, port = comm.bcast((address, port))
     if port and store is None:
-        host = LOOPBACK if address == socket.gethostname() else address
+        host = LOOPBACK if address == own else address
         store = dist.TCPStore(host, port)
     return TorchCommunicator(store, comm.rank, comm.size)
 
@@ -238,6 +273,7 @@ class GlooLinks(PostedLinks):
     """Links over gloo, in their own process groups."""
 
     name: ClassVar[str] = "torch"
+    library = "gloo"
     settings: ClassVar[frozenset[str]] = frozenset({"device", "timeout"})
 
     def __init__(self, start: Start) -> None:

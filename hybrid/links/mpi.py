@@ -9,8 +9,10 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from hybrid.links.base import Start
 from hybrid.links.communicator import Communicator, Transfer
 from hybrid.links.posted import PostedLinks
+from hybrid.links.staging import GpuMemory
 
 T = TypeVar("T")
 
@@ -63,10 +65,10 @@ class MpiCommunicator(Communicator):
         raise AssertionError(groups)
 
     def isend(self, memory: Tensor, rank: int, tag: int) -> Transfer:
-        return MpiTransfer(self.mpi.Isend([memory.numpy(), self._byte], rank, tag))
+        return MpiTransfer(self.mpi.Isend([_buffer(memory), self._byte], rank, tag))
 
     def irecv(self, memory: Tensor, rank: int, tag: int) -> Transfer:
-        return MpiTransfer(self.mpi.Irecv([memory.numpy(), self._byte], rank, tag))
+        return MpiTransfer(self.mpi.Irecv([_buffer(memory), self._byte], rank, tag))
 
     def all_reduce(self, vector: Tensor) -> tuple[Tensor, Transfer]:
         # with MPI.IN_PLACE Open MPI uses a tree, whose root sends the vector log2(R) times
@@ -94,13 +96,29 @@ class MpiCommunicator(Communicator):
         self.mpi.Free()
 
 
+def _buffer(memory: Tensor) -> Any:
+    """Return what mpi4py takes: an array, or a GPU's tensor, which it finds by DLPack."""
+    return memory if memory.is_cuda else memory.numpy()
+
+
 class MpiLinks(PostedLinks):
     """Links over MPI, in their own communicators.
 
     Within a host the receiver copies from the sender's memory by itself. Between hosts a large
     message makes progress only while both ranks are inside MPI, unless the library has a progress
-    thread.
+    thread. With links.device = "mpi" neighbors' tensors are sent from a GPU's memory; the peers'
+    collectives, which few CUDA-aware libraries can begin there, go through the host.
     """
 
-    name, over_mpi = "mpi", True
-    settings: ClassVar[frozenset[str]] = frozenset({"timeout"})
+    name, library, over_mpi = "mpi", "MPI", True
+    settings: ClassVar[frozenset[str]] = frozenset({"device", "timeout"})
+
+    def __init__(self, start: Start) -> None:
+        super().__init__(start)
+        if start.settings.device == "mpi":
+            self._staging = GpuMemory(self._device)
+
+    @classmethod
+    def way(cls, start: Start) -> str:
+        aware = start.settings.device == "mpi"
+        return "MPI from GPU memory" if aware else super().way(start)

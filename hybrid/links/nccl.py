@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import socket
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hybrid.errors import AgreedError
 from hybrid.links.base import Start
-from hybrid.links.communicator import Communicator
-from hybrid.links.gloo import GlooLinks, dist
+from hybrid.links.communicator import Communicator, Transfer
+from hybrid.links.gloo import GlooLinks
 from hybrid.links.posted import Channel
 from hybrid.links.staging import Staging, memory_of
 
@@ -28,10 +27,11 @@ class NcclChannel(Channel):
         labels: Communicator,
         number: int,
         staging: Staging,
+        wait: Callable[[Transfer], None],
         data: tuple[Communicator, Communicator],
         receiving: Any,
     ) -> None:
-        super().__init__(labels, number, staging)
+        super().__init__(labels, number, staging, wait)
         self._data_out, self._data_in = data
         self._neighbor_block, self._receiving = number % self._data_out.size, receiving
 
@@ -64,6 +64,10 @@ class NcclLinks(GlooLinks):
     collective_above = 1
     on_device = True
 
+    @classmethod
+    def way(cls, start: Start) -> str:
+        return "NCCL"
+
     def __init__(self, start: Start) -> None:
         super().__init__(start)
         K, timeout = self.size, start.settings.timeout
@@ -89,32 +93,5 @@ class NcclLinks(GlooLinks):
         if not self.place.in_chain(number):
             return super()._new_channel(number)
         way = number - self.place.number
-        data = self._ways[way], self._ways[-way]
-        return NcclChannel(self._whole, number, self._peers_staging, data, self._receiving)
-
-
-class TorchLinks(GlooLinks):
-    """The links of a run under any launcher: NCCL or gloo."""
-
-    def __new__(cls, start: Start) -> Any:
-        """Choose NCCL if every rank has its own GPU, unless links.device says otherwise."""
-        return NcclLinks(start) if takes_nccl(start) else super().__new__(cls)
-
-
-def takes_nccl(start: Start) -> bool:
-    """Whether NCCL connects these ranks. All ranks call it and get the same answer.
-
-    Raises AgreedError on all of them if links.device is "nccl" and NCCL cannot.
-    """
-    device, comm = start.settings.device, start.comm
-    gpu = None
-    if start.device is not None and start.device.type == "cuda" and dist.is_nccl_available():
-        properties = torch.cuda.get_device_properties(start.device)
-        gpu = (socket.gethostname(), str(properties.uuid))
-    gpus = comm.allgather(gpu)
-    can = None not in gpus and len(set(gpus)) == len(gpus)
-    if device == "nccl" and not can:
-        lacking = next((r for r, each in enumerate(gpus) if each is None), None)
-        why = "two ranks share a GPU" if lacking is None else f"rank {lacking} has no GPU for it"
-        raise AgreedError(f"links.device is 'nccl', but {why}: choose auto or host")
-    return can and device != "host"
+        data, staging = (self._ways[way], self._ways[-way]), self._peers_staging
+        return NcclChannel(self._whole, number, staging, self._wait_for, data, self._receiving)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,9 +54,14 @@ class Channel:
     """
 
     def __init__(
-        self, comm: Communicator, number: int, staging: Staging, neighbor: bool = False
+        self,
+        comm: Communicator,
+        number: int,
+        staging: Staging,
+        wait: Callable[[Transfer], None],
+        neighbor: bool = False,
     ) -> None:
-        self._comm, self._staging, self._neighbor = comm, staging, neighbor
+        self._comm, self._staging, self._neighbor, self._wait = comm, staging, neighbor, wait
         self._lane, self._rank = divmod(number, comm.size)
         self._described: dict[Format, int] = {}
         """The numbers of the formats that this rank has described to the other."""
@@ -89,7 +94,7 @@ class Channel:
         """Wait for the next tensor."""
         self._listen()
         transfer, label = self._labels.popleft()
-        transfer.wait()
+        self._wait(transfer)
         self._listen()
         index, described = label.tolist()
         if described:
@@ -138,7 +143,7 @@ class Channel:
         if ahead and index == self._last and self._neighbor:
             while len(posted) < AHEAD:
                 self._post(index)
-        transfer.wait()
+        self._wait(transfer)
         return self._staging.arrived(tensor)
 
     def _post(self, index: int) -> None:
@@ -165,11 +170,15 @@ class Channel:
 class PostedLinks(RankLinks):
     """Links of a process with one block: a channel to each rank it exchanges messages with.
 
-    A tensor on a GPU is copied by `Staging` while the block computes on; the next call of these
-    links sends it.
+    A tensor on a GPU is copied by `Staging` while the block computes on. MPI and gloo send what is
+    in host memory, and do so when the host calls them: the next call of these links sends it, or a
+    wait for a neighbor as soon as the copy is complete. If the neighbor's message is there first,
+    the host goes on to launch what needs it, and does not wait for the copy.
     """
 
     in_one_process = False
+    library: ClassVar[str]
+    """What carries messages."""
     collective_above = 8
     on_device = False
     """Whether the peers' collectives read a GPU's memory."""
@@ -182,6 +191,7 @@ class PostedLinks(RankLinks):
         whole = comm.split([ranks.tolist()], timeout)
         chain = comm.split(chains.tolist(), timeout) if grid.replicas > 1 else whole
         super().__init__(grid.place(comm.rank, start.side_by_side), whole, chain)
+        self.tensors_by = self.way(start)
         self._device = start.device or torch.device("cpu")
         self._whole, self._replicas = whole, comm.split(chains.T.tolist(), timeout, self.on_device)
         self._groups = dict.fromkeys((whole, chain, self._replicas))
@@ -192,6 +202,11 @@ class PostedLinks(RankLinks):
         """Tensors being staged, in order, each with the function that sends it."""
         self._collectives: deque[tuple[Transfer, Tensor]] = deque()
         """Collectives of the peers under way, and their memory."""
+
+    @classmethod
+    def way(cls, start: Start) -> str:
+        on_gpu = start.device is not None and start.device.type == "cuda"
+        return f"{cls.library}{' through host memory' * on_gpu}"
 
     def _transport(self, comm: Communicator) -> Communicator:
         """Return the communicator that carries messages, from that of the launched ranks."""
@@ -242,7 +257,8 @@ class PostedLinks(RankLinks):
         return self._channels[number]
 
     def _new_channel(self, number: int) -> Channel:
-        return Channel(self._whole, number, self._staging, self.place.in_chain(number))
+        near = self.place.in_chain(number)
+        return Channel(self._whole, number, self._staging, self._wait_for, near)
 
     def _send(self, number: int, tensor: Tensor) -> None:
         self._drop_sent()
@@ -257,8 +273,15 @@ class PostedLinks(RankLinks):
     def expect(self, number: int, like: Tensor) -> None:
         self._channel(number).expect(like)
 
-    def _before_wait(self) -> None:
-        self._send_staged(wait=True)
+    def _before_wait(self, side: str) -> None:
+        if side not in ("next", "previous"):
+            self._send_staged(wait=True)
+
+    def _wait_for(self, transfer: Transfer) -> None:
+        """Wait for a message; meanwhile send staged tensors as they get ready."""
+        while self._staged and not transfer.done():
+            self._send_staged(wait=False)
+        transfer.wait()
 
     def _send_staged(self, wait: bool) -> None:
         """Send staged tensors that are ready, in order; with `wait`, all of them."""

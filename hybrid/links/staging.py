@@ -74,6 +74,31 @@ class Staging:
         return memory.to(self._device, non_blocking=True)
 
 
+class GpuMemory(Staging):
+    """Messages in a GPU's memory, for a library that reads and writes it outside of streams.
+
+    A message may be sent once the stream has made it. Memory to receive into belongs to a separate
+    stream without work, so nothing else still uses it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device, on_device=True)
+        self._receiving = torch.cuda.Stream(device)
+
+    def outgoing(self, tensor: Tensor) -> Outgoing:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return Outgoing(tensor, event)
+
+    def room(self, layout: Format) -> Tensor:
+        with torch.cuda.stream(self._receiving):
+            return super().room(layout)
+
+    def arrived(self, memory: Tensor) -> Tensor:
+        memory.record_stream(torch.cuda.current_stream(self._device))
+        return memory
+
+
 def as_dense(tensor: Tensor) -> Tensor:
     """Return the tensor without its graph, contiguous in memory in any order of dimensions."""
     tensor = tensor.detach()

@@ -57,21 +57,40 @@ class ThreadGroup(RankGroup):
         return self.exchange(value)[root]
 
 
+class Handed:
+    """A tensor that one thread hands to others, which may run on other streams and GPUs."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._made = tensor, None
+        if tensor.is_cuda:
+            self._made = torch.cuda.Event()
+            self._made.record(torch.cuda.current_stream(tensor.device))
+
+    def take(self) -> Tensor:
+        """Return it on this thread's GPU, once the stream that makes it has; the host goes on."""
+        if self._made is None:
+            return self._tensor
+        torch.cuda.current_stream().wait_event(self._made)
+        # a copy to another GPU runs on this thread's stream of the tensor's GPU
+        self._tensor.record_stream(torch.cuda.current_stream(self._tensor.device))
+        return self._tensor.to(torch.cuda.current_device(), non_blocking=True)
+
+
 class SharedSum:
     """The sum of one vector from each of R threads, computed once, by pairs as in a tree."""
 
     def __init__(self, replicas: int) -> None:
-        self._vectors: list[Tensor | None] = [None] * replicas
+        self._vectors: list[Handed | None] = [None] * replicas
         self._times = [0.0] * replicas
         self._lock = threading.Lock()
         self._missing = replicas
         self.complete = threading.Event()
         """Set once all vectors are there."""
-        self._total: Tensor | None = None
+        self._total: Handed | None = None
 
     def put(self, replica: int, vector: Tensor, now: float) -> None:
         """Add a thread's vector, at a time by its clock."""
-        self._vectors[replica], self._times[replica] = vector, now
+        self._vectors[replica], self._times[replica] = Handed(vector), now
         with self._lock:
             self._missing -= 1
             if not self._missing:
@@ -81,16 +100,19 @@ class SharedSum:
         """Return the sum, and the time by the clocks when the last vector arrived."""
         with self._lock:
             if self._total is None:
-                self._total = sum_of_pairs([v for v in self._vectors if v is not None])
+                vectors = [vector.take() for vector in self._vectors if vector is not None]
+                self._total = Handed(sum_of_pairs(vectors))
                 self._vectors.clear()
-        return self._total, max(self._times)
+        return self._total.take(), max(self._times)
 
 
 class ThreadTeam:
     """The queues, barriers and sums that the threads of one run share."""
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, device: torch.device | None = None) -> None:
         self.places = [grid.place(number) for number in range(grid.ranks)]
+        self.gpus = deal_gpus(grid.ranks, device)
+        """By place number, the GPU of a thread; None on the CPU."""
         self.queues: dict[tuple[int, int, int], SimpleQueue[Any]] = {}
         """By lane, sender and receiver; each lane is ordered separately."""
         self.grid = ValueBarrier(grid.ranks)
@@ -118,9 +140,9 @@ class ThreadTeam:
 
 
 class ThreadLinks(RankLinks):
-    """Links that pass tensors by reference: nothing is copied.
+    """Links that pass tensors by reference: nothing is copied between threads of one device.
 
-    On a GPU each block has its own stream, and the receiver's stream waits for the sender's.
+    On GPUs each block has its own stream, and the receiver's stream waits for the sender's.
     """
 
     name = "threads"
@@ -131,6 +153,8 @@ class ThreadLinks(RankLinks):
         super().__init__(place, self._group(number, team.grid), chain)
         self._team = team
         self._num_sums = 0
+        gpus = [team.gpus[number] for number in place.peers]
+        self.peers_share_gpu = gpus[0] is not None and len({*gpus}) < len(gpus)
 
     def _group(self, rank: int, barrier: ValueBarrier) -> ThreadGroup:
         return ThreadGroup(rank, barrier)
@@ -138,26 +162,17 @@ class ThreadLinks(RankLinks):
     @classmethod
     def start(cls, program: Program[T], start: Start) -> T:
         threads, (blocks, replicas) = torch.get_num_threads(), start.grid
-        return run_threads(blocks, program, threads, cls, replicas)[0]
+        return run_threads(blocks, program, threads, cls, replicas, start.device)[0]
 
     def flush(self) -> None:
         """Return at once: a reference is in the queue immediately."""
 
     def _send(self, number: int, tensor: Tensor) -> None:
-        event = None
-        if tensor.is_cuda:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(tensor.device))
-        self._put(number, (tensor, event))
+        self._put(number, Handed(tensor))
 
     def _receive(self, number: int) -> Tensor:
-        received: Tensor
-        received, event = self._take(number)
-        if event is not None:
-            stream = torch.cuda.current_stream(received.device)
-            stream.wait_event(event)
-            received.record_stream(stream)
-        return received
+        received: Handed = self._take(number)
+        return received.take()
 
     def _put(self, number: int, message: Any) -> None:
         lane, receiver = divmod(number, self.place.count)
@@ -198,19 +213,21 @@ def run_threads(
     intra_op_threads: int = 1,
     make: Callable[[int, ThreadTeam], ThreadLinks] = ThreadLinks,
     replicas: int = 1,
+    device: torch.device | None = None,
 ) -> list[T]:
     """Run `program` on a grid of ranks, each a thread; return their results by place.
 
-    The first failure is raised after every thread has ended.
+    If `device` is a GPU, the threads are dealt to all GPUs that torch sees. The first failure is
+    raised after every thread has ended.
     """
-    team, size = ThreadTeam(Grid(blocks, replicas)), blocks * replicas
+    team, size = ThreadTeam(Grid(blocks, replicas), device), blocks * replicas
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
 
     def rank_main(number: int) -> None:
         torch.set_num_threads(intra_op_threads)
         try:
-            with separate_stream(size):
+            with separate_stream(team.gpus[number], size):
                 results[number] = make(number, team).run(program)
         except PeerError:
             pass
@@ -240,17 +257,28 @@ def run_threads(
     return results
 
 
+def deal_gpus(ranks: int, device: torch.device | None) -> list[torch.device | None]:
+    """Return each thread's GPU: neighbors share one if there are fewer GPUs than threads."""
+    if device is None or device.type != "cuda":
+        return [None] * ranks
+    if ranks == 1:
+        return [device]
+    count = min(ranks, torch.cuda.device_count())
+    return [torch.device("cuda", number * count // ranks) for number in range(ranks)]
+
+
 @contextmanager
-def separate_stream(size: int) -> Iterator[None]:
-    """Run each of several blocks on its own stream, so that they use the GPU concurrently."""
-    if size == 1 or not torch.cuda.is_initialized():
+def separate_stream(gpu: torch.device | None, size: int) -> Iterator[None]:
+    """Run each of several blocks on its GPU and its own stream, so that they run concurrently."""
+    if size == 1 or gpu is None:
         yield
         return
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
+    with torch.cuda.device(gpu):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
 
 
 def sum_of_pairs(vectors: list[Tensor]) -> Tensor:

@@ -202,7 +202,7 @@ class Method:
             getattr(torch, train.precision),
             cut_after=None if last else leading_projection(blocks.module(index + 1)),
             draws=Draws(train.seed, drawing, place.replica) if drawing else None,
-            objective=problem.objectives.training,
+            objective=problem.objectives.training.on(self.device),
             freezing=freezing,
             regularizer=options.regularizer and Regularizer(options.regularizer, named),
             formats=problem.formats[max(0, index - 1) : index + 1],
@@ -211,6 +211,12 @@ class Method:
             block.ties = AllTies(self._ties(links, named, optimizers))
         if place.replicas > 1:
             if train.sync_batchnorm:
+                if links.peers_share_gpu or (links.clocked and self.device.type == "cuda"):
+                    raise ValueError(
+                        "train.sync_batchnorm is true, but the replicas are threads on one GPU, "
+                        "where none's backward pass can wait for another's: start them with "
+                        f"mpirun -n {place.count}, or leave it out"
+                    )
                 block.norms = SharedNorms(module, links.peers)
             share = self.setup.batch_size / self.setup.total
             block.sync = options.sync.start(block, links.peers, share)

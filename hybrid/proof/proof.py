@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +34,7 @@ from hybrid.proof.undivided import (
     rounded_weights,
     unlike,
 )
+from hybrid.solvers.objective import on_device
 
 PASSED, SKIPPED = "passed", "skipped: "
 UNCHECKED = "network, data and loss are this package's own"
@@ -152,11 +152,11 @@ def _prove(
 def _undivided_pass(program: ExactPasses, samples: Samples, model: nn.Module) -> UndividedPass:
     method, options = program.method, program.method.options
     objective = method.problem.objectives.training
-    loss: Any = options.loss or getattr(objective.loss, "loss", objective.loss)
+    loss = options.loss or getattr(objective.loss, "loss", objective.loss)
     together = options.train.sync_batchnorm and len(samples.shares) > 1
     return UndividedPass(
         model,
-        loss,
+        on_device(loss, method.device),
         options.regularizer,
         samples.joined(method.problem.blocks.units[0].bundle, samples.inputs),
         samples.joined(objective.targets, samples.targets),

@@ -8,6 +8,8 @@ import os
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -228,17 +230,45 @@ def threads_per_rank(blocks: int) -> int:
 
 
 def device(setting: str) -> torch.device:
-    """Choose the device of this rank's block; the local rank chooses among the visible GPUs."""
+    """Choose the device of this rank's block: of the visible GPUs, the local rank's or thread's."""
     import torch
 
     if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("train.device is 'cuda' but torch sees no GPU; use auto or cpu")
-    here = ranks()
-    gpu = torch.device("cuda", (here.local_rank if here else 0) % torch.cuda.device_count())
-    torch.cuda.set_device(gpu)
-    return gpu
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # NCCL's two ways spin side by side
+    if (here := ranks()) is not None:
+        torch.cuda.set_device(here.local_rank % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@contextmanager
+def numerics(deterministic: bool) -> Iterator[None]:
+    """Let torch and cuDNN use deterministic algorithms alone for a while, if that is wanted.
+
+    Otherwise torch's flags stay as they are: cudnn.benchmark is off unless the caller's code turns
+    it on, since it chooses algorithms by timing them, and others in every process.
+    """
+    if not deterministic:
+        yield
+        return
+    import torch
+
+    memory: Any = torch.utils.deterministic
+    cudnn = torch.backends.cudnn
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    flags = torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory = True, False, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(flags[0], warn_only=warns)
+        _, cudnn.deterministic, cudnn.benchmark = flags
+        memory.fill_uninitialized_memory = fills
 
 
 def keep_memory() -> None:

@@ -13,7 +13,13 @@ from typing import Any
 from uuid import uuid4
 
 from hybrid.errors import one_line, tell
-from hybrid.links.gloo import LOOPBACK, TorchCommunicator, local_store, stay_local
+from hybrid.links.gloo import (
+    LOOPBACK,
+    TorchCommunicator,
+    local_store,
+    own_address,
+    stay_local,
+)
 from hybrid.ranks import stopping
 
 MEETING_SECONDS = 300.0
@@ -91,7 +97,9 @@ def _connect(host: str, port: int, agent_store: bool, rank: int, size: int) -> T
         raise unreachable(_cause(error)) from None
     try:
         store = c10d.PrefixStore(f"hybrid {identity()}", shared)  # separate from other jobs
-        meeting = _meet(store, where, rank, size, agent_store)
+        meeting, names = _meet(store, where, rank, size, agent_store)
+        if len({name.partition(" on ")[2] for name in names}) > 1:
+            _check_address()
         store = c10d.PrefixStore(meeting, store)
         return TorchCommunicator(store, rank, size)
     except RuntimeError as error:
@@ -102,8 +110,18 @@ def _connect(host: str, port: int, agent_store: bool, rank: int, size: int) -> T
         ) from None
 
 
-def _meet(store: Any, where: str, rank: int, size: int, agent_store: bool = False) -> str:
-    """Poll the store until all ranks have met; return the meeting's name.
+def _check_address() -> None:
+    """Raise MeetingError if ranks of other hosts cannot reach this one."""
+    try:
+        own_address()
+    except ValueError as error:
+        raise MeetingError(str(error), True) from None
+
+
+def _meet(
+    store: Any, where: str, rank: int, size: int, agent_store: bool = False
+) -> tuple[str, tuple[str, ...]]:
+    """Poll the store until all ranks have met; return the meeting's name and the ranks' names.
 
         rank r    registers under a name that is new at every start
         rank 0    calls a meeting of the registered names, and another when one of them changes
@@ -133,7 +151,7 @@ def _meet(store: Any, where: str, rank: int, size: int, agent_store: bool = Fals
                 store.set(f"{meeting} {rank}", "")
             absent = [r for r in range(size) if not store.check([f"{meeting} {r}"])]
             if invited and not absent:
-                return str(meeting)
+                return str(meeting), tuple(ranks)
             if not (absent or agent_store):  # the job has begun
                 other = ranks[rank]
             missing = missing or (absent if invited else [0] * (rank > 0))

@@ -10,6 +10,7 @@ import torch
 from hybrid.errors import AgreedError, CodeError, StoppedError, code_line, format_error, one_line
 from hybrid.links import RankLinks
 from hybrid.links.base import Program, Start
+from hybrid.links.gpus import links_between
 from hybrid.links.grid import Arrangement, Grid
 from hybrid.ranks import launch
 from hybrid.registries import AUTO, LINKS
@@ -34,7 +35,8 @@ def start(
     comm, links = launch.communicator(), link_class(settings)
     if failed is not None and (links.in_one_process or comm is None):
         raise AgreedError(str(failed))  # there are no others to tell
-    return links.start(_with_code_lines(program), Start(grid, settings, device, side_by_side, comm))
+    begin = Start(grid, settings, device, side_by_side, comm)
+    return links_between(links, begin).start(_with_code_lines(program), begin)
 
 
 def link_class(settings: LinkSettings) -> type[RankLinks]:
@@ -48,7 +50,7 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
 
     `ranks` is the number of ranks that a launcher has started, 0 without one.
     """
-    kind = settings.kind
+    kind, device = settings.kind, settings.device
     if kind == AUTO:
         read = LINKS["torch"].settings
     elif LINKS[kind].in_one_process and ranks:
@@ -68,6 +70,17 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
         )
     else:
         read = LINKS[kind].settings
+    by_mpi = ranks and launch.joined_by() == "mpi" and kind in (AUTO, "mpi")
+    if device == "nccl" and (kind not in (AUTO, "torch") or not ranks):
+        raise ValueError(
+            "links.device is 'nccl', which connects processes that links.kind auto or torch joins: "
+            "start them with mpirun, srun or torchrun, or leave it out"
+        )
+    if device == "mpi" and not by_mpi:
+        raise ValueError(
+            "links.device is 'mpi', which needs ranks joined by MPI: start them with mpirun or "
+            "srun and leave links.kind out, or choose auto or host"
+        )
     check({"links": settings}, Facts(link_settings=read))
 
 

@@ -13,22 +13,13 @@ from hybrid.data import Data
 from hybrid.data.mixing import Mix
 from hybrid.data.sampling import epoch_order
 from hybrid.rounds.batch_sampler import BatchSampler
-from hybrid.solvers.windows import Batch, Window
+from hybrid.solvers.windows import Batch, Window, on_its_way
 
 Rate = Callable[[int], float]
 """The learning rate of step 0, 1, ...: a function of the step alone, the same on every rank."""
 
 BN_BATCHES = 32
 """Mini-batches after which running statistics are those of the weights: 0.9^32 is 3 %."""
-
-
-def on_its_way(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device, to which it is copied while the host goes on.
-
-    The host prepares the next mini-batch while a GPU computes, since no step reads a tensor: pinned
-    memory, from which the GPU copies by itself, is all that a prefetch needs.
-    """
-    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class Run:
         config = partial(make_config_text, self.method, budgets)
         self.folder.open(config, at.step, len(at.rollbacks))
         self.stop.advice = advise_resume(options)
-        first = describe_run(self.method, budgets, at.step)
+        first = describe_run(self.method, budgets, self.links.tensors_by, at.step)
         for line in (first, *describe_proof(self.proof), *notices):
             self.progress.say(line)
         try:

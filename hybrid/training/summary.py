@@ -96,8 +96,10 @@ def run_info(method: Method, at: Position) -> RunInfo:
     )
 
 
-def describe_run(method: Method, budgets: Sequence[LocalBudget], resumed_after: int) -> str:
-    """Model, data, method and blocks on one line."""
+def describe_run(
+    method: Method, budgets: Sequence[LocalBudget], tensors_by: str, resumed_after: int
+) -> str:
+    """Model, data, method and blocks on one line; `tensors_by`: what carries them between ranks."""
     options, cuts = method.options, method.problem.blocks.cuts
     names, fill = options.names, ""
     if method.setup.local_work:
@@ -111,6 +113,7 @@ def describe_run(method: Method, budgets: Sequence[LocalBudget], resumed_after: 
         + (f", cut before {' and '.join(cuts)}" if cuts else ""),
         f"{options.replicas} replicas, {options.sync.name}" * (options.replicas > 1),
         f"{torch.get_num_threads()} thread(s) a block on {method.device}",
+        f"tensors travel by {tensors_by}" * bool(tensors_by),
         "" if method.solver.repeatable else "not reproducible: threads without an order",
         f"resumed after step {resumed_after}" * options.resume,
         f"run folder {options.out}" if options.out else "",

@@ -227,10 +227,10 @@ class Trainer:
             return program(links, comparison)
 
         grid = Grid(len(self.blocks), replicas)
+        options = self.options
         try:
-            return start(
-                agreed_program, grid, self.options.links, device, failed, self._arrangement
-            )
+            with launch.numerics(options.train.deterministic):
+                return start(agreed_program, grid, options.links, device, failed, self._arrangement)
         finally:
             for each in data:
                 if each is not None:

@@ -75,6 +75,15 @@ def is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
+def is_unchanged(now: Any, copy: Tensor) -> bool:
+    """Whether a value is known to be a tensor with its copy's numbers.
+
+    On a GPU it is not: the host would have to wait for it.
+    """
+    is_read = isinstance(now, Tensor) and not now.is_cuda
+    return is_read and now.dtype == copy.dtype and torch.equal(now, copy)
+
+
 def copy_attributes(source: nn.Module, target: nn.Module) -> None:
     """Copy plain attributes that are numbers, texts or tensors, or lists and dicts of these."""
     registered = {*target._parameters, *target._buffers, *target._modules}
@@ -153,7 +162,7 @@ def keeper(value: Any, keepers: dict[int, Callable[[], Any]]) -> Callable[[], An
     if is_plain_tensor(value):
         copy = value.detach().clone()
         # no copy into the changed tensor: a graph may hold it
-        keepers[id(value)] = lambda: value if torch.equal(value, copy) else copy
+        keepers[id(value)] = lambda: value if is_unchanged(value, copy) else copy
     elif isinstance(value, np.ndarray) and value.flags.writeable:
         copy = value.copy()
         keepers[id(value)] = lambda: (value.__setitem__(..., copy), value)[1]

@@ -16,6 +16,7 @@ from hybrid.solvers.numerics.attributes import (
     is_number,
     is_plain_tensor,
     is_same,
+    is_unchanged,
     restored_attributes,
     user_modules,
 )
@@ -64,14 +65,13 @@ def captured_buffers(
         path, _, field = name.rpartition(".")
         now = module.get_submodule(path)._buffers[field]
         # version counters do not see BatchNorm's kernels or writes to .data
-        if now is buffer and torch.equal(buffer, copies[name]):
+        if now is buffer and is_unchanged(buffer, copies[name]):
             del copies[name]
     for name, (m, field, value) in plain.items():
-        if is_same(vars(m).get(field), value):
-            continue
+        now = vars(m).get(field)
         if isinstance(value, Tensor):
-            copies[name] = value
-        else:
+            copies |= {} if is_unchanged(now, value) else {name: value}
+        elif not is_same(now, value):
             wide = torch.float64 if isinstance(value, float) else None
             copies[PLAIN + name] = torch.tensor([] if value is None else value, dtype=wide)
 

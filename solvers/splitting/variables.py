@@ -13,7 +13,7 @@ from hybrid.solvers.base import Setup, Shape, Solver, values_of
 from hybrid.solvers.kernels.operations import pool, upsample, wide
 from hybrid.solvers.layers.projection import Free, Projection
 from hybrid.solvers.state import State, Tensors
-from hybrid.solvers.windows import Record, Rows
+from hybrid.solvers.windows import Record, Rows, rows_of
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_FACTOR = 2.0**10
@@ -109,7 +109,7 @@ class Store:
                 f"samples have shapes {tuple(value.shape[1:])} and {tuple(buffer.shape[1:])} at a "
                 "cut whose variables are stored: pad to a fixed length (padding='max_length')"
             )
-        buffer[rows] = value.to(buffer.dtype)
+        buffer[rows_of(buffer, rows)] = value.to(buffer.dtype)
 
     def get(self, name: str, rows: Rows) -> Tensor:
         """Read the samples `rows` of buffer `name`: a view if no gather or cast is needed."""
@@ -117,7 +117,8 @@ class Store:
 
     def raw(self, name: str, rows: Rows) -> Tensor:
         """Read the samples `rows` of buffer `name`, in the number format of the store."""
-        return self._buffers[name][rows]
+        buffer = self._buffers[name]
+        return buffer[rows_of(buffer, rows)]
 
     def state(self, names: list[str] | None = None) -> dict[str, Tensor]:
         """Return the allocated buffers, or those of some names."""

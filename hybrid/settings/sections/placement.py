@@ -65,10 +65,11 @@ class LinkSettings(Section):
     kind: str = LINKS.default
     """Transport: threads, mpi, torch, virtual (simulated); auto: MPI under mpirun, torch under
     torchrun, else threads."""
-    device: Annotated[Literal["auto", "nccl", "host"], _of_links("device", "auto", "torch")] = (
-        "auto"
-    )
-    """How torch ranks exchange GPU tensors: nccl, or through the host; auto: nccl if possible."""
+    device: Annotated[
+        Literal["auto", "nccl", "mpi", "host"], _of_links("device", "auto", "mpi", "torch")
+    ] = "auto"
+    """How tensors travel between GPUs: nccl, mpi (CUDA-aware, which is tried first), or through
+    the host; auto: nccl if each rank has its own GPU and links.kind is auto or torch, else host."""
     gigabits_per_second: Annotated[float, _of_links("gigabits_per_second", "virtual")] = Field(
         default=10.0, ge=1e-9, le=LARGE
     )

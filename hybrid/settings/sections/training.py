@@ -12,6 +12,7 @@ from hybrid.settings.sections.base import (
     MANY,
     TESTED,
     TRAIN,
+    TRAIN_OR_BENCH,
     TRAIN_OR_PLAN,
     Section,
     is_reference,
@@ -125,7 +126,7 @@ class TrainSettings(Section):
     label_smoothing: Annotated[float, TRAIN_OR_PLAN] = Field(default=0.0, ge=0, lt=1)
     """Label smoothing of cross-entropy in training."""
     precision: Annotated[
-        Literal["float32", "bfloat16", "float16"], TRAIN, ADDS_ALIKE, ALIKE_IN_FLOAT16
+        Literal["float32", "bfloat16", "float16"], TRAIN_OR_BENCH, ADDS_ALIKE, ALIKE_IN_FLOAT16
     ] = "float32"
     """Number format of passes: float32, or under autocast bfloat16, float16."""
     frozen: Annotated[dict[str, int], TRAIN] = Field(default={})
@@ -157,6 +158,8 @@ class TrainSettings(Section):
     """Kernels between passes; auto: fused CuPy kernels on a GPU with CuPy, else torch."""
     compile: Annotated[bool, TRAIN, NO_DRAWS, PASSES_ALONE] = False
     """Compile the blocks with torch.compile."""
+    deterministic: Annotated[bool, TRAIN_OR_BENCH] = False
+    """Use torch's and cuDNN's deterministic algorithms: the same bits on a GPU at every run."""
     sync_batchnorm: Annotated[bool, TRAIN_OR_PLAN, REPLICAS, EQUAL_SHARES, NORMS] = False
     """BatchNorm statistics over all replicas; false: each replica normalizes its own share."""
 

@@ -62,7 +62,7 @@ def test_what_is_amiss_has_its_remedy_and_nothing_else_has_one(found, value, rem
 def test_gpus_that_are_shared_or_out_of_reach_are_pointed_out(places, subjects) -> None:
     found = checks.gpu_sharing(places)
     assert [finding.subject for finding in found] == subjects
-    assert all(finding.remedy for finding in found)
+    assert all(finding.remedy or finding.subject == "GPU view" for finding in found)
 
 
 def test_a_torch_that_cannot_use_the_gpus_of_the_host_is_pointed_out(monkeypatch, tmp_path) -> None:

@@ -54,6 +54,7 @@ def test_under_mpirun_every_rank_has_a_line(mpirun, hybrid_cli):
     assert done.returncode == 0, done.stderr
     assert "2 started, 2 in MPI" in done.stdout
     assert done.stdout.count("thread(s)") == 2
+    assert "tensors      travel between blocks by MPI" in done.stdout
 
 
 ROOT = Path(__file__).parents[3]

@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,15 +14,16 @@ import world
 from ports import listening
 
 from hybrid.errors import AgreedError
+from hybrid.links import gpus
 from hybrid.links.base import Start
-from hybrid.links.gloo import join_by_torch
+from hybrid.links.gloo import GlooLinks, join_by_torch
 from hybrid.links.mpi import MpiLinks
-from hybrid.links.nccl import NcclLinks, TorchLinks
+from hybrid.links.nccl import NcclLinks
 from hybrid.solvers.sync.all_reduce import AllReduce
 from tests.hybrid.links.mpi_program import agreed, arrivals, exchange
 from tests.hybrid.links.sent_bytes import sent_bytes
 
-LINKS = {"mpi": MpiLinks, "torch": TorchLinks, "as nccl": NcclLinks}
+LINKS = {"mpi": MpiLinks, "torch": GlooLinks, "as nccl": NcclLinks}
 """Without a GPU labels and tensors of the last travel in its groups, but by gloo."""
 
 
@@ -46,7 +48,7 @@ def messages_threads():
 def ports(comm):
     """Addresses at which ranks listen that MPI has joined, once their links are torch's."""
     before = listening()
-    links = TorchLinks(Start.of(comm))
+    links = GlooLinks(Start.of(comm))
     found = {address for address, _ in listening() - before}
     links.close()
     return found
@@ -91,7 +93,7 @@ def threads_after_failure(comm):
             raise ValueError("unwell")
 
     with suppress(AgreedError):
-        TorchLinks.start(program, Start.of(comm))
+        GlooLinks.start(program, Start.of(comm))
     return messages_threads()
 
 
@@ -131,6 +133,13 @@ def hybrid(comm, words):
         return world.hybrid(joined, words, "torch")
     finally:
         joined.close()
+
+
+def with_gpus(comm, words):
+    """The command on ranks that MPI has joined, as if each had its own GPU."""
+    gpu = mock.patch.object(gpus, "_gpu", return_value=("here", comm.rank))
+    with gpu, mock.patch.object(gpus, "_fault", return_value=""):
+        return world.hybrid(comm, words)
 
 
 def held(comm, kind):

@@ -273,6 +273,7 @@ LISTED = {
 
 ELSEWHERE = (
     *("train.threads", "train.device", "train.compile"),  # other bits
+    "train.deterministic",  # other algorithms of a GPU
     "solver.any_order",  # other bits from run to run
     "checkpoint.best",  # which epoch is the best would hang on a few images
 )
