@@ -3,7 +3,12 @@
 import json
 
 import pytest
+import torch
 from answers import assert_one_line, output
+from torch.nn.functional import cross_entropy
+
+from hybrid.bench.contenders import PlainLoop, prepared
+from tests.hybrid.bench.baselines_program import SETTINGS, batches, network
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +76,7 @@ def test_on_torchruns_links_a_row_that_cannot_be_is_left_out_and_the_others_go_o
         *("bench", "--model", "resnet8", "--data", "digits", "--micro-batches", "2,64"),
         *("--rows", "ddg", "--turns", "1", "--steps", "1", "--batch-size", "32"),
         *("--set", "data.limit=96", "--out", str(tmp_path / "report")),
+        *("--set", "train.precision=bfloat16"),
     )
     printed = output(world.run(2, "tests.hybrid.links.torch_program:hybrid", words)[0])
     assert "2 ranks joined by torch on 1 host(s)" in printed
@@ -80,7 +86,27 @@ def test_on_torchruns_links_a_row_that_cannot_be_is_left_out_and_the_others_go_o
         *loops,
         "ddg, m=2",
     ]
+    assert raw["precision"] == "bfloat16"
     assert raw["left_out"]["ddg, m=64"] == "a mini-batch has 32 samples"
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_the_plain_loop_computes_in_the_number_format_of_the_methods(precision):
+    row, (batch,) = PlainLoop(network(), SETTINGS, precision=precision), batches(1)
+    model = prepared(network())
+    scale = 2.0**16 if precision is torch.float16 else 1.0  # GradScaler's first
+    with torch.autocast("cpu", precision):
+        loss = cross_entropy(model(batch.images()).float(), batch.labels())
+    (scale * loss).backward()
+    before = dict(model.named_parameters())
+    row.train([batch])
+    assert (SETTINGS.momentum, SETTINGS.nesterov) == (0.9, True)
+    for name, p in row.model.named_parameters():
+        # a first step of Nesterov's momentum 0.9 goes 1.9 times as far
+        w = before[name]
+        g = w.grad / scale + (w.ndim > 1) * SETTINGS.weight_decay * w
+        expected = w - 1.9 * batch.learning_rate * g
+        torch.testing.assert_close(p, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_without_ranks_it_says_how_to_start(hybrid):

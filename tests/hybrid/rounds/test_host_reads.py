@@ -3,20 +3,25 @@
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from trainings import digits, trainer
 
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import DDG, Backprop, registry
+from hybrid.solvers.objective import Objective
 from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.all_reduce import AllReduce
 
 READS = (
-    "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__"
+    "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__",
+    "equal", "nonzero", "unique",
 )  # fmt: skip
-ON_THE_HOST = {"right_answers", "add_batch", "_get_value", "compare", "checksum"}
+FUNCTIONS = ("equal", "allclose", "nonzero", "unique")
+ON_THE_HOST = {"right_answers", "add_batch", "_get_value", "compare", "checksum", "is_unchanged"}
 """Functions that read tensors of the host only (labels, sample numbers, the step count of Adam), or
 that only a debug run calls."""
 
@@ -24,24 +29,22 @@ that only a debug run calls."""
 @contextmanager
 def reads_counted():
     """A list that gets the caller of every read of a tensor's value."""
-    found, real = [], {name: getattr(torch.Tensor, name) for name in READS}
+    found = []
 
-    def counting(name):
-        def read(self, *arguments, **options):
+    def counting(name, real):
+        def read(*arguments, **options):
             caller = sys._getframe(1)
             if caller.f_code.co_name not in ON_THE_HOST:
                 found.append(f"{caller.f_code.co_filename}:{caller.f_lineno} {name}")
-            return real[name](self, *arguments, **options)
+            return real(*arguments, **options)
 
         return read
 
-    try:
-        for name in READS:
-            setattr(torch.Tensor, name, counting(name))
+    with pytest.MonkeyPatch.context() as patch:
+        for home, names in ((torch.Tensor, READS), (torch, FUNCTIONS)):
+            for name in names:
+                patch.setattr(home, name, counting(name, getattr(home, name)))
         yield found
-    finally:
-        for name, function in real.items():
-            setattr(torch.Tensor, name, function)
 
 
 def reads_of_steps(solver, **settings):
@@ -65,11 +68,34 @@ NEEDS = {
 """What a solver cannot train without on mini-batches of 8."""
 
 
+LOSS = nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0), ignore_index=3)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", registry.OWN)
-def test_a_step_of_no_solver_reads_a_tensor(name):
-    found = reads_of_steps(registry.SOLVERS[name](), **NEEDS.get(name, {}))
+def test_a_step_of_no_solver_reads_a_tensor(name, weighted):
+    settings = NEEDS.get(name, {}) | ({"loss": LOSS} if weighted else {})
+    found = reads_of_steps(registry.SOLVERS[name](), **settings)
     # the ranks decide at the end of every window whether its multipliers stay bounded
     assert found.total() <= (2 * 20 // 4 if name == "block-admm" else 0), found
+
+
+@pytest.mark.parametrize("solver", [Backprop(recompute=True), DDG(recompute=True)], ids=type)
+def test_a_pass_that_is_made_again_compares_no_buffer(solver):
+    """Of a network with BatchNorm; on a GPU others count as changed, see `is_unchanged`."""
+    assert not reads_of_steps(solver, model="resnet8")
+
+
+def test_the_tensors_of_a_loss_lie_where_its_block_is():
+    other, y = torch.device("meta"), torch.arange(4) + 3
+    for loss in (LOSS, partial(nn.functional.cross_entropy, weight=LOSS.weight)):
+        objective = Objective(loss).on(other)
+        assert objective.weighted.class_weights.device == other
+        assert objective.weighted.loss is objective.loss
+        assert Objective(loss).weighted.class_weights is LOSS.weight
+        assert objective.mean_of(torch.randn(4, 10).to(other), y.to(other)).device == other
+    for loss in (nn.CrossEntropyLoss(), nn.functional.cross_entropy):
+        assert Objective(loss).on(other).loss is loss
 
 
 @pytest.mark.parametrize("name", STRATEGIES.places)

@@ -147,3 +147,31 @@ def test_sparse_gradients_are_refused(embedding, said):
     tokens = torch.randint(9, (SAMPLES, 2))
     model = nn.Sequential(embedding, nn.Flatten(), nn.Linear(2 * WIDTH, 3))
     assert said in refusal(trainer(model, ["2"], Backprop(), tokens).fit, (tokens, Y))
+
+
+def test_a_deterministic_training_uses_torchs_deterministic_algorithms_meanwhile(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    cudnn, found = torch.backends.cudnn, set()
+
+    def flags():
+        uses = torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
+        return *uses, torch.utils.deterministic.fill_uninitialized_memory
+
+    def loss(out, y):
+        found.add(flags())
+        return F.cross_entropy(out, y)
+
+    monkeypatch.setattr(cudnn, "benchmark", True)
+    before, results = flags(), []
+    for wanted, seen in ((True, (True, True, False, False)), (False, before)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
+        train = {"epochs": 1, "batch_size": BATCH, "deterministic": wanted, "verify": "never"}
+        blocks = split(model, 2, balance="even")
+        trainer = Trainer(blocks, Backprop(), train=train, loss=loss, quiet=True)
+        found.clear()
+        trainer.fit((X, Y))
+        assert seen in found
+        assert flags() == before
+        results.append(model.state_dict())
+    assert_same(*results)
