@@ -42,8 +42,7 @@ class _Norm:
     def __init__(self, norm: _BatchNorm, parts: Parts, rows: int) -> None:
         self.norm, self.parts, self.rows = norm, parts, rows
         self.replaced = vars(norm).get("forward")
-        forward = norm.forward
-        norm.forward = partial(self.forward, forward)  # type: ignore[method-assign]
+        norm.forward = partial(self.forward, norm.forward)  # type: ignore[method-assign]
         self.statistics: list[dict[str, Any]] = [{} for _ in parts]
 
     def forward(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

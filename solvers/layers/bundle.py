@@ -128,8 +128,7 @@ class Bundle:
         for x, dtype in zip(leaves, self.dtypes, strict=True):
             format_ = torch.float32 if _is_exact(dtype) else x.dtype
             kind = format_ if kind is None else torch.promote_types(kind, format_)
-            wide = dtype in (torch.int64, torch.int32)
-            if wide and x.numel() and int(x.abs().max()) > EXACT:
+            if dtype in (torch.int64, torch.int32) and x.numel() and int(x.abs().max()) > EXACT:
                 raise ValueError(
                     f"an integer of size {int(x.abs().max())} is beyond 2^24, to which integers "
                     "travel exactly: number them from 0"

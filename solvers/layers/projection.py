@@ -160,8 +160,7 @@ class Factorization(Projection):
     @torch.no_grad()
     def update(self, cross: Tensor, gram: Tensor, iterations: int = 1) -> None:
         """Update S <- S * (M^T T) / (M^T M S + eps), from `statistics` or averages of them."""
-        S = multiply(cross.T, gram.T, self.dictionary.double().T, iterations)
-        self.dictionary.copy_(S.T)
+        self.dictionary.copy_(multiply(cross.T, gram.T, self.dictionary.double().T, iterations).T)
 
 
 PROJECTIONS: dict[str, Callable[..., Projection]] = {
@@ -219,6 +218,5 @@ def _unflatten(rows: Tensor, z: Tensor) -> Tensor:
     """Reshape (N H W, c) to (N, c, H, W) with N, H, W of z; (N, c) stays."""
     if z.dim() <= 2:
         return rows
-    spatial = z.shape[2:]
     images = rows.view(len(z), -1, rows.shape[1]).transpose(1, 2)
-    return images.reshape(len(z), rows.shape[1], *spatial)
+    return images.reshape(len(z), rows.shape[1], *z.shape[2:])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.acting import Allowed
+from hybrid.solvers.base import Setup, Shape
 from hybrid.solvers.block import Block
 from hybrid.solvers.numerics.optimizer_state import (
     clone_optimizer,
@@ -19,7 +20,6 @@ from hybrid.solvers.numerics.optimizer_state import (
 )
 from hybrid.solvers.state import entries
 
-Shape = tuple[int, ...]
 LINEAR, MLP = "linear", "mlp"
 
 
@@ -32,13 +32,13 @@ HeadKind = Annotated[
 ]
 
 
-def check_cuts(setup: Any, cuts: Sequence[int], remedy: str) -> None:
+def check_cuts(setup: Setup, cuts: Sequence[int]) -> None:
     """ValueError unless a head, of what crosses each of these cuts, makes the network's output."""
     for k in cuts:
         if k in setup.packed:
             raise ValueError(
                 f"several tensors cross cut {k}, and an auxiliary head works on one: cut "
-                f"elsewhere by split.cuts, or {remedy}"
+                "elsewhere by split.cuts, or choose another solver"
             )
         if setup.output is not None:
             sizes(setup.shapes[k - 1], setup.output, convolves=False)
@@ -90,18 +90,17 @@ class Head:
 
     def __call__(self, block: Block, x: Tensor) -> Tensor:
         """A prediction of the network's output (N, ...) from x (N, ...)."""
+        for_each_token = self.tokens and len(self.output) > 1
         with block.numbers():
-            if self.tokens:
-                logits: Tensor = self.module(x)
-                if len(self.output) < 2:
-                    logits = logits.mean(1)
-                else:  # of as many tokens as x has, which may vary
-                    first = self.output[0] == self.shape[0]
-                    logits = logits if first else logits.transpose(1, 2)
-            else:
-                logits = self.module(x.mean(dim=tuple(range(2, x.dim()))) if x.dim() > 2 else x)
-        if not self.tokens or len(self.output) < 2:
+            if not self.tokens and x.dim() > 2:
+                x = x.mean(dim=tuple(range(2, x.dim())))
+            logits: Tensor = self.module(x)
+            if self.tokens and not for_each_token:
+                logits = logits.mean(1)
+        if not for_each_token:
             logits = logits.reshape(len(x), *self.output)
+        elif self.output[0] != self.shape[0]:  # of as many tokens as x has, which may vary
+            logits = logits.transpose(1, 2)
         return logits.float() if block.precision is not torch.float32 else logits
 
     def state(self) -> dict[str, Tensor]:
@@ -118,8 +117,7 @@ class Head:
         head.module.load_state_dict(entries(state, "head."))
         parameters = [p for group in head.optimizer.param_groups for p in group["params"]]
         for i, parameter in enumerate(parameters):
-            slots = entries(state, f"optimizer {i} ")
-            if slots:
+            if slots := entries(state, f"optimizer {i} "):
                 model = optimizer_state(head.optimizer, parameter)
                 head.optimizer.state[parameter] = from_tensors(model, slots)
         return head

@@ -16,8 +16,6 @@ from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, PhaseStats, Window
 
-Style = Literal["greedy", "overlapping", "chunked"]
-
 PROGRESS_INTERVAL = 8
 """Mini-batches after which the next block reports its progress, if no adjoints come from it.
 
@@ -61,7 +59,7 @@ class LocalUpdates(Solver):
         ),
     )
 
-    style: Style = "greedy"
+    style: Literal["greedy", "overlapping", "chunked"] = "greedy"
     """Gradients cross no cut (greedy), one cut (overlapping) or those within a chunk (chunked)."""
     chunks: Annotated[Count, CHUNKED] = 2
     """Number of chunks; 1: back-propagation, the number of blocks: greedy."""
@@ -69,7 +67,7 @@ class LocalUpdates(Solver):
     """Auxiliary head after pooling: linear, or mlp:WIDTH with one hidden layer."""
 
     def check(self, setup: Setup) -> None:
-        heads.check_cuts(setup, [k + 1 for k in self.headed(setup.blocks)], "choose another solver")
+        heads.check_cuts(setup, [k + 1 for k in self.headed(setup.blocks)])
 
     def crosses(self, index: int, count: int) -> bool:
         """Whether an adjoint crosses the cut behind block `index`."""

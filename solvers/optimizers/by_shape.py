@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-Torchs = Literal["sgd", "adamw"]
 Group = dict[str, Any]
 _TORCHS: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 

@@ -63,7 +63,10 @@ class Muon(ByShape):
 
     def step_matrices(self, matrices: list[tuple[Tensor, Group]]) -> None:
         for p, group in matrices:
-            self._accumulate(p, group)
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p)
+            state["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
         if self.sharing is None:
             for p, group in matrices:
                 self._move(p, self._update(p, group), group)
@@ -73,13 +76,6 @@ class Muon(ByShape):
             updates = self.sharing(work, lambda i: self._update(*matrices[i]), weights)
             for (p, group), update in zip(matrices, updates, strict=True):
                 self._move(p, update, group)
-
-    def _accumulate(self, p: Tensor, group: Group) -> None:
-        """B <- mu B + (1 - mu) g."""
-        state = self.state[p]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(p)
-        state["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
 
     def _update(self, p: Tensor, group: Group) -> Tensor:
         """U in the shape of w."""
@@ -106,13 +102,9 @@ def count_operations(p: Tensor) -> int:
 def orthogonalize(matrix: Tensor, ns_dtype: str | None = None) -> Tensor:
     """NS of `Muon`: singular values between about 0.7 and 1.2, singular vectors as they are."""
     a, b, c = COEFFICIENTS
-    if ns_dtype is None:
-        dtype = torch.bfloat16 if matrix.is_cuda else matrix.dtype
-    else:
-        dtype = getattr(torch, ns_dtype)
+    usual = torch.bfloat16 if matrix.is_cuda else matrix.dtype
     tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.to(dtype)
-    x = x.T if tall else x
+    x = (matrix.T if tall else matrix).to(getattr(torch, ns_dtype) if ns_dtype else usual)
     x = x / x.norm().clamp(min=SMALLEST_NORM)
     for _ in range(NS_STEPS):
         gram = x @ x.T

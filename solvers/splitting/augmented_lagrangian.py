@@ -79,25 +79,21 @@ class AugmentedLagrangianProgram(PenaltyProgram):
 
     solver: AugmentedLagrangian
 
-    def begin(self) -> None:
-        super().begin()
-        self._limit = self.solver.lam_move == "limit"
-
     def _step_lam(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
-        if not self._limit:
+        if self.solver.lam_move == "step":
             return super()._step_lam(rows, lam, x, p_in)
         kappa, solver, variables = self.store.raw("kappa_in", rows), self.solver, self.variables
         beta, flat = variables.before.step_beta, not variables.whole
         return step_limit(lam, x, kappa, p_in, beta, solver.kappa_step, solver.filter, flat)
 
     def _message(self, new: Stepped) -> Tensor:
-        if not self._limit:
+        if self.solver.lam_move == "step":
             return super()._message(new)
         assert new.kappa is not None
         return new.kappa
 
     def _receive(self, rows: Rows, message: Tensor) -> None:
-        if not self._limit:
+        if self.solver.lam_move == "step":
             super()._receive(rows, message)
             return
         self.store.put("target", rows, self.store.raw("sent", rows))

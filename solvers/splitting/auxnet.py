@@ -13,6 +13,7 @@ from torch.nn.utils import skip_init
 from hybrid.solvers.acting import Count, NotNegative, Positive, Share
 from hybrid.solvers.base import Program, Setup, Shape, Solver, program_of
 from hybrid.solvers.numerics.buffers import frozen_statistics
+from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.penalty import couple_backward
 from hybrid.solvers.state import State, Tensors, entries
@@ -194,13 +195,9 @@ class AuxNetProgram(Program):
                 f"{solver.depth}: resume with the solver.width and solver.depth of its run"
             )
         network.load_state_dict(weights)
-        parameters = list(network.parameters())
-        for key, value in entries(saved, "adam.").items():
-            index, slot = key.split(".")
-            p = parameters[int(index)]
-            if value.dim():
-                value = torch.empty_like(p, requires_grad=False).copy_(value)
-            self._adam.state[p][slot] = value
+        for i, p in enumerate(network.parameters()):
+            if slots := entries(saved, f"adam.{i}."):
+                self._adam.state[p] = from_tensors(optimizer_state(self._adam, p), slots)
         return network
 
     def state(self) -> State:

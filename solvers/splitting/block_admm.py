@@ -217,8 +217,8 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats
     ) -> None:
         if exchange and not self.block.first:
-            x = self.links.from_previous()
-            self._send_lam(rows, self._z_update(batch, rows, x), stats)
+            new = self._z_update(batch, rows, self.links.from_previous())
+            self._send_lam(rows, new, stats)
         self.gradient(batch, rows, False, stats)
         self._weight_steps(batch, rows)
         if exchange and not self.block.last:
@@ -333,8 +333,7 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         with block.span("backward"):
             if block.last:
                 labels = batch.labels()
-                result = block.compute_loss(x, labels, block.part_weight(batch, labels))
-                end = result.loss * scale
+                end = block.compute_loss(x, labels, block.part_weight(batch, labels)).loss * scale
             else:
                 target, kappa = (self.store.raw(name, rows) for name in ("target", "kappa_out"))
                 beta, filter_ = self.variables.after.weight_beta, self.solver.filter

@@ -186,8 +186,7 @@ def memory(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous():
         return tensor.view(-1)
     strides = tensor.stride()
-    dims = sorted(range(tensor.dim()), key=lambda d: -strides[d])
-    ordered = tensor.permute(dims)
+    ordered = tensor.permute(sorted(range(tensor.dim()), key=lambda d: -strides[d]))
     if not ordered.is_contiguous():
         raise ValueError(
             f"a tensor {tuple(tensor.shape)} of strides {tensor.stride()} is not dense: replicas "

@@ -119,10 +119,9 @@ class Ties:
             self.steps, steps = 0, dict.fromkeys(steps, 0)
             self._used = dict.fromkeys(self.blocks, 0)
             self._copy_owner()
-        rank = self.links.rank
         self._next = {k: max(0, self.steps - self.lags[k]) for k in self._others}
         for block in self._others:
-            for step in range(max(0, steps[block] - self.lags[rank]), self.steps):
+            for step in range(max(0, steps[block] - self.lags[self.links.rank]), self.steps):
                 self.links.to_block(block, self._gradients[step])
 
     def _copy_owner(self) -> None:
@@ -167,8 +166,7 @@ class Ties:
             return
         self.steps = int(state.flight["steps"])
         self._used = dict(zip(self.blocks, state.flight["used"].tolist(), strict=True))
-        gradients = entries(state.flight, "gradient ")
-        self._gradients = {int(step): g for step, g in gradients.items()}
+        self._gradients = {int(step): g for step, g in entries(state.flight, "gradient ").items()}
 
 
 class AllTies:
