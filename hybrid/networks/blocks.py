@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -111,8 +112,7 @@ class Blocks:
         runs = [merge_packed_units(bundled.units_of(k)) for k in range(len(self))]
         units = [unit for run in runs for unit in run]
         each = iter(count_costs(self.model, units, bundled.pack_inputs(inputs)))
-        costs = [[*islice(each, len(run))] for run in runs]
-        return [Cost(*(sum(part) for part in zip(*run, strict=True))) for run in costs]
+        return [Cost(*map(sum, zip(*islice(each, len(run)), strict=True))) for run in runs]
 
     def with_bundles(self, inputs: Any) -> Blocks:
         """The same blocks, whose units know how their input tensors are packed, and their modes.
@@ -162,21 +162,28 @@ class Blocks:
 
     def _values(self, inputs: Any, rows: int) -> list[Any]:
         """The inputs of each unit in evaluation mode, for `rows` rows of the network's."""
-        ids = torch.arange(rows)
-        value: Any = tree_map(lambda x: x[ids % (len(x) or 1)].to(self._device), inputs)
-        values: list[Any] = []
+        ids, values = torch.arange(rows), list[Any]()
+        try:
+            for value in self._pass(tree_map(lambda x: x[ids % (len(x) or 1)], inputs)):
+                values.append(value)
+        except Exception as error:  # whatever a forward does with what it does not expect
+            shapes = ", ".join(str(tuple(x.shape[1:])) for x in tree_leaves(inputs))
+            unit = self.units[len(values) - 1]
+            raise ValueError(
+                f"inputs of shape {shapes} do not fit the model: unit {unit.name} says: "
+                f"{(str(error).splitlines() or ['nothing'])[0]}"
+            ) from None
+        return values[:-1]
+
+    def _pass(self, inputs: Any) -> Iterator[Any]:
+        """The inputs of each unit in evaluation mode, then the network's outputs."""
+        value: Any = tree_map(lambda x: x.to(self._device), inputs)
         with self.mode(training=False), torch.no_grad():
             for i, unit in enumerate(self.units):
-                values.append(value)
-                try:
-                    value = _run_unit(unit, value, begins=i == 0)
-                except Exception as error:  # whatever a forward does with what it does not expect
-                    shapes = ", ".join(str(tuple(x.shape[1:])) for x in tree_leaves(inputs))
-                    raise ValueError(
-                        f"inputs of shape {shapes} do not fit the model: unit {unit.name} says: "
-                        f"{(str(error).splitlines() or ['nothing'])[0]}"
-                    ) from None
-        return values
+                yield value
+                for n, part in enumerate(unit.parts.values()):
+                    value = call_network(part, value) if i == n == 0 else part(value)
+        yield value
 
     def varying(self, others: Sequence[Any]) -> Blocks:
         """The same blocks after `with_bundles`, for inputs of other lengths, too.
@@ -184,24 +191,19 @@ class Blocks:
         Those that the model does not take are no matter.
         """
         values: list[list[Any]] = [[] for _ in self.units]
-        with self.mode(training=False), torch.no_grad():
-            for inputs in others:
-                value = tree_map(lambda x: x[:2].to(self._device), inputs)
-                with suppress(Exception):  # whatever a forward does with what it does not expect
-                    for i, unit in enumerate(self.units):
-                        values[i].append(value)
-                        value = _run_unit(unit, value, begins=i == 0)
+        for inputs in others:
+            with suppress(Exception):  # whatever a forward does with what it does not expect
+                passed = self._pass(tree_map(lambda x: x[:2], inputs))
+                for value, of_unit in zip(passed, values, strict=False):
+                    of_unit.append(value)
         pairs = zip(self.units, values, strict=True)
         units = [replace(u, bundle=u.bundle and u.bundle.varying(each)) for u, each in pairs]
         return replace(self, units=units)
 
     def compute_outputs(self, inputs: Any) -> Any:
         """The network's outputs for a batch of inputs, in evaluation mode, on the CPU."""
-        value = tree_map(lambda x: x.to(self._device), inputs)
-        with self.mode(training=False), torch.no_grad():
-            for i, unit in enumerate(self.units):
-                value = _run_unit(unit, value, begins=i == 0)
-        return tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, value)
+        (out,) = deque(self._pass(inputs), maxlen=1)
+        return tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, out)
 
     @property
     def _device(self) -> torch.device:
@@ -215,14 +217,12 @@ class Blocks:
 
     def cut_tensors(self, sample: Tensor) -> list[Tensor]:
         """One sample at every cut; `sample` is a batch (N, ...) of at least one."""
-        tensors: list[Tensor] = []
+        tensors = [sample[:1]]
         modules = [self.module(index) for index in range(len(self) - 1)]
         with self.mode(training=False), torch.no_grad():
-            x = sample[:1]
             for module in modules:
-                x = module(x)
-                tensors.append(x)
-        return tensors
+                tensors.append(module(tensors[-1]))
+        return tensors[1:]
 
     def find_random_modules(self, sample: Tensor) -> list[dict[nn.Module, tuple[int, ...]]]:
         """For each block, the modules that draw random numbers in training, with numbers.
@@ -279,8 +279,7 @@ class Blocks:
     @property
     def _calls(self) -> list[Calls]:
         """The recorded calls of a network that is cut between calls; empty for any other."""
-        known = {id(u.calls): u.calls for u in self.units if isinstance(u, CallUnit)}
-        return [calls for calls in known.values() if calls is not None]
+        return [*{id(u.calls): u.calls for u in self.units if isinstance(u, CallUnit)}.values()]
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
@@ -291,10 +290,3 @@ class Blocks:
                 if self.modes is not None:  # a copy is older than what the user has set
                     self.modes.apply(training, network)
             yield
-
-
-def _run_unit(unit: Unit, value: Any, begins: bool) -> Any:
-    """Run a unit; `begins`: its inputs are the network's."""
-    for i, part in enumerate(unit.parts.values()):
-        value = call_network(part, value) if begins and i == 0 else part(value)
-    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -43,25 +43,21 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 class CallUnit(Unit):
     """Units `start` to `stop` - 1 of a network that is cut between calls."""
 
-    calls: Calls | None = None
+    calls: Calls = field(kw_only=True)
     start: int = 0
     stop: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
-        assert self.calls is not None
         return self.calls.tensors_of(self.start, self.stop)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        assert self.calls is not None
         return self.calls.parameters_of(self.start, self.stop)
 
     def merged(self, run: Sequence[Unit]) -> Unit:
-        assert self.calls is not None
         stop = self.start + sum(u.stop - u.start for u in run if isinstance(u, CallUnit))
         return replace(self, stop=stop, parts={"": self.calls.stage(self.start, stop, False)})
 
     def block_parts(self, run: Sequence[Unit]) -> list[tuple[str, nn.Module]]:
-        assert self.calls is not None
         stop = self.start + sum(u.stop - u.start for u in run if isinstance(u, CallUnit))
         return [("", self.calls.stage(self.start, stop, True))]
 

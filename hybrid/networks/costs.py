@@ -56,12 +56,10 @@ def count_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list
     `sample` is a batch (N, ...). A unit counts by the share of passes that it runs in. The model is
     not changed.
     """
-    costs: list[Cost] = []
-    for unit, passes in zip(chain, count_moved(model, chain, sample), strict=True):
-        forward, backward = map(weigh, passes)
-        often, n = survival_rate(unit), len(sample)
-        costs.append(Cost(often * forward / n, often * backward / n))
-    return costs
+    return [
+        Cost(*(survival_rate(unit) * weigh(moved) / len(sample) for moved in passes))
+        for unit, passes in zip(chain, count_moved(model, chain, sample), strict=True)
+    ]
 
 
 def weigh(moved: Sequence[Moved]) -> float:
@@ -192,21 +190,17 @@ class _Counter(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if any(isinstance(x, RemoteTensor) or _is_meta(x) for x in tree_leaves((args, out))):
+        tensors = [x for x in tree_leaves((args, out)) if isinstance(x, Tensor)]
+        if any(isinstance(x, RemoteTensor) or x.is_meta for x in tensors):
             return out  # another block's, of which there is only the shape
         count = flop_registry.get(func.overloadpacket)
         flops = 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
         num_bytes = 0
         if not func.is_view and not _is_of_a_pair(func, out):
-            tensors = [t for t in tree_leaves((args, out)) if isinstance(t, Tensor)]
             num_bytes = sum(t.numel() * t.element_size() for t in tensors)
         if flops or num_bytes:
             self._moved.append(Moved(flops, num_bytes))
         return out
-
-
-def _is_meta(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_meta
 
 
 def _is_of_a_pair(func: Any, out: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from math import isfinite
 from typing import Any
@@ -31,10 +31,10 @@ class CutCheck:
         self.network, self.inputs = network, inputs
         self.expected: list[Tensor] | None = None
         """The outputs and gradients of the network; None: it has none that could be compared."""
-        try:
+        with suppress(
+            Exception
+        ):  # whatever a user's backward pass does; the proof of a run says it
             self.expected = self._pass(lambda: _weigh(call_network(network, inputs)))
-        except Exception:  # whatever a user's backward pass does; the proof of a run says it
-            self.expected = None
 
     def fault(self, stages: Sequence[nn.Module]) -> tuple[str, int | None]:
         """What is wrong with a network's stages, or "", and the index of the stage that fails."""

@@ -140,26 +140,22 @@ def _compute_costs(
     """Of each of the runs of units, which make up the network."""
     if balance == "even":
         return [Cost(1.0 * len(run), 2.0 * len(run)) for run in runs]
-    x = _default_sample(model) if sample is None else sample
-    bundled = Blocks(model, [merge_units(run) for run in runs], [0]).with_bundles(x)
+    if sample is None and isinstance(model, Chain):
+        sample = model.sample(SAMPLES)
+    if sample is None:
+        raise ValueError(
+            "costs need sample=, a batch of inputs to run the units on; "
+            "or give cuts=, or balance='even'"
+        )
+    bundled = Blocks(model, [merge_units(run) for run in runs], [0]).with_bundles(sample)
     measure = count_costs if balance == "operations" else measure_costs
     try:
-        return measure(model, bundled.units, bundled.pack_inputs(x))
+        return measure(model, bundled.units, bundled.pack_inputs(sample))
     except RuntimeError as error:
         raise ValueError(
             f"the units of {type(model).__name__} cannot be costed, one by one forward and "
             f"backward: {one_line(error)[:200]}; give cuts=, or correct the unit"
         ) from error
-
-
-def _default_sample(model: nn.Module) -> Tensor:
-    """A batch to run the units of this project's models on."""
-    if not isinstance(model, Chain):
-        raise ValueError(
-            "costs need sample=, a batch of inputs to run the units on; "
-            "or give cuts=, or balance='even'"
-        )
-    return model.sample(SAMPLES)
 
 
 def _split_calls(
@@ -198,9 +194,8 @@ def _balance_calls(
             continue
         starts = [places[i] for i in balance_starts([*map(sum, cost(runs))], blocks)]
         cut = Blocks(model, chain, starts, [Cost(0.0, 0.0)] * len(chain))
-        for start, whole in zip(
-            starts, cost([cut.units_of(k) for k in range(blocks)]), strict=True
-        ):
+        wholes = cost([cut.units_of(k) for k in range(blocks)])
+        for start, whole in zip(starts, wholes, strict=True):
             cut.costs[start] = whole
         candidates.append(cut)
         if _slowest(cut) <= UNEVEN * min(sum(map(sum, each.costs)) / blocks for each in candidates):

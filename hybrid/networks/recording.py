@@ -142,8 +142,7 @@ class PassRecorder(WatchedPass):
 
     def tensor(self, x: Tensor, key: TensorKey) -> Tensor:
         if not isinstance(x, nn.Parameter):
-            life = self.lives.setdefault(id(x), TensorLife(x))
-            life.births.append((self.time, key))
+            self.lives.setdefault(id(x), TensorLife(x)).births.append((self.time, key))
         return super().tensor(x, key)
 
     def uses_of(self, name: str, x: Tensor) -> list[tuple[int, str]]:

@@ -268,14 +268,9 @@ class _StagePass(WatchedPass):
         draw = self.stage.draw if func in self.stage.whole.random else None
         self._draws[""] += draw is not None
         remote = RemoteTensor if self.begun else (RemoteTensor, nn.Parameter)
-        if any(isinstance(x, remote) for x in tensors):
-            return self._operate_on_remote(func, args, kwargs, tensors)
-        with nullcontext() if draw is None else draw(OPERATIONS + self._draws[""]):
-            return func(*args, **kwargs)
-
-    def _operate_on_remote(
-        self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]
-    ) -> Any:
+        if not any(isinstance(x, remote) for x in tensors):
+            with nullcontext() if draw is None else draw(OPERATIONS + self._draws[""]):
+                return func(*args, **kwargs)
         call = self.open[-1]
         template = (call.id, call.operations, func, *_shapes((args, kwargs)))
         if template in self.stage.templates:

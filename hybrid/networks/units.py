@@ -288,8 +288,7 @@ class BlockModule(nn.Sequential):
     def global_name(self, local: str) -> str:
         """The name in the whole model's state dict of this module's tensor `local`."""
         index, _, rest = local.partition(".")
-        prefix = self.prefixes[int(index)]
-        return full_name(prefix, rest)
+        return full_name(self.prefixes[int(index)], rest)
 
 
 def make_single_unit_blocks(chain: Sequence[Unit]) -> list[BlockModule]:
