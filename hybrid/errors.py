@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 MOST_CHARACTERS = 1200
@@ -139,12 +138,10 @@ def code_line(error: BaseException, called_back: bool = False) -> str:
 
 def calling_line() -> str:
     """File and line of the innermost frame outside libraries that is running now."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe()):
         module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if module not in OWN and module not in _LIBRARIES:
-            return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
-        frame = frame.f_back
+            return f"{Path(frame.f_code.co_filename).name}, line {line}"
     return ""
 
 

@@ -19,6 +19,7 @@ _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
+@lru_cache(maxsize=4)
 def epoch_order(seed: int, epoch: int, n: int, number: int = 0) -> Tensor:
     """A permutation of 0..n-1, int64 `(n,)`: a pure function of its arguments.
 

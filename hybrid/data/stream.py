@@ -96,7 +96,10 @@ class Stream(Items):
         self._behind = 0
         """How far behind the newest sample others are cached."""
         self._pairs: dict[tuple[int, ...], tuple[Any, Any]] = {}
-        self._sample = self._read_sample()
+        if self.batched:
+            self._read_to((0, 0), 0, 0)
+        known = self._next if self.batched else self._count
+        self._sample = self._pair(torch.arange(min(2, known)), 0, 0)
         self._first = digest(self._sample)
         self._batches_vary = self.batched or collate is not None
         self._learn_structure()
@@ -147,14 +150,6 @@ class Stream(Items):
                 f"the stream {self.name} begins with other samples than before: seed its "
                 "shuffling, or put back what it reads"
             )
-
-    def _read_sample(self) -> tuple[Any, Any]:
-        """Inputs and targets of the first samples, two if they can be had."""
-        count = min(2, self._count)
-        if self.batched:
-            self._read_to((0, 0), 0, 0)
-            count = min(2, self._next)
-        return self._pair(torch.arange(count), 0, 0)
 
     def _pair(self, ids: Tensor, seed: int, epoch: int) -> tuple[Any, Any]:
         key = (seed, epoch, *ids.tolist())

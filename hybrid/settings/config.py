@@ -64,6 +64,5 @@ def declared_settings() -> dict[str, str]:
     }
     for section, info in Config.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            docs = field_docs(info.annotation)
-            known |= {f"{section}.{key}": text for key, text in docs.items()}
+            known |= {f"{section}.{key}": text for key, text in field_docs(info.annotation).items()}
     return known

@@ -153,10 +153,9 @@ def conditions(section: str, name: str, owner: str = "") -> str:
     if name not in acting.declared(cls):
         return ""
     all_of = acting.conditions(cls, section, name, whole_section=False)
-    verbs = dict.fromkeys(condition.verb for condition in all_of)
     return " ".join(
         f"It {verb} only where {'; and where '.join(c.where for c in all_of if c.verb == verb)}."
-        for verb in verbs
+        for verb in dict.fromkeys(condition.verb for condition in all_of)
     )
 
 

@@ -42,12 +42,13 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
     """
     tree = read_toml(base, links=False) if base is not None else {}
     upper = read_toml(path) if path is not None else {}
-    for section, values in _by_section(overrides).items():
+    for dotted, value in overrides.items():
+        section, _, key = dotted.partition(".")
         table = upper.setdefault(section, {})
-        if "" in values:
+        if not key:
             raise ValueError(methods.unknown(section, str(_name(upper, registry.DEFAULT))))
         _check_table(section, table)
-        _set(table, values)
+        _set(table, key, value)
     if _name(upper, _name(tree)) != _name(tree):
         for section in ("solver", "fill", "correction"):
             tree.pop(section, None)
@@ -128,15 +129,6 @@ def refuse_rounds(config: Config, why: str) -> None:
         raise ValueError(f"{settings}, but {why}, so it would change nothing: leave that out")
 
 
-def _by_section(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Group overrides by section."""
-    tree: dict[str, Any] = {}
-    for dotted, value in overrides.items():
-        section, _, key = dotted.partition(".")
-        tree.setdefault(section, {})[key] = value
-    return tree
-
-
 def _check_table(section: str, table: object) -> None:
     if not isinstance(table, dict):
         named = isinstance(table, str) and f"{section}.name" in declared_settings()
@@ -144,14 +136,13 @@ def _check_table(section: str, table: object) -> None:
         raise ValueError(f"{section} is {table!r}; it must be a table, [{section}]{hint}")
 
 
-def _set(table: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Set the values of overrides in a section; tables in it are set entry by entry."""
-    for key, value in values.items():
-        outer, _, inner = key.partition(".")
-        if outer in TABLES and inner and isinstance(table.setdefault(outer, {}), dict):
-            table[outer][inner] = value
-        else:
-            table[key] = value
+def _set(table: dict[str, Any], key: str, value: object) -> None:
+    """Set the value of an override in a section; a table in it is set entry by entry."""
+    outer, _, inner = key.partition(".")
+    if outer in TABLES and inner and isinstance(table.setdefault(outer, {}), dict):
+        table[outer][inner] = value
+    else:
+        table[key] = value
 
 
 def _merge(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
@@ -218,11 +209,10 @@ def to_toml(config: Config) -> str:
     for section, table in config.model_dump().items():
         lines.append(f"[{section}]")
         for key, value in table.items():
-            setting = f"# {key} =" if value is None else _written(key, value)
             lines += wrap(
                 known[f"{section}.{key}"], 98, initial_indent="# ", subsequent_indent="# "
             )
-            lines.append(setting)
+            lines.append(f"# {key} =" if value is None else _written(key, value))
         lines.append("")
     return "\n".join(lines)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +14,6 @@ from hybrid.data.sampling import epoch_order, uniform
 from hybrid.solvers.acting import Count, Needs, Settings
 from hybrid.solvers.state import State
 
-_order = lru_cache(maxsize=2)(epoch_order)
 _STREAM = 1000
 """The first permutation of an epoch draws random numbers from this stream, the next from the one
 after it."""
@@ -181,7 +179,7 @@ class Accepting(Choice):
 
     def _extend(self, missing: int) -> None:
         """Look at as many candidates as samples are missing, of one permutation."""
-        order = _order(self.seed, self._epoch, self.count, self._permutation)
+        order = epoch_order(self.seed, self._epoch, self.count, self._permutation)
         ids = order[self._next : self._next + missing]
         u = uniform(self.seed, self._epoch, ids, _STREAM + self._permutation)
         p = self.probabilities(ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor
 from hybrid.data.dataset import Data
 from hybrid.data.samplers.base import Choice, Sampler
 from hybrid.data.sampling import epoch_order
-
-_permutation = lru_cache(maxsize=2)(epoch_order)
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Permutations(Choice):
     def _order(self, epoch: int) -> Tensor:
         if self.data.order is not None:
             return self.data.order.of_epoch(self.seed, epoch)
-        return _permutation(self.seed, epoch, self.count)
+        return epoch_order(self.seed, epoch, self.count)
 
     def choose(self, epoch: int, first: int, count: int) -> Tensor:
         return self._order(epoch)[first : first + count]

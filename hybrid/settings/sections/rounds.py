@@ -172,10 +172,8 @@ def resolve_rounds(solver: Solver, rounds: RoundSettings) -> RoundSettings:
         return rounds
     every = every_round(solver, rounds)
     decided: dict[str, Any] = {"correct_every": every}
-    if not solver.alternates:
-        if every or rounds.serial_end:
-            decided["window"] = rounds.window or WINDOW
-    else:
+    if solver.alternates:
         decided["sweeps"] = rounds.sweeps or solver.sweeps
+    if solver.alternates or every or rounds.serial_end:
         decided["window"] = rounds.window or WINDOW
     return rounds.model_copy(update=decided)

@@ -48,8 +48,7 @@ DECAY_IS_SET = Acts("optimizer.weight_decay is above 0", lambda run: run.optimiz
 
 def steps_outside(run: Facts) -> bool:
     """Whether any step uses the optimizer's momentum instead of the solver's."""
-    alone = run.solver.alternates and run.solver.separate_momentum
-    return run.setup.corrects or not alone
+    return run.setup.corrects or not (run.solver.alternates and run.solver.separate_momentum)
 
 
 class OptimizerSettings(Section):
