@@ -26,8 +26,7 @@ def opened(path: Path, most: int, links: bool = False) -> BinaryIO:
     """
     if path.is_symlink() and not links:
         raise ValueError(f"{path} is a link, which is not followed: put the file itself there")
-    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     status = os.fstat(descriptor)
     fault = ""
     if not stat.S_ISREG(status.st_mode):

@@ -54,8 +54,7 @@ def write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> dict[str, A
     content = save_tensors(copies)
     file = quote(name, safe="") + ".safetensors"
     write_durably(folder / file, content)
-    checksum = hashlib.sha256(content).hexdigest()
-    return {"file": file, "sha256": checksum, "bytes": len(content)}
+    return {"file": file, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
 
 
 def complete(root: Path) -> list[Path]:
@@ -173,9 +172,15 @@ def restore(
             raise ValueError(f"{folder} has no unit {unit.name!r}: it is of another model")
         loaded = load_unit(folder, manifest, unit.name)
         for name, tensor in unit.tensors().items():
-            _check_like(folder, name, loaded.get(name), tensor)
+            stored = loaded.get(name)
+            if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
+                what = "nothing" if stored is None else f"{tuple(stored.shape)} of {stored.dtype}"
+                raise ValueError(
+                    f"{folder} holds {what} where the model has {name}, {tuple(tensor.shape)} of "
+                    f"{tensor.dtype}: it is of another model"
+                )
             with torch.no_grad():
-                tensor.copy_(loaded[name])
+                tensor.copy_(stored)
         for kind, optimizer in _distinct(optimizers).items():
             for name, parameter in unit.parameters().items():
                 slots = entries(loaded, f"{name}{STATE}{kind}.")
@@ -183,15 +188,6 @@ def restore(
                 if slots and model:
                     _check_slots(folder, name, optimizer, slots, model)
                     optimizer.state[parameter] = from_tensors(model, slots)
-
-
-def _check_like(folder: Path, name: str, stored: Tensor | None, tensor: Tensor) -> None:
-    if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
-        what = "nothing" if stored is None else f"{tuple(stored.shape)} of {stored.dtype}"
-        raise ValueError(
-            f"{folder} holds {what} where the model has {name}, {tuple(tensor.shape)} of "
-            f"{tensor.dtype}: it is of another model"
-        )
 
 
 def _check_slots(

@@ -64,10 +64,7 @@ class NetworkGuard:
         if not self.common:
             for name, p in model.named_parameters():
                 yield f"requires_grad of {name}", Mark(p.requires_grad)
-            for name, x in {
-                **dict(model.named_parameters()),
-                **dict(model.named_buffers()),
-            }.items():
+            for name, x in (*model.named_parameters(), *model.named_buffers()):
                 yield f"numbers of {name}", Mark(_hash(x.detach()))
 
 

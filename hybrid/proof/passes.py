@@ -126,8 +126,7 @@ def share_weights(method: Method, links: RankLinks) -> None:
     together. What the first rank has already does not travel.
     """
     own = _named_parameters(method, links)
-    sketches = {name: sketch(name, p) for name, p in own.items()}
-    everyone = links.gather(sketches)
+    everyone = links.gather({name: sketch(name, p) for name, p in own.items()})
     wanted: list[list[str]] = []
     if everyone is not None:
         here = dict(method.problem.blocks.model.named_parameters(remove_duplicate=False))
@@ -164,7 +163,8 @@ def run_pass(
         block.sync.copy_first_replica()
         if R == 1:
             block.sync = None
-    result, name_of = RankPass(), _module(block).global_name
+    assert isinstance(block.module, BlockModule)
+    result, name_of = RankPass(), block.module.global_name
     loss = block.objective.loss if block.last else None
     with (
         kept_state(block.module),
@@ -211,11 +211,6 @@ def _named_parameters(method: Method, links: RankLinks) -> dict[str, nn.Paramete
     """This rank's parameters by all their names in the network."""
     units = method.problem.blocks.units_of(links.rank)
     return {name: p for unit in units for name, p in unit.parameters().items()}
-
-
-def _module(block: Block) -> BlockModule:
-    assert isinstance(block.module, BlockModule)
-    return block.module
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from hybrid import files
 from hybrid.files import read_whole
-from hybrid.folder.manifest import Rollback
+from hybrid.folder.manifest import Count, Rollback
 from hybrid.folder.runfolder import MOST_BYTES
 from hybrid.registries import LINKS
 from hybrid.settings.config import Config
@@ -21,7 +21,6 @@ from hybrid.settings.resolve import MOST_BYTES as TOML_BYTES
 from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import first_fault
 
-Count = Annotated[int, Field(ge=0, lt=2**53)]
 Sizes = list[Annotated[int, Field(ge=0, lt=2**63)]]
 MOST_OF_METRICS = 1 << 26
 """The most bytes of metrics.jsonl that a report reads."""

@@ -53,9 +53,8 @@ def report(
 
     data, _ = build.load_data_sets(settings.data, settings.train.loss)
     build.take_batch_size(settings, data)
-    speed = LinkSpeed.of(settings.links)
     model = build.build_network(settings, data)
-    planner = Planner(settings, model, data, speed, say, device, tell)
+    planner = Planner(settings, model, data, LinkSpeed.of(settings.links), say, device, tell)
     grids += [grid for count in ranks for grid in planner.grids(count)]
     predictions = planner.predictions(grids, micro_batches, cuts)
     first = next(predictions)  # if nothing can be planned, it says so before a table

@@ -64,11 +64,10 @@ class Memory:
             local = self.graph(module, whole[:part]) if method.setup.local_work else 0
             return recipe.solver.held_bytes(module, whole, k, K, self.graph) + local, part
         share, a_sample = ceil(size / m), self.graph(module, whole) / size
-        flying = min(m, K - k)
         graph = stored = share * a_sample
         if exact.recompute:
             stored = share * prod(whole.shape[1:]) * whole.element_size()
-        live = graph + (flying - 1) * stored
+        live = graph + (min(m, K - k) - 1) * stored
         if recipe.windowed:
             live, share = max(live, size * a_sample), size
         return round(live), share

@@ -41,8 +41,8 @@ def describe(
     Raises ValueError for inputs that do not fit, and units that cannot run one by one.
     """
     blocks = blocks.with_bundles(inputs)
-    shares = _shares(blocks, inputs, measured)
-    entering = _entering(blocks, inputs)
+    packed = laid_out(blocks.pack_inputs(inputs))
+    shares, entering = _shares(blocks, packed, measured), _entering(blocks, packed)
     settings = optimizer or OptimizerSettings()
     copies = count_copies(settings)
     block_of = [k for k in range(len(blocks)) for _ in blocks.units_of(k)]
@@ -70,11 +70,11 @@ def describe(
     )
 
 
-def _shares(blocks: Blocks, inputs: Any, measured: bool) -> list[float]:
+def _shares(blocks: Blocks, packed: Tensor, measured: bool) -> list[float]:
     """Compute each unit's share of the cost."""
     measure = measure_costs if measured else count_costs
     try:
-        costs = [sum(c) for c in measure(blocks.model, blocks.units, _packed(blocks, inputs))]
+        costs = [sum(c) for c in measure(blocks.model, blocks.units, packed)]
     except RuntimeError as error:
         raise ValueError(
             f"the units of {type(blocks.model).__name__} cannot be costed, one by one forward and "
@@ -83,10 +83,9 @@ def _shares(blocks: Blocks, inputs: Any, measured: bool) -> list[float]:
     return [cost / (sum(costs) or 1.0) for cost in costs]
 
 
-def _entering(blocks: Blocks, inputs: Any) -> list[Tensor]:
+def _entering(blocks: Blocks, packed: Tensor) -> list[Tensor]:
     """Compute the packed input of every unit, for two samples."""
-    x = _packed(blocks, inputs)
-    x, entering = x[torch.arange(2) % len(x)], []
+    x, entering = packed[torch.arange(2) % len(packed)], []
     with blocks.mode(training=False), torch.no_grad():
         for module in make_single_unit_blocks(blocks.units):
             entering.append(x)
@@ -144,11 +143,6 @@ def _activation_bytes(blocks: Blocks, module: BlockModule, two: Tensor, batch_si
         ) from error
     sample = max(0, of_four - of_two) / 2
     return round(max(0.0, of_two - 2 * sample) + batch_size * sample)
-
-
-def _packed(blocks: Blocks, inputs: Any) -> Tensor:
-    """Pack inputs for the first block, laid out as in a training."""
-    return laid_out(blocks.pack_inputs(inputs))
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> int:

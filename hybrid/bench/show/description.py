@@ -157,10 +157,9 @@ class Description:
         head = ["units" * folded, "parameters", "cost", "", "what goes in, of a sample"]
         cells = [["unit", *head]]
         for row in rows:
-            forms = ", ".join(map(str, row.inputs))
             bar = "#" * round(_BAR * row.share / largest) if largest else ""
             count = [str(row.units) * folded, f"{row.parameters:,}", f"{row.share:.1%}"]
-            cells.append([f"  {shortened(row.name)}", *count, bar, forms])
+            cells.append([f"  {shortened(row.name)}", *count, bar, ", ".join(map(str, row.inputs))])
         title, *lines = _table(cells, "<>>><<")
         yield title
         for index, block in enumerate(self.blocks):

@@ -46,9 +46,8 @@ def draw(shown: Description, file: Path | str, depth: int | None = None) -> Path
     rows, buffer = shown.rows(depth), BytesIO()
     kind = file.suffix.lower()[1:]
     with plain_style():
-        figure = _figure(shown, rows)
         metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+        _figure(shown, rows).savefig(buffer, format=kind, dpi=150, metadata=metadata)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, buffer.getvalue())
     return file

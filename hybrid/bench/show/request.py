@@ -48,9 +48,8 @@ def show(overrides: Mapping[str, Any], inputs: str | None = None) -> Description
         batch = parse_inputs(usual if inputs is None else inputs)
         _check_form(settings.model.name, batch, inputs)
         data = Texts.empty(batch.shape[1]) if texts else Mapped(_Samples(batch))
-    blocks = build.build_blocks(settings, data)
     return describe(
-        blocks,
+        build.build_blocks(settings, data),
         data.sample(SAMPLES)[0],
         batch_size=settings.train.batch_size,
         optimizer=settings.optimizer,
@@ -144,10 +143,9 @@ def _parse_form(part: str, text: str) -> tuple[str, Tensor]:
             f"{', '.join(_DTYPES)}{hint}"
         )
     kind: torch.dtype = getattr(torch, dtype)
-    generator = torch.Generator().manual_seed(0)
     try:
         if not kind.is_floating_point:
             return name, torch.ones(2, *shape, dtype=kind)
-        return name, torch.randn(2, *shape, generator=generator).to(kind)
+        return name, torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(kind)
     except RuntimeError as error:  # such as out of memory
         raise ValueError(f"--inputs {text!r}: no such samples: {one_line(error)[:200]}") from error
