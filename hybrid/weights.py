@@ -1,7 +1,5 @@
 """Weights as others keep them: one safetensors file, or a folder of shards with an index."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

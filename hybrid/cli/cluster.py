@@ -1,7 +1,5 @@
 """`hybrid doctor` and `submit`: checks of a machine, and Slurm jobs."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import fields
 from pathlib import Path

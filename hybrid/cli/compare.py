@@ -1,7 +1,5 @@
 """`hybrid bench` and `hybrid plan`: the speed of methods, measured and predicted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any

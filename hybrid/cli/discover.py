@@ -1,7 +1,5 @@
 """`hybrid list`, `explain` and `show`: names, settings, and cuts of a network."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Errors of the command: one line, printed once, and an exit status."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`hybrid evaluate`, `export`, `generate` and `report`, which read run folders."""
 
-from __future__ import annotations
-
 import os
 from codecs import getincrementaldecoder
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Flags and helpers shared by several commands."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Items of a user's data set as inputs and targets, whichever way they are read."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any

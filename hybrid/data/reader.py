@@ -1,7 +1,5 @@
 """Batches of a user's data set, read in this process or ahead by the workers of a DataLoader."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

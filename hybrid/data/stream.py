@@ -1,7 +1,5 @@
 """Samples that come one after the other, from an iterable that can be read again."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

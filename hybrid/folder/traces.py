@@ -8,8 +8,6 @@ A file is JSON in which every span has a line of its own, so that any number of 
     ]}
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

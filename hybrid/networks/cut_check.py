@@ -1,7 +1,5 @@
 """Whether parts of a network, one after the other, give the outputs and gradients of the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise

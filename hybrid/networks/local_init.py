@@ -9,8 +9,6 @@ Where a file has the weights, none is drawn. The network is made without their m
 that share one memory, and a rank reads the tensors of its block.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager

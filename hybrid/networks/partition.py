@@ -1,7 +1,5 @@
 """Cuts a model into blocks: evenly, by counted operations, by measured time, or by the user."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise

@@ -1,7 +1,5 @@
 """Two recorded passes of any network: where it may be cut, what crosses, and who uses what."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress

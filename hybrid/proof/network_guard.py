@@ -1,7 +1,5 @@
 """Notices changes that a callback makes to one rank's copy of a network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The run's passes over a few samples. A proof compares their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy

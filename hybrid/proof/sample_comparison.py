@@ -1,7 +1,5 @@
 """Whether all ranks read the same samples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One pass of the undivided network by plain torch, the reference for a run's gradient."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The comparison of several runs: runs that differ only in their seed share a row and a curve."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import stdev
 from typing import Any

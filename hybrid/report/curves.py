@@ -1,7 +1,5 @@
 """Curves of one or several runs: quantities of metrics.jsonl over epochs and over time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -4,8 +4,6 @@ The markup is in the macros of page.html, which escape every text. Charts are dr
 as SVG within the page.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The declarations of all settings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Settings that methods, strategies and samplers declare, and explanations of all settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Settings of a run, merged from defaults < TOML file < command line, validated and written."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

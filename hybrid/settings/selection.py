@@ -1,7 +1,5 @@
 """The metric that selects the best weights, and the direction of its better values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite

@@ -1,7 +1,5 @@
 """Random operations that give the same numbers in every pass, whatever its batch division."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import sqrt
 from typing import Any

@@ -1,7 +1,5 @@
 """Check that the loss of a mini-batch is the mean of its parts' losses."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """BatchNorm over parts of a mini-batch, in a pass over all of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

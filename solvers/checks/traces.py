@@ -1,7 +1,5 @@
 """Trials of user code that restore its state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial

@@ -1,7 +1,5 @@
 """Residual units that can be skipped or inverted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import local

@@ -1,7 +1,5 @@
 """Local updates: every block trains on a local loss (Laskin et al., 2012.03837)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

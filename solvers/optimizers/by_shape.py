@@ -1,7 +1,5 @@
 """Optimizers with a rule of their own for matrices, and one of torch's for what is none."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """What a step does about the delay of its gradient: optimizers around optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

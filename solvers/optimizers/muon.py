@@ -1,7 +1,5 @@
 """Muon: orthogonalized momentum for matrices and filters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
 

@@ -1,7 +1,5 @@
 """SOAP: Adam in the eigenbasis of a matrix's gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

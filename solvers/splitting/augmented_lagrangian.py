@@ -1,7 +1,5 @@
 """Augmented Lagrangian: penalty and multipliers at every cut (Sun et al., arXiv 2009.01462)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Auxiliary networks: a small network per cut generates lam from the image (arXiv 2112.05387)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import log2, prod
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Stochastic block-ADMM, with constraints at the cuts (Khorram et al., arXiv 2105.00339)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 

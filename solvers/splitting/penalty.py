@@ -1,7 +1,5 @@
 """Quadratic penalty beta ||lam - x||^2 at every cut (Sun et al., 2009.01462)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

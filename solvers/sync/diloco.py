@@ -1,7 +1,5 @@
 """DiLoCo: every h local steps, an outer Nesterov step on the replicas' changes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """HPSGD: replicas keep training while the gradients of h steps are summed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Local SGD: replicas train alone and average their weights every h steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Rounds of replicas: each steps by itself, and every h steps they sum their changes."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

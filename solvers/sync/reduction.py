@@ -1,7 +1,5 @@
 """Sums over replicas, in their order: the same bits on all of them, whatever carries them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Literal

@@ -1,7 +1,5 @@
 """Weights shared by several blocks, such as an embedding tied to the output layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import ceil
 

@@ -1,7 +1,5 @@
 """The text of a plan: a table of all predictions, and a command for each number of ranks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

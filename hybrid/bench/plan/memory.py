@@ -1,7 +1,5 @@
 """Estimates of the memory that a rank needs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil, prod
 

@@ -1,7 +1,5 @@
 """Predictions for a cluster: every recipe on every grid of ranks, on virtual links."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """A plan's prediction for one recipe on one grid, and the best of several."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """One of R replicas on virtual clocks, which stands for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar

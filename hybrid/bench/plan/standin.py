@@ -1,7 +1,5 @@
 """Units that take as long as the real ones and compute nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

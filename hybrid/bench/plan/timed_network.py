@@ -1,7 +1,5 @@
 """The network to plan for: its blocks, their inputs and their times."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Costs, messages and memory of a network's blocks, counted on a batch of its inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any

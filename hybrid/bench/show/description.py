@@ -1,7 +1,5 @@
 """The description of a network in blocks, as plain data and as text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby

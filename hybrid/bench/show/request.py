@@ -1,7 +1,5 @@
 """The network of `hybrid show`, and a sample of its inputs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """The schedule that `hybrid show --schedule` prints."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """AutoAssist: a small model learns which samples are worth a pass (arXiv 1905.03381)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

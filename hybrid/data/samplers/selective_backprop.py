@@ -1,7 +1,5 @@
 """Selective-Backprop: samples of large loss are chosen more often (arXiv 1910.00762)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

@@ -1,7 +1,5 @@
 """Every sample once per epoch, in random order or in that of the data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

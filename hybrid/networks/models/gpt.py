@@ -1,7 +1,5 @@
 """GPT-2's decoder as a chain of units, for texts as bytes or any other tokens."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from math import sqrt
 

@@ -3,8 +3,6 @@
 No unit changes its input in place: at a cut the input is an autograd leaf.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 

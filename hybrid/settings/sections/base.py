@@ -1,7 +1,5 @@
 """The base of the TOML file's tables."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """[optimizer], [schedule] and [delay]: steps of the weights, learning rates, late gradients."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 
