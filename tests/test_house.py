@@ -64,39 +64,39 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_990
+CORE = 36_840
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
 CORE_FILES, TESTS, BENCHMARKS = 243, 34_000, 5_270
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
-    "hybrid": 730,
-    "hybrid/bench": 2_500,
-    "hybrid/cli": 1_010,
-    "hybrid/data": 2_590,
+    "hybrid": 720,
+    "hybrid/bench": 2_480,
+    "hybrid/cli": 990,
+    "hybrid/data": 2_580,
     "hybrid/doctor": 290,
-    "hybrid/folder": 1_100,
+    "hybrid/folder": 1_090,
     "hybrid/links": 2_460,
     "hybrid/method": 2_300,
-    "hybrid/networks": 3_600,
+    "hybrid/networks": 3_580,
     "hybrid/proof": 1_080,
     "hybrid/ranks": 1_200,
     "hybrid/report": 1_020,
     "hybrid/rounds": 1_260,
-    "hybrid/settings": 1_520,
+    "hybrid/settings": 1_500,
     "hybrid/training": 2_930,
     "solvers": 2_660,
-    "solvers/checks": 470,
+    "solvers/checks": 460,
     "solvers/delayed": 1_140,
     "solvers/engine": 1_040,
     "solvers/exact": 210,
     "solvers/kernels": 420,
-    "solvers/layers": 560,
+    "solvers/layers": 550,
     "solvers/local": 340,
     "solvers/local_work": 570,
     "solvers/numerics": 1_140,
-    "solvers/optimizers": 350,
+    "solvers/optimizers": 340,
     "solvers/splitting": 1_390,
-    "solvers/sync": 1_270,
+    "solvers/sync": 1_250,
 }
 """Lines of each room, as `.ci/house.py` counts them."""
 

@@ -87,8 +87,7 @@ def submit(
     references.check_code_is_given(resolved, settings)
     if gpus_per_rank is None:
         gpus_per_rank = 0 if resolved.train.device == "cpu" else 1
-    if out is None:
-        out = build.name_run_folder(resolved, now())
+    out = out or build.name_run_folder(resolved, now())
     values = {f.name: context.params.get(f.name) for f in fields(slurm.SlurmJob)}
     values |= {"config": config.absolute(), "out": Path(os.path.abspath(out))}
     named = {"model.name": model, "data.name": data, "train.loss": loss}

@@ -1,6 +1,7 @@
 """`hybrid bench` and `hybrid plan`: the speed of methods, measured and predicted."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,15 +131,13 @@ def plan(
     from hybrid.settings.resolve import load
     from hybrid.training import references
 
-    def say(text: str) -> None:
-        typer.echo(text, err=True)
-
     def lines() -> Iterator[str]:
         settings = _settings(context)
         resolved = load(config, settings)
         references.check_code_is_given(resolved, settings)
         profile = None if device is None else Device.read(device)
         with Bar(0, text="cutting the network") as bar:
+            say = partial(typer.echo, err=True)
             yield from report(resolved, blocks, totals, parts, say, profile, bar)
 
     options.first_prints(lines)

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -144,8 +144,5 @@ def say_once(text: str) -> None:
 def together() -> Iterator[None]:
     """Run the body; if it fails on any rank, raise the first rank's error on all ranks."""
     comm = launch.communicator()
-    if comm is None:
-        yield
-        return
-    with agreement(comm.first_of):
+    with nullcontext() if comm is None else agreement(comm.first_of):
         yield

@@ -36,9 +36,7 @@ class Mix:
     def of(cls, transform: Transform, data: Data, count: int) -> tuple[Mix, Any, Any]:
         """Apply the transform to a sample; ValueError if its result does not fit."""
         inputs, targets = _apply_transform(transform, *data.sample(count), generator(0, 0))
-        answers = None
-        if not isinstance(targets, Tensor):
-            answers = Bundle.of(targets, count, "a target")
+        answers = None if isinstance(targets, Tensor) else Bundle.of(targets, count, "a target")
         form = _formats(inputs), tree_structure(targets)
         return cls(transform, data, answers, form), inputs, targets
 

@@ -11,7 +11,7 @@ that share one memory, and a rank reads the tensors of its block.
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import get_ident
@@ -81,15 +81,13 @@ def build_local(
     if not foreign:
         return make()
     restore, allocations = remember_generators(), _Allocations(foreign)
-    try:
+    with suppress(Exception):  # which building it whole raises again, if it was not for the memory
         with allocations:
             network = make()
-    except Exception:  # which building it whole raises again, if it was not for the memory
-        allocations.read = True
-    if allocations.read:
-        restore()
-        return make()
-    return network
+        if not allocations.read:
+            return network
+    restore()
+    return make()
 
 
 def share_memory(blocks: Blocks, local: Collection[int]) -> None:

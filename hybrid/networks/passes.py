@@ -79,7 +79,15 @@ class WatchedNetwork:
             if fault := _fault(module):
                 name = path or type(model).__name__
                 raise ValueError(f"{name} cannot be cut into blocks, because it {fault}")
-        self.copy = _copy_network(model)
+        tensors = {id(x): x for x in (*model.parameters(), *model.buffers())}
+        try:
+            self.copy = deepcopy(model, tensors)
+        except Exception as error:  # whatever a user's object does with it
+            raise ValueError(
+                f"{type(model).__name__} cannot be copied for each block "
+                f"({one_line(error)[:120]}): make what cannot be copied where it is used, or, if "
+                "it is a weight of torch.nn.utils, take torch.nn.utils.parametrizations"
+            ) from None
         modules = dict(self.copy.named_modules())
         self.stateful = {path for path, m in modules.items() if m.state_dict()}
         """The paths of modules with parameters or statistics."""
@@ -112,19 +120,6 @@ def _fault(module: nn.Module) -> str:
             "random numbers are the same for any number of blocks"
         )
     return ""
-
-
-def _copy_network(model: nn.Module) -> nn.Module:
-    """A copy that shares the tensors; ValueError with the module that cannot be copied."""
-    tensors = {id(x): x for x in (*model.parameters(), *model.buffers())}
-    try:
-        return deepcopy(model, tensors)
-    except Exception as error:  # whatever a user's object does with it
-        raise ValueError(
-            f"{type(model).__name__} cannot be copied for each block ({one_line(error)[:120]}): "
-            "make what cannot be copied where it is used, or, if it is a weight of torch.nn.utils, "
-            "take torch.nn.utils.parametrizations"
-        ) from None
 
 
 @contextmanager

@@ -72,8 +72,16 @@ class HPSGDSync(PeriodicSync):
         self._decays = [0.0] * len(self.weights())
         """wd of every weight, if the gradient of a step includes it in place of the optimizer."""
         if self.strategy.steps > 1 or self.strategy.lag:
-            self._check_optimizer()
-            groups = self.block.optimizers["exact"].param_groups
+            optimizer = self.block.optimizers["exact"]
+            groups = optimizer.param_groups
+            minimizes = not any(group.get("maximize") for group in groups)
+            rates = {group.get("lr_ratio", 1.0) for group in groups}
+            if not (isinstance(optimizer, torch.optim.SGD) and minimizes and len(rates) == 1):
+                raise ValueError(
+                    f"the optimizer is {type(optimizer).__name__}, and sync.name 'hpsgd' takes one "
+                    "step of it on the gradients of several, which needs SGD that minimizes with "
+                    "one learning rate: choose optimizer.name=sgd, or sync.name=local-sgd"
+                )
             self._decays = [g["weight_decay"] for g in groups for _ in g["params"]]
             for group in groups:
                 group["weight_decay"] = 0.0
@@ -82,18 +90,6 @@ class HPSGDSync(PeriodicSync):
         self._rate = 0.0
         self._landed = False
         """Whether the newest step is the optimizer's step on P."""
-
-    def _check_optimizer(self) -> None:
-        optimizer = self.block.optimizers["exact"]
-        groups = optimizer.param_groups
-        minimizes = not any(group.get("maximize") for group in groups)
-        rates = {group.get("lr_ratio", 1.0) for group in groups}
-        if not (isinstance(optimizer, torch.optim.SGD) and minimizes and len(rates) == 1):
-            raise ValueError(
-                f"the optimizer is {type(optimizer).__name__}, and sync.name 'hpsgd' takes one "
-                "step of it on the gradients of several, which needs SGD that minimizes with one "
-                "learning rate: choose optimizer.name=sgd, or sync.name=local-sgd"
-            )
 
     def before_step(self, kind: str, rate: float) -> bool:
         h, lag, done = self.strategy.steps, self.strategy.lag, self.count + 1

@@ -252,8 +252,7 @@ class Planner:
         times = _timed(row, links, batches)
         if row.method.solver.alternates or row.method.solver.exact:
             return times
-        every = self.settings.train.report_every * links.size
-        more = (every - steps) / (3 * steps)
+        more = (self.settings.train.report_every * links.size - steps) / (3 * steps)
         longer = _timed(row, links, batches * 4)
         return {k: v + more * (longer[k] - v) for k, v in times.items()}
 

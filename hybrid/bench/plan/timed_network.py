@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -131,11 +130,8 @@ class TimedNetwork:
 
     def _rows(self, blocks: Blocks, count: int) -> Tensor:
         """Pack `count` samples for the first block."""
-
-        def repeated(x: Tensor) -> Any:
-            return x[torch.arange(count) % len(x)]
-
-        return laid_out(blocks.pack_inputs(tree_map(repeated, self._sample)))
+        rows = tree_map(lambda x: x[torch.arange(count) % len(x)], self._sample)
+        return laid_out(blocks.pack_inputs(rows))
 
 
 def blocks_key(blocks: Blocks) -> tuple[object, ...]:
