@@ -64,7 +64,7 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_840
+CORE = 36_830
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
 CORE_FILES, TESTS, BENCHMARKS = 243, 34_000, 5_270
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
@@ -78,7 +78,7 @@ ROOMS = {
     "hybrid/links": 2_460,
     "hybrid/method": 2_300,
     "hybrid/networks": 3_580,
-    "hybrid/proof": 1_080,
+    "hybrid/proof": 1_070,
     "hybrid/ranks": 1_200,
     "hybrid/report": 1_020,
     "hybrid/rounds": 1_260,
@@ -95,7 +95,7 @@ ROOMS = {
     "solvers/local_work": 570,
     "solvers/numerics": 1_140,
     "solvers/optimizers": 340,
-    "solvers/splitting": 1_390,
+    "solvers/splitting": 1_380,
     "solvers/sync": 1_250,
 }
 """Lines of each room, as `.ci/house.py` counts them."""

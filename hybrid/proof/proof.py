@@ -1,7 +1,5 @@
 """The proof of a run: its gradient against the undivided network's, before the first step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import isfinite
 
@@ -72,8 +70,12 @@ def prove(
 
     Returns the entry of the summary. AgreedError with the first difference.
     """
-    if reason := _reason_not_to(method, data):
-        return SKIPPED + reason
+    if method.options.train.verify == "never":
+        return f"{SKIPPED}train.verify is never"
+    if not is_checked(method, data):
+        return SKIPPED + UNCHECKED
+    if method.problem.blocks.pending is not None:
+        return f"{SKIPPED}the weights are in files, and each rank reads those of its block"
     restore, numerics = remember_generators(), _numerics()
     watch, links.watch = links.watch, None
     links.all_gather_grid(None)  # all have noted what the process has in common
@@ -95,17 +97,6 @@ def describe_proof(proof: str) -> list[str]:
         return ["its gradient is the undivided network's: a pass over a few samples was compared"]
     reason = proof.removeprefix(SKIPPED)
     return [] if reason == UNCHECKED else [f"its gradient was not proven: {reason}"]
-
-
-def _reason_not_to(method: Method, data: Data) -> str:
-    """Why nothing is compared; empty: it is."""
-    if method.options.train.verify == "never":
-        return "train.verify is never"
-    if not is_checked(method, data):
-        return UNCHECKED
-    if method.problem.blocks.pending is not None:
-        return "the weights are in files, and each rank reads those of its block"
-    return ""
 
 
 def is_checked(method: Method, data: Data) -> bool:

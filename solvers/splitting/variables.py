@@ -1,7 +1,5 @@
 """The auxiliary variables of one rank: initial values, messages, checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -234,8 +232,7 @@ class AuxiliaryVariables:
 
     def lam(self, rows: Rows) -> Tensor:
         """Read lam_k, in at least float32."""
-        lam = self.store.get("lam", rows)
-        return lam if self.whole else upsample(lam, self.solver.filter)
+        return wide(self.stored_lam(rows))
 
     def stored_lam(self, rows: Rows) -> Tensor:
         """Read lam_k in the store's number format."""
