@@ -1,7 +1,5 @@
 """The command `hybrid`: its subcommands and exit status."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -52,6 +50,14 @@ for group in (train, compare, cluster, folders, discover):
     app.registered_commands += group.commands.registered_commands
 
 
+def _version(show: bool) -> None:
+    if show:
+        from hybrid import __version__
+
+        typer.echo(f"hybrid {__version__}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
@@ -73,11 +79,3 @@ def main() -> None:
             sys.stdout.flush()
         os._exit(status)
     sys.exit(status)
-
-
-def _version(show: bool) -> None:
-    if show:
-        from hybrid import __version__
-
-        typer.echo(f"hybrid {__version__}")
-        raise typer.Exit

@@ -229,9 +229,8 @@ def synthetic() -> tuple[Dataset, Dataset]:
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(10, 3, 4, 4, generator=generator)
     patterns = F.interpolate(coarse, size=(32, 32), mode="bilinear") * 127 + 64
-    return _make_noisy_images(patterns, 50_000, generator), _make_noisy_images(
-        patterns, 10_000, generator
-    )
+    train, test = (_make_noisy_images(patterns, n, generator) for n in (50_000, 10_000))
+    return train, test
 
 
 def _make_noisy_images(patterns: Tensor, n: int, generator: torch.Generator) -> Dataset:
@@ -244,10 +243,7 @@ def _make_noisy_images(patterns: Tensor, n: int, generator: torch.Generator) -> 
 
 
 CATALOG: dict[str, tuple[str, Cifar | Callable[[], tuple[Dataset, Dataset]]]] = {
-    "digits": (
-        "1,797 handwritten digits of 8 x 8 pixels, which come with the package",
-        digits,
-    ),
+    "digits": ("1,797 handwritten digits of 8 x 8 pixels, which come with the package", digits),
     "cifar10": (
         "60,000 photographs of 32 x 32 pixels, ten classes",
         Cifar(

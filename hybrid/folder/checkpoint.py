@@ -17,13 +17,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from hybrid.files import read_whole, remove, write_durably
-from hybrid.folder.manifest import (
-    MOST_BYTES,
-    CheckpointFiles,
-    ManifestPart,
-    RunPosition,
-    check,
-)
+from hybrid.folder.manifest import MOST_BYTES, CheckpointFiles, ManifestPart, RunPosition, check
 from hybrid.networks.units import Unit
 from hybrid.settings.selection import Selection
 from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors

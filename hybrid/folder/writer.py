@@ -109,10 +109,6 @@ class Writer:
             if int(later.name) > step:
                 remove(later, MANIFEST)
         sync(self.root)
-        self._prune()
-
-    def _prune(self) -> None:
-        """Remove all but the newest checkpoints and the best one."""
         folders = checkpoint.complete(self.root)
         spared = checkpoint.best(folders, self.keep_best) if self.keep_best else None
         for old in folders[: -self.keep_last] if self.keep_last else []:

@@ -147,7 +147,6 @@ class Blocks:
         others: list[Any] = []
         for i, (unit, value) in enumerate(zip(self.units, values, strict=True)):
             where = f"what goes into {unit.name}" if i else "an input"
-            fixed = i == 0 or i in self.starts or isinstance(unit, CallUnit)
             try:
                 single = isinstance(value, Tensor) and i == 0
                 bundle = None if single else Bundle.of(value, 2, where)
@@ -156,7 +155,7 @@ class Blocks:
                     Bundle.of(others[i], 3, where)  # one of two recurrent layers is no row
                 bundles[i] = bundle
             except ValueError:
-                if fixed:
+                if i == 0 or i in self.starts or isinstance(unit, CallUnit):
                     raise
         return bundles
 

@@ -132,15 +132,10 @@ def measure_passes(
     return passes
 
 
-def merge_units(run: Sequence[Unit]) -> Unit:
-    """Several units as one."""
-    return run[0].merged(run)
-
-
 def merge_packed_units(block: Sequence[Unit]) -> list[Unit]:
     """A block's units, merged where several tensors go between them: only cuts pack tensors."""
     starts = [i for i, unit in enumerate(block) if i == 0 or unit.bundle is None]
-    return [merge_units(block[a:b]) for a, b in pairwise([*starts, len(block)])]
+    return [block[a].merged(block[a:b]) for a, b in pairwise([*starts, len(block)])]
 
 
 def survival_rate(unit: Unit) -> float:

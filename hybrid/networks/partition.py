@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from hybrid.errors import no_exit, one_line
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.calls import Calls
-from hybrid.networks.costs import count_costs, measure_costs, merge_units
+from hybrid.networks.costs import count_costs, measure_costs
 from hybrid.networks.local_init import find_pending_weights
 from hybrid.networks.units import Chain, Unit, check_shared_tensors, is_sequence, units
 from hybrid.solvers.acting import nearest
@@ -145,7 +145,7 @@ def _compute_costs(
             "costs need sample=, a batch of inputs to run the units on; "
             "or give cuts=, or balance='even'"
         )
-    bundled = Blocks(model, [merge_units(run) for run in runs], [0]).with_bundles(sample)
+    bundled = Blocks(model, [run[0].merged(run) for run in runs], [0]).with_bundles(sample)
     measure = count_costs if balance == "operations" else measure_costs
     try:
         return measure(model, bundled.units, bundled.pack_inputs(sample))

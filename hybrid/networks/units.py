@@ -267,8 +267,7 @@ class BlockModule(nn.Sequential):
         """Training or evaluation mode, as the whole network's `train` would set it."""
         super().train(mode)
         if self.modes is not None:
-            for prefix, part in zip(self.prefixes, self._modules.values(), strict=True):
-                assert part is not None
+            for prefix, part in zip(self.prefixes, self, strict=True):
                 self.modes.apply(mode, part, prefix)
         return self
 
@@ -279,8 +278,7 @@ class BlockModule(nn.Sequential):
         chosen = range(len(self._modules))[parts or slice(None)]
         value = input if self.before is None or 0 not in chosen else self.before.unpack(input)
         for i in chosen:
-            part = self._modules[str(i)]
-            assert part is not None
+            part = self[i]
             value = call_network(part, value) if self.begins and not i else part(value)
         ends = len(self._modules) - 1 in chosen
         return value if self.after is None or not ends else self.after.pack(value)

@@ -18,11 +18,7 @@ from hybrid.solvers.checks.part_norms import NoRowsError, Parts, normalized_by_p
 from hybrid.solvers.checks.traces import enclosed, holders, untraced
 from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.metrics import FAULTS, failure
-from hybrid.solvers.numerics.attributes import (
-    attributes,
-    numbers_in,
-    user_modules,
-)
+from hybrid.solvers.numerics.attributes import attributes, numbers_in, user_modules
 from hybrid.solvers.numerics.regularizer import Function
 from hybrid.solvers.objective import Loss
 

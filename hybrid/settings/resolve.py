@@ -46,7 +46,10 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         if not key:
             raise ValueError(methods.unknown(section, str(_name(upper, registry.DEFAULT))))
         _check_table(section, table)
-        _set(table, key, value)
+        outer, _, inner = key.partition(".")
+        if outer in TABLES and inner and isinstance(table.setdefault(outer, {}), dict):
+            table, key = table[outer], inner  # a table in a section is set entry by entry
+        table[key] = value
     if _name(upper, _name(tree)) != _name(tree):
         for section in ("solver", "fill", "correction"):
             tree.pop(section, None)
@@ -132,15 +135,6 @@ def _check_table(section: str, table: object) -> None:
         named = isinstance(table, str) and f"{section}.name" in declared_settings()
         hint = f": give {section}.name={table}" if named else ""
         raise ValueError(f"{section} is {table!r}; it must be a table, [{section}]{hint}")
-
-
-def _set(table: dict[str, Any], key: str, value: object) -> None:
-    """Set the value of an override in a section; a table in it is set entry by entry."""
-    outer, _, inner = key.partition(".")
-    if outer in TABLES and inner and isinstance(table.setdefault(outer, {}), dict):
-        table[outer][inner] = value
-    else:
-        table[key] = value
 
 
 def _merge(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:

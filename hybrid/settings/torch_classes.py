@@ -158,9 +158,8 @@ def _schedulers() -> dict[str, type[LRScheduler]]:
 
 
 def _subclasses(module: object, base: type[Any]) -> dict[str, type[Any]]:
-    classes = {name: cls for name, cls in vars(module).items() if isinstance(cls, type)}
     return {
         name: cls
-        for name, cls in classes.items()
-        if issubclass(cls, base) and cls is not base and name[0] != "_"
+        for name, cls in vars(module).items()
+        if isinstance(cls, type) and issubclass(cls, base) and cls is not base and name[0] != "_"
     }

@@ -50,12 +50,10 @@ class Soap(ByShape):
     def step_matrices(self, matrices: list[tuple[Tensor, Group]]) -> None:
         for p, group in matrices:
             assert p.grad is not None
-            g, first = p.grad.flatten(1), not self.state[p]
+            state, g = self.state[p], p.grad.flatten(1)
             g = g.to(torch.promote_types(g.dtype, torch.float32))
-            state = self.state[p]
-            if first:
-                state |= {"step": 0}
-                state |= {"exp_avg": torch.zeros_like(g), "exp_avg_sq": torch.zeros_like(g)}
+            if first := not state:
+                state.update(step=0, exp_avg=torch.zeros_like(g), exp_avg_sq=torch.zeros_like(g))
             left, right = _basis(state, "left", g, group), _basis(state, "right", g.T, group)
             if first and not (left is None and right is None):
                 continue

@@ -8,13 +8,7 @@ from torch import Tensor
 
 from hybrid.solvers.acting import Acts, Count, Facts, Needs, NotNegative, Positive
 from hybrid.solvers.base import Setup, program_of, values_of
-from hybrid.solvers.kernels.operations import (
-    Stepped,
-    ascend,
-    complete_step,
-    couple,
-    descend,
-)
+from hybrid.solvers.kernels.operations import Stepped, ascend, complete_step, couple, descend
 from hybrid.solvers.layers.projection import Factorization, leading_projection, projection, skipping
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.augmented_lagrangian import (

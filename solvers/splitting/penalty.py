@@ -8,13 +8,7 @@ from torch import Tensor
 from hybrid.solvers.acting import Acts, NotNegative, Positive, Share
 from hybrid.solvers.base import SubProblems, program_of
 from hybrid.solvers.block import Block
-from hybrid.solvers.kernels.operations import (
-    Coupling,
-    Stepped,
-    ascend,
-    couple,
-    step,
-)
+from hybrid.solvers.kernels.operations import Coupling, Stepped, ascend, couple, step
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.numerics.uncompiled import paired

@@ -153,11 +153,10 @@ class Planner:
 
     def _recipes(self, grid: Grid, micro_batches: Sequence[int]) -> list[Recipe]:
         """List the recipes of one grid; a single block with several replicas has no pipeline."""
-        solvers = self.solvers() if grid.blocks > 1 or grid.replicas == 1 else [BASE.solver]
         rows = recipes(
             micro_batches,
             methods.correction(self.settings),
-            solvers,
+            self.solvers() if grid.blocks > 1 or grid.replicas == 1 else [BASE.solver],
             self.settings.rounds.memory_gb,
             {self.settings.solver["name"]: methods.named(self.settings, "fill")},
         )
@@ -185,12 +184,7 @@ class Planner:
         return [first, *(x for x in others if x.progress(2, self.size) is not None)]
 
     def predict(
-        self,
-        blocks: Blocks,
-        recipe: Recipe,
-        steps: int = 4,
-        real: bool = False,
-        replicas: int = 1,
+        self, blocks: Blocks, recipe: Recipe, steps: int = 4, real: bool = False, replicas: int = 1
     ) -> Prediction:
         """Time `steps` mini-batches (whole windows, whole rounds) after a warm-up of as many.
 

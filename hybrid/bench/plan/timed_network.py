@@ -15,7 +15,7 @@ from hybrid.data import Data
 from hybrid.errors import one_line
 from hybrid.method.optimizers import placed
 from hybrid.networks.blocks import SAMPLES, Blocks
-from hybrid.networks.costs import measure_passes, merge_units
+from hybrid.networks.costs import measure_passes
 from hybrid.networks.partition import balance_starts, split
 from hybrid.networks.units import Chain
 from hybrid.settings.config import Config
@@ -60,7 +60,7 @@ class TimedNetwork:
         """
         if not self._by_units:
             cut = self._split(count, cuts)
-            units = [merge_units(cut.units_of(k)) for k in range(len(cut))]
+            units = [run[0].merged(run) for run in map(cut.units_of, range(len(cut)))]
             blocks = Blocks(cut.model, units, list(range(len(units))))
             return replace(blocks, costs=self.costs(blocks, samples))
         blocks = split(self.network, None if cuts else count, cuts=cuts or None, balance="even")

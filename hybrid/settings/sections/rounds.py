@@ -56,16 +56,8 @@ def _solver(run: Facts) -> str:
     return f"it is {run.solver.name!r}"
 
 
-INEXACT = Acts(
-    "the solver is not exact",
-    lambda run: not run.solver.exact,
-    here=_solver,
-)
-ALTERNATES = Acts(
-    "the solver sweeps over windows",
-    lambda run: run.solver.alternates,
-    here=_solver,
-)
+INEXACT = Acts("the solver is not exact", lambda run: not run.solver.exact, here=_solver)
+ALTERNATES = Acts("the solver sweeps over windows", lambda run: run.solver.alternates, here=_solver)
 HAS_WINDOWS = Acts(
     "the solver sweeps over windows, or there are serial rounds",
     lambda run: (

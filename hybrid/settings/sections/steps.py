@@ -1,9 +1,10 @@
 """[optimizer], [schedule] and [delay]: steps of the weights, learning rates, late gradients."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from hybrid.settings import torch_classes
 from hybrid.settings.sections.base import LARGE, MANY, TRAIN_OR_PLAN, Section
@@ -49,10 +50,21 @@ def steps_outside(run: Facts) -> bool:
     return run.setup.corrects or not (run.solver.alternates and run.solver.separate_momentum)
 
 
+def _taken(check: Callable[[str, dict[str, Any]], None]) -> AfterValidator:
+    """Make the validator of the arguments of a class, whose name comes before them."""
+
+    def checked(arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "name" in info.data:
+            check(info.data["name"], arguments)
+        return arguments
+
+    return AfterValidator(checked)
+
+
 class OptimizerSettings(Section):
     """[optimizer] the step of the weights."""
 
-    name: str = "sgd"
+    name: Annotated[str, AfterValidator(torch_classes.optimizer_name)] = "sgd"
     """Optimizer: sgd (with momentum), muon, soap, adamw, nadamw, or any class of torch.optim."""
     lr: Annotated[float, TRAIN_OR_PLAN] = Field(default=torch_classes.SGD_RATE, gt=0, le=LARGE)
     """Peak learning rate; default 0.1 for sgd, 0.02 for muon, torch's for others."""
@@ -72,7 +84,9 @@ class OptimizerSettings(Section):
     """Peak learning rate of optimizer.vectors; unset: optimizer.lr."""
     sharded: Annotated[bool | None, MUON, SHARES_STEPS] = None
     """Divide Muon's matrix products among replicas; unset: if they cost over 3 % of compute."""
-    arguments: Annotated[dict[str, Any], MOMENTUM_OUTSIDE] = Field(default={})
+    arguments: Annotated[
+        dict[str, Any], _taken(torch_classes.check_optimizer), MOMENTUM_OUTSIDE
+    ] = Field(default={})
     """Further arguments of the class, e.g. optimizer.arguments.eps = 1e-6."""
 
     def usual(self) -> dict[str, Any]:
@@ -88,18 +102,6 @@ class OptimizerSettings(Section):
                 return torch_classes.usual_values(values["name"]) | values
         return values
 
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return torch_classes.optimizer_name(name)
-
-    @field_validator("arguments")
-    @classmethod
-    def _taken(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if "name" in info.data:
-            torch_classes.check_optimizer(info.data["name"], arguments)
-        return arguments
-
 
 OF_TORCH = Acts(
     "schedule.name is a torch scheduler other than plateau",
@@ -114,7 +116,7 @@ class ScheduleSettings(Section):
 
     acts: ClassVar[dict[str, Acts]] = {"schedule.*": TRAIN_OR_PLAN}
 
-    name: str = "linear"
+    name: Annotated[str, AfterValidator(torch_classes.scheduler_name)] = "linear"
     """Schedule: cosine, linear, step, constant, one-cycle, plateau, or a class of lr_scheduler."""
     warmup_epochs: float | None = Field(default=None, ge=0, le=LARGE)
     """Epochs of linear warm-up; unset: 1, or 0 for torch's schedulers."""
@@ -128,7 +130,9 @@ class ScheduleSettings(Section):
     """When the scheduler steps; unset: every epoch (OneCycleLR, CyclicLR: every step)."""
     metric: Annotated[str, PLATEAU] = "loss"
     """Metric that plateau follows: loss, accuracy, or your own."""
-    arguments: dict[str, Any] = Field(default={}, validate_default=True)
+    arguments: Annotated[dict[str, Any], _taken(torch_classes.check_scheduler)] = Field(
+        default={}, validate_default=True
+    )
     """Arguments of a torch scheduler, e.g. schedule.arguments.gamma = 0.9."""
 
     @property
@@ -151,18 +155,6 @@ class ScheduleSettings(Section):
         if steps is not None and epochs is not None:
             raise ValueError(f"warmup_epochs is {epochs:g}, too: give one of the two")
         return steps
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return torch_classes.scheduler_name(name)
-
-    @field_validator("arguments")
-    @classmethod
-    def _taken(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if "name" in info.data:
-            torch_classes.check_scheduler(info.data["name"], arguments)
-        return arguments
 
 
 LATE = Acts(
