@@ -137,19 +137,15 @@ class Cifar:
 
     def find_files(self, directory: Path) -> dict[str, Path]:
         """The files that exist, by name, in `folder` of `directory` or in `directory` itself."""
-        places = [
-            {name: place / name for name in self.names if (place / name).is_file()}
-            for place in (directory / self.folder, directory)
-        ]
-        return max(places, key=len)
+        folders = directory / self.folder, directory
+        there = ({n: each / n for n in self.names if (each / n).is_file()} for each in folders)
+        return max(there, key=len)
 
     def read(self, directory: Path) -> tuple[Dataset, Dataset]:
         """The training and the test half; the files must be there."""
         files = self.find_files(directory)
-        train, test = (
-            self._half([files[name] for name in names], records)
-            for names, records in zip((self.train, self.test), self.records, strict=True)
-        )
+        halves = zip((self.train, self.test), self.records, strict=True)
+        train, test = (self._half([files[name] for name in names], n) for names, n in halves)
         return train, test
 
     def _half(self, paths: Sequence[Path], records: int) -> Dataset:

@@ -128,15 +128,10 @@ class Blocks:
             each.take_attributes()
         bundles = replace(self, modes=modes)._bundles(inputs)
         runs = [*pairwise([*bundles, len(self.units)])]
-        units = [
-            replace(
-                self.units[a],
-                parts={n: m for unit in self.units[a:b] for n, m in unit.parts.items()},
-                bundle=bundles[a],
-                begins=a == 0,
-            )
-            for a, b in runs
-        ]
+        units = []
+        for a, b in runs:
+            parts = {n: m for unit in self.units[a:b] for n, m in unit.parts.items()}
+            units.append(replace(self.units[a], parts=parts, bundle=bundles[a], begins=a == 0))
         costs = [Cost(*map(sum, zip(*self.costs[a:b], strict=True))) for a, b in runs if self.costs]
         starts = [[*bundles].index(start) for start in self.starts]
         return replace(self, units=units, starts=starts, costs=costs, modes=modes)

@@ -349,12 +349,10 @@ class Calls:
                 return
             faults = {max(0, (unit or 0) - 1): fault}
             if unit is None and len(self.interfaces) > 1:  # which place it is shows by itself
-                alone = {
-                    i: check.fault(
-                        [self.stage(0, i + 1, False), self.stage(i + 1, self.count, False)]
-                    )
-                    for i in range(len(self.interfaces))
-                }
+                alone = dict[int, tuple[str, int | None]]()
+                for i in range(len(self.interfaces)):
+                    halves = [self.stage(0, i + 1, False), self.stage(i + 1, self.count, False)]
+                    alone[i] = check.fault(halves)
                 faults = {i: fault for i, (fault, _) in alone.items() if fault}
                 faults = faults or dict.fromkeys(alone, fault)
             for i, fault in faults.items():

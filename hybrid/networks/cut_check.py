@@ -80,11 +80,8 @@ class CutCheck:
             links.append((value, out))
         outputs = _weigh(out)
         for (_, left), (entered, _) in reversed([*pairwise(links)]):
-            pairs = [
-                (x, leaf.grad)
-                for x, leaf in zip(tree_leaves(left), tree_leaves(entered), strict=True)
-                if leaf.grad is not None and x.requires_grad
-            ]
+            both = zip(tree_leaves(left), tree_leaves(entered), strict=True)
+            pairs = [(x, y.grad) for x, y in both if y.grad is not None and x.requires_grad]
             if pairs:
                 torch.autograd.backward([x for x, _ in pairs], [p for _, p in pairs])
         return outputs

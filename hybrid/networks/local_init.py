@@ -346,12 +346,8 @@ def _divide_without_weights(
 
 def _draws_nothing(func: Any, args: Any) -> bool:
     """Whether it draws in place without memory, for which torch would import its compiler."""
-    return (
-        torch.Tag.nondeterministic_seeded in func.tags
-        and func._schema.is_mutable
-        and isinstance(args[0], Tensor)
-        and args[0].is_meta
-    )
+    in_place = torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable
+    return in_place and isinstance(args[0], Tensor) and args[0].is_meta
 
 
 def _memory(x: Tensor) -> int:

@@ -76,11 +76,9 @@ class PassRecorder(WatchedPass):
             out = call_network(self.network.copy, inputs)
         _register_dataclasses(out)
         after = dict(self.network.copy.named_buffers(remove_duplicate=False))
-        self.changed = {
-            name: after.get(name, x)
-            for name, (x, version) in before.items()
-            if after.get(name, x) is not x or x._version != version
-        }
+        for name, (x, version) in before.items():
+            if after.get(name, x) is not x or x._version != version:
+                self.changed[name] = after.get(name, x)
         for x in tree_leaves(out):
             if id(x) in self.lives:
                 self.lives[id(x)].last_use = inf

@@ -191,12 +191,8 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
 def kept_state(model: nn.Module) -> Iterator[None]:
     """A context after which a model has the buffers and attributes that it had before."""
     registries = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-    copies = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    buffers = [(m, n, b) for m in model.modules() for n, b in m._buffers.items() if b is not None]
+    copies = [buffer.clone() for *_, buffer in buffers]
     try:
         with restored_attributes(user_modules(model).values()):
             yield
@@ -205,7 +201,7 @@ def kept_state(model: nn.Module) -> Iterator[None]:
             for name in [n for n in registry if before.get(n) is None]:
                 registry.pop(name)
                 registry |= {name: None} if name in before else {}
-        for module, name, buffer, copy in copies:
+        for (module, name, buffer), copy in zip(buffers, copies, strict=True):
             # on threads another block's graph may hold what no pass changes, such as positions
             same = torch.equal(buffer, copy)
             module._buffers[name] = buffer if same else buffer.copy_(copy)

@@ -47,9 +47,10 @@ class ExactPasses:
         """What decides the number of micro-batches."""
         return method.solver if isinstance(method.solver, PassSettings) else method.correction
 
-    def applies(self, method: Method) -> bool:
+    @staticmethod
+    def applies(method: Method) -> bool:
         """Whether the run makes such passes, or no others that could be compared."""
-        return method.solver.exact or method.setup.corrects or not LatePasses.is_late(method)
+        return method.solver.exact or method.setup.corrects or not LatePasses.applies(method)
 
     def over(self, method: Method, share: Batch) -> Method:
         """The method for mini-batches of the size of this one; `share` is a replica's part."""
@@ -70,12 +71,9 @@ class LatePasses(ExactPasses):
         return method.solver
 
     @staticmethod
-    def is_late(method: Method) -> bool:
+    def applies(method: Method) -> bool:
         solver = method.solver
         return isinstance(solver, Delayed) and solver.sums_mini_batches and solver.repeatable
-
-    def applies(self, method: Method) -> bool:
-        return self.is_late(method)
 
     def over(self, method: Method, share: Batch) -> Method:
         options = copy(method.options)

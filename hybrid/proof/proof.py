@@ -189,11 +189,8 @@ def _compare(
     near, floor = ROUNDED if formats else TOLERANCE.get(dtype, ROUNDED)
     weighed = [each.loss for each in ranks if each.loss is not None]
     loss = sum(value * weight for value, weight in weighed) / sum(weight for _, weight in weighed)
-    bound = (
-        0.2 * near * abs(reference.loss)
-        + floor
-        + ROUNDING_FACTOR * abs(rounded.loss - reference.loss)
-    )
+    bound = 0.2 * near * abs(reference.loss) + floor
+    bound += ROUNDING_FACTOR * abs(rounded.loss - reference.loss)
     if not abs(loss - reference.loss) <= bound:
         return f"its loss is {loss:.6g}, and the undivided network's {reference.loss:.6g}"
     blocks = ranks[: len(method.problem.blocks)]

@@ -148,12 +148,8 @@ def plain_style() -> Iterator[None]:
 def _macros() -> Any:
     from jinja2 import Environment, FileSystemLoader  # not needed in training
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    files = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=files, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("page.html").module
 
 

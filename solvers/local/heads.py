@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.acting import Allowed
-from hybrid.solvers.base import Setup, Shape
+from hybrid.solvers.base import Shape
 from hybrid.solvers.block import Block
 from hybrid.solvers.numerics.optimizer_state import (
     clone_optimizer,
@@ -30,18 +29,6 @@ HeadKind = Annotated[
         lambda kind: kind == LINEAR or re.fullmatch(rf"{MLP}:[1-9][0-9]{{0,4}}", kind) is not None,
     ),
 ]
-
-
-def check_cuts(setup: Setup, cuts: Sequence[int]) -> None:
-    """ValueError unless a head, of what crosses each of these cuts, makes the network's output."""
-    for k in cuts:
-        if k in setup.packed:
-            raise ValueError(
-                f"several tensors cross cut {k}, and an auxiliary head works on one: cut "
-                "elsewhere by split.cuts, or choose another solver"
-            )
-        if setup.output is not None:
-            sizes(setup.shapes[k - 1], setup.output, convolves=False)
 
 
 def sizes(shape: Shape, output: Shape, convolves: bool) -> tuple[int, int]:

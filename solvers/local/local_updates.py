@@ -8,8 +8,7 @@ from torch import Tensor
 
 from hybrid.solvers.acting import Acts, Count, Needs
 from hybrid.solvers.base import Program, Setup, Solver, program_of
-from hybrid.solvers.local import heads
-from hybrid.solvers.local.heads import Head, HeadKind
+from hybrid.solvers.local.heads import Head, HeadKind, sizes
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, PhaseStats, Window
@@ -65,7 +64,14 @@ class LocalUpdates(Solver):
     """Auxiliary head after pooling: linear, or mlp:WIDTH with one hidden layer."""
 
     def check(self, setup: Setup) -> None:
-        heads.check_cuts(setup, [k + 1 for k in self.headed(setup.blocks)])
+        for k in self.headed(setup.blocks):
+            if k + 1 in setup.packed:
+                raise ValueError(
+                    f"several tensors cross cut {k + 1}, and an auxiliary head works on one: cut "
+                    "elsewhere by split.cuts, or choose another solver"
+                )
+            if setup.output is not None:
+                sizes(setup.shapes[k], setup.output, convolves=False)
 
     def crosses(self, index: int, count: int) -> bool:
         """Whether an adjoint crosses the cut behind block `index`."""

@@ -46,15 +46,8 @@ class ByShape(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        self.step_matrices(
-            [
-                (p, group)
-                for group in self.param_groups
-                if group["rule"] == self.name
-                for p in group["params"]
-                if p.grad is not None
-            ]
-        )
+        groups = [group for group in self.param_groups if group["rule"] == self.name]
+        self.step_matrices([(p, g) for g in groups for p in g["params"] if p.grad is not None])
         for rule, cls in _TORCHS.items():
             groups = [group for group in self.param_groups if group["rule"] == rule]
             if groups:

@@ -109,7 +109,12 @@ class PenaltyProgram(SubProblems):
                     residuals = links.agree(stats.residual())
                     limits = [self.solver.return_ratio * b for b in before]
                     if not all(r <= limit for r, limit in zip(residuals, limits, strict=False)):
-                        total.notices += self._early_return_notice(window.sweeps - number - 1)
+                        if left := window.sweeps - number - 1:
+                            total.notices.append(
+                                f"{self.solver.name}: a cut's residual grew more than "
+                                f"solver.return_ratio ({self.solver.return_ratio:g}) times from "
+                                f"one sweep to the next: {left} sweep{'s' * (left > 1)} left out"
+                            )
                         break
                     # in the first sweep lam is feasible, so its residual sets no limit
                     before = residuals if number else []
@@ -228,16 +233,6 @@ class PenaltyProgram(SubProblems):
             if norms is not None and k in (index, index + 1):
                 cut = variables.before if k == index else variables.after
                 cut.balance(*norms, self.solver.balance_ratio)
-
-    def _early_return_notice(self, sweeps: int) -> list[str]:
-        """Make a notice about sweeps left out, if there are any."""
-        if not sweeps:
-            return []
-        return [
-            f"{self.solver.name}: a cut's residual grew more than solver.return_ratio "
-            f"({self.solver.return_ratio:g}) times from one sweep to the next: "
-            f"{sweeps} sweep{'s' if sweeps > 1 else ''} left out"
-        ]
 
     def record(self, record: Record) -> None:
         self.variables.record(record)

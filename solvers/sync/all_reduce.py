@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Annotated, ClassVar
 
 import torch
@@ -93,11 +94,7 @@ class AllReduced(Sync):
             while (n := len(self._under_way)) < len(buckets) and not missing[n]:
                 self._send(kind, buckets[n])
 
-        hooks = [
-            p.register_post_accumulate_grad_hook(send_complete)
-            for bucket in missing
-            for p in bucket
-        ]
+        hooks = [p.register_post_accumulate_grad_hook(send_complete) for p in chain(*missing)]
         try:
             yield
         finally:
@@ -113,11 +110,9 @@ class AllReduced(Sync):
         counts = use_counts(used, parameters)
         vector = pack([*(x * self.share for x in running), counts])
         finish = self._statistics.start(vector) if len(vector) else lambda: vector
-        sums = [
-            view
-            for bucket, end in self._under_way
-            for view in views(end(), [_gradient(p) for p in bucket])
-        ]
+        sums = list[Tensor]()
+        for bucket, end in self._under_way:
+            sums += views(end(), [_gradient(p) for p in bucket])
         unpack(finish(), [*running, counts])
         for p, total, is_used in zip(parameters, sums, used_anywhere(used, counts), strict=True):
             p.grad = total if is_used else None

@@ -116,19 +116,15 @@ class Ties:
         if min(int(count), *steps.values()) < 0:
             self.steps, steps = 0, dict.fromkeys(steps, 0)
             self._used = dict.fromkeys(self.blocks, 0)
-            self._copy_owner()
+            self._gradients = {}
+            for p in self.parameters:
+                p.detach().copy_(self._from_owner(p.detach()))
+                for optimizer in dict.fromkeys(self.optimizers.values()):
+                    self._copy_optimizer_state(optimizer, p)
         self._next = {k: max(0, self.steps - self.lags[k]) for k in self._others}
         for block in self._others:
             for step in range(max(0, steps[block] - self.lags[self.links.rank]), self.steps):
                 self.links.to_block(block, self._gradients[step])
-
-    def _copy_owner(self) -> None:
-        """Copy the first block's weights and optimizer states to all blocks."""
-        self._gradients = {}
-        for p in self.parameters:
-            p.detach().copy_(self._from_owner(p.detach()))
-            for optimizer in dict.fromkeys(self.optimizers.values()):
-                self._copy_optimizer_state(optimizer, p)
 
     def _copy_optimizer_state(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> None:
         """Copy the state, possibly empty, of the first block's parameter to all blocks."""
@@ -206,12 +202,8 @@ class AllTies:
 
     def state(self) -> State:
         """Return the states of all ties."""
-        flight = {
-            f"{i} {name}": x
-            for i, each in enumerate(self.ties)
-            for name, x in each.state().flight.items()
-        }
-        return State(flight=flight)
+        states = enumerate(each.state().flight for each in self.ties)
+        return State(flight={f"{i} {name}": x for i, each in states for name, x in each.items()})
 
     def load_state(self, state: State) -> None:
         for i, each in enumerate(self.ties):

@@ -70,13 +70,9 @@ class TimedNetwork:
         return blocks
 
     def _split(self, count: int, cuts: Sequence[str] = ()) -> Blocks:
-        blocks = split(
-            *(self.network, None if cuts else count),
-            cuts=cuts or None,
-            balance=self._balance,
-            sample=None if self._by_units else self._sample,
-        )
-        return blocks.with_bundles(self._sample)
+        number, sample = None if cuts else count, None if self._by_units else self._sample
+        cut = split(self.network, number, cuts=cuts or None, balance=self._balance, sample=sample)
+        return cut.with_bundles(self._sample)
 
     def measure(self, blocks: Blocks, *sizes: int) -> None:
         """Time every unit's passes over each number of samples not yet measured.

@@ -40,11 +40,8 @@ def default_solver(rounds: Mapping[str, Any], fill: object) -> str:
     every, window = rounds.get("correct_every"), rounds.get("window")
     corrected = every not in (None, 0, 1) or rounds.get("serial_end")
     windowed = rounds.get("sweeps") is not None or every == 1 or (window and not corrected)
-    return (
-        registry.WINDOWED
-        if windowed and fill == registry.LOCAL_METHODS.default
-        else registry.DEFAULT
-    )
+    unfilled = fill == registry.LOCAL_METHODS.default
+    return registry.WINDOWED if windowed and unfilled else registry.DEFAULT
 
 
 def _last_start(run: Facts) -> int:
