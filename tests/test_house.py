@@ -64,25 +64,25 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_830
+CORE = 36_680
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
 CORE_FILES, TESTS, BENCHMARKS = 243, 34_000, 5_270
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 720,
-    "hybrid/bench": 2_480,
-    "hybrid/cli": 990,
-    "hybrid/data": 2_580,
+    "hybrid/bench": 2_470,
+    "hybrid/cli": 980,
+    "hybrid/data": 2_570,
     "hybrid/doctor": 290,
-    "hybrid/folder": 1_090,
+    "hybrid/folder": 1_080,
     "hybrid/links": 2_460,
     "hybrid/method": 2_300,
-    "hybrid/networks": 3_580,
-    "hybrid/proof": 1_070,
+    "hybrid/networks": 3_550,
+    "hybrid/proof": 1_060,
     "hybrid/ranks": 1_200,
-    "hybrid/report": 1_020,
+    "hybrid/report": 1_010,
     "hybrid/rounds": 1_260,
-    "hybrid/settings": 1_500,
+    "hybrid/settings": 1_480,
     "hybrid/training": 2_930,
     "solvers": 2_660,
     "solvers/checks": 460,
@@ -91,12 +91,12 @@ ROOMS = {
     "solvers/exact": 210,
     "solvers/kernels": 420,
     "solvers/layers": 550,
-    "solvers/local": 340,
+    "solvers/local": 330,
     "solvers/local_work": 570,
     "solvers/numerics": 1_140,
-    "solvers/optimizers": 340,
-    "solvers/splitting": 1_380,
-    "solvers/sync": 1_250,
+    "solvers/optimizers": 330,
+    "solvers/splitting": 1_370,
+    "solvers/sync": 1_240,
 }
 """Lines of each room, as `.ci/house.py` counts them."""
 
