@@ -112,7 +112,7 @@ def _row(section: str, key: str, value: Any, texts: dict[str, str], owner: str =
         return Row(_shown(value), text)
     asked = acting.conditions(cls, section, key, whole_section=False)
     where = "; ".join(dict.fromkeys(_brief(condition.where) for condition in asked))
-    choices = [x for x in acting.declared(cls)[key].choices if x != value]
+    choices = [str(x) for x in acting.declared(cls)[key].choices if x not in (value, True)]
     also = "" if all(x in text for x in choices) else f" ({', '.join(choices)})"
     return Row(_shown(value) + also, text, where)
 

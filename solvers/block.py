@@ -72,6 +72,8 @@ class Block:
     """Adds the gradient of a regularizer; None: there is none."""
     scaler: torch.amp.GradScaler | None = field(init=False, default=None)
     """Keeps float16 gradients in range; None in other formats."""
+    records: bool = False
+    """Whether passes are recorded as graphs of a GPU, where they can be."""
     check: LossCheck | None = None
     """Checks now and then that the loss is a mean of parts."""
     watch: Callable[[str, Key], AbstractContextManager[None]] | None = None

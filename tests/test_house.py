@@ -64,9 +64,9 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_680
+CORE = 36_920
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 243, 34_000, 5_270
+CORE_FILES, TESTS, BENCHMARKS = 244, 34_220, 5_270
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 720,
@@ -76,7 +76,7 @@ ROOMS = {
     "hybrid/doctor": 290,
     "hybrid/folder": 1_080,
     "hybrid/links": 2_460,
-    "hybrid/method": 2_300,
+    "hybrid/method": 2_310,
     "hybrid/networks": 3_550,
     "hybrid/proof": 1_060,
     "hybrid/ranks": 1_200,
@@ -87,7 +87,7 @@ ROOMS = {
     "solvers": 2_660,
     "solvers/checks": 460,
     "solvers/delayed": 1_140,
-    "solvers/engine": 1_040,
+    "solvers/engine": 1_280,
     "solvers/exact": 210,
     "solvers/kernels": 420,
     "solvers/layers": 550,

@@ -113,7 +113,7 @@ def _setup(problem: Problem, options: Options) -> Setup:
         packed=problem.blocks.packed_cuts,
         integer_cuts=(*problem.blocks.cuts_changed_by("int8"),),
         bundled=problem.blocks.bundled,
-        compiled=train.compile,
+        compiled=bool(train.compile),
         total=train.batch_size if replicas > 1 else 0,
         replicas=replicas,
         seed=train.seed,
@@ -298,7 +298,7 @@ def _check_lengths(method: Method) -> None:
     needs = {
         f"{solver.name} stores variables of one shape for all": solver.alternates,
         "local work (fill.name) needs records of one shape": method.setup.local_work,
-        "train.compile compiles for one shape": method.options.train.compile,
+        "train.compile compiles for one shape": bool(method.options.train.compile),
     }
     for what, needed in needs.items():
         if needed and method.problem.varies:

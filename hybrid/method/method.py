@@ -29,6 +29,7 @@ from hybrid.rounds.trace import Trace
 from hybrid.solvers.base import Setup, Solver
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import Delayed, DelayedProgram
+from hybrid.solvers.engine.graphs import GRAPHS
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.layers.projection import leading_projection
 from hybrid.solvers.local_work.budget import Cost, LocalBudget, fit_local_work
@@ -187,11 +188,17 @@ class Method:
             for part in module.children():
                 if isinstance(part, NumberedDraws):
                     raise ValueError(
-                        f"train.compile is true, but {type(problem.blocks.model).__name__} runs by "
-                        "its own forward, of which blocks watch the calls: leave it out, or give a "
-                        "torch.nn.Sequential"
+                        f"train.compile is {train.compile!r}, but the network "
+                        f"{type(problem.blocks.model).__name__} runs by its own forward, of which "
+                        "blocks watch the calls: leave it out, or give a torch.nn.Sequential"
                     )
-            module.compile(dynamic=False)
+            if train.compile is True:
+                module.compile(dynamic=False)
+            elif self.device.type not in GRAPHS:
+                raise ValueError(
+                    "train.compile is 'graphs', which are recorded on a GPU, and this block is on "
+                    f"the {self.device}: leave it out"
+                )
         last, drawing = index == len(blocks) - 1, problem.drawing[index]
         block = Block(
             module.train(),
@@ -204,6 +211,7 @@ class Method:
             draws=Draws(train.seed, drawing, place.replica) if drawing else None,
             objective=problem.objectives.training.on(self.device),
             freezing=freezing,
+            records=train.compile == "graphs",
             regularizer=options.regularizer and Regularizer(options.regularizer, named),
             formats=problem.formats[max(0, index - 1) : index + 1],
         )

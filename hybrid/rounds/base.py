@@ -20,6 +20,7 @@ from hybrid.rounds.phase_report import (
 )
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.base import Program
+from hybrid.solvers.engine.engine import Engine
 from hybrid.solvers.exact.exact_pass import ExactPass
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.local_work.work import LocalWork
@@ -102,6 +103,12 @@ class Rounds(ABC):
         """Rounds so far."""
         self.returns = 0
         """Calls that stayed serial because of the residual."""
+
+    @property
+    def why_eager(self) -> str:
+        """Why passes are not recorded as graphs, where that was asked for; empty if they are."""
+        engines = [each for each in (self.program, self.exact) if isinstance(each, Engine)]
+        return next((each.policy.eager for each in engines if each.policy.eager), "")
 
     def run(
         self,

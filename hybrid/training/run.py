@@ -38,6 +38,7 @@ from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import SharedFolder
 from hybrid.training.summary import (
     advise_resume,
+    describe_eager,
     describe_end,
     describe_run,
     describe_selection,
@@ -132,7 +133,8 @@ class Run:
         self.folder.open(config, at.step, len(at.rollbacks))
         self.stop.advice = advise_resume(options)
         first = describe_run(self.method, budgets, self.links.tensors_by, at.step)
-        for line in (first, *describe_proof(self.proof), *notices):
+        eager = describe_eager(self.links.all_gather_grid(self.training.rounds.why_eager))
+        for line in (first, *eager, *describe_proof(self.proof), *notices):
             self.progress.say(line)
         try:
             if at.step == 0:

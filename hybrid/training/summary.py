@@ -121,6 +121,15 @@ def describe_run(
     return "; ".join(filter(None, parts))
 
 
+def describe_eager(reasons: Sequence[str]) -> list[str]:
+    """Name the ranks whose passes are not recorded as graphs though that was asked for."""
+    return [
+        f"rank {', '.join(str(r) for r, each in enumerate(reasons) if each == why)} runs without "
+        f"graphs: {why}"
+        for why in dict.fromkeys(filter(None, reasons))
+    ]
+
+
 def advise_resume(options: Options) -> str:
     """How to resume an interrupted run, after a semicolon; empty if it has no folder."""
     if options.out is None:

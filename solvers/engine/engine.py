@@ -17,6 +17,7 @@ from hybrid.solvers.acting import Settings
 from hybrid.solvers.base import Program
 from hybrid.solvers.block import Block
 from hybrid.solvers.engine.flights import Flight, load_flights, save_flights
+from hybrid.solvers.engine.graphs import recorded
 from hybrid.solvers.engine.policies import BackwardPolicy, KeepGraph
 from hybrid.solvers.engine.schedule import Action, Kind, Span
 from hybrid.solvers.local_work.budget import LocalBudget
@@ -84,7 +85,8 @@ class Engine(Program):
     def begin(self) -> None:
         block = self.block
         self._wire = self.solver.wire()
-        self.policy = KeepGraph(block) if block.last else self.solver.policy(block)
+        policy = KeepGraph(block) if block.last else self.solver.policy(block)
+        self.policy = recorded(policy) if block.records else policy
         self._flights: dict[int, Flight] = {}
         """By number of their micro-batch, oldest first."""
         self._inbox: deque[tuple[Tensor, ...]] = deque()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,8 @@ class Flight:
     """p_{k+1}, once it has arrived."""
     x: Tensor | None = None
     """x_k alone, if it is to be recorded and no later pass could compute it again."""
+    recorded: Any = None
+    """The `RecordedPass` that made its forward pass, if one did."""
     returned: Tensor | None = None
     """x_k as the next block has computed it from its output, if the method sends it back."""
 

@@ -98,8 +98,12 @@ class Stash:
     def before_step(self) -> None:
         """Leave the weights' memory to the micro-batches that need it, if there are any."""
         if self._users:
-            for parameter in self.parameters.values():
-                parameter.data = parameter.data.clone()
+            old = [parameter.data for parameter in self.parameters.values()]
+            new = [torch.empty_like(each) for each in old]
+            if new:
+                torch._foreach_copy_(new, old)  # one launch on a GPU
+            for parameter, copy in zip(self.parameters.values(), new, strict=True):
+                parameter.data = copy
         self._newest, self._users = {}, 0
 
 
@@ -116,6 +120,8 @@ class BackwardPolicy(ABC):
 
     outputs_are_lost = False
     """Whether x_k has to be kept for its record, since no later pass computes it again."""
+    eager = ""
+    """Why its passes are not recorded as graphs, where that was asked for."""
 
     def __init__(self, block: Block) -> None:
         self.block = block

@@ -156,8 +156,8 @@ class TrainSettings(Section):
     """Device of a block; auto: the local rank's GPU, if any."""
     kernels: Literal["auto", "torch", "cupy"] = "auto"
     """Kernels between passes; auto: fused CuPy kernels on a GPU with CuPy, else torch."""
-    compile: Annotated[bool, TRAIN, NO_DRAWS, PASSES_ALONE] = False
-    """Compile the blocks with torch.compile."""
+    compile: Annotated[Literal[False, True, "graphs"], TRAIN, NO_DRAWS, PASSES_ALONE] = False
+    """Compile the blocks with torch.compile; graphs: record their passes as CUDA graphs instead."""
     deterministic: Annotated[bool, TRAIN_OR_BENCH] = False
     """Use torch's and cuDNN's deterministic algorithms: the same bits on a GPU at every run."""
     sync_batchnorm: Annotated[bool, TRAIN_OR_PLAN, REPLICAS, EQUAL_SHARES, NORMS] = False
