@@ -64,26 +64,26 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_920
+CORE = 37_020
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 244, 34_220, 5_270
+CORE_FILES, TESTS, BENCHMARKS = 245, 34_290, 5_270
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 720,
     "hybrid/bench": 2_470,
     "hybrid/cli": 980,
-    "hybrid/data": 2_570,
+    "hybrid/data": 2_600,
     "hybrid/doctor": 290,
     "hybrid/folder": 1_080,
     "hybrid/links": 2_460,
-    "hybrid/method": 2_310,
+    "hybrid/method": 2_360,
     "hybrid/networks": 3_550,
     "hybrid/proof": 1_060,
     "hybrid/ranks": 1_200,
     "hybrid/report": 1_010,
     "hybrid/rounds": 1_260,
     "hybrid/settings": 1_480,
-    "hybrid/training": 2_930,
+    "hybrid/training": 2_950,
     "solvers": 2_660,
     "solvers/checks": 460,
     "solvers/delayed": 1_140,

@@ -25,8 +25,7 @@ class Augmentation:
     """Mirror left and right with probability 1/2."""
 
     def __call__(self, images: Tensor, ids: Tensor, seed: int, epoch: int) -> Tensor:
-        """Augment `images`, uint8 `(B, C, H, W)`, of numbers `ids`, int64 `(B,)`."""
-        ids = ids.to(images.device)
+        """Augment `images`, uint8 `(B, C, H, W)`, of numbers `ids`, int64 `(B,)`, on one device."""
 
         def draw(stream: int, choices: int) -> Tensor:
             return (uniform(seed, epoch, ids, stream) * choices).long()

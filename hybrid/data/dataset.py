@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -19,10 +20,13 @@ from hybrid.data.sampling import epoch_order
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.metrics import LEFT_OUT, Metric
 from hybrid.solvers.state import State
+from hybrid.solvers.windows import on_its_way
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+MOST_ON_GPU = 1 << 30
+"""The most bytes of images that a GPU holds from the start of a training."""
 VALIDATION = 1 << 30
 """Of the permutation that is drawn, one that no epoch takes."""
 
@@ -120,6 +124,10 @@ class Data(ABC):
 
     def only(self, images: bool, labels: bool) -> Data:
         """The data set for a rank that asks for inputs, for targets, for both or for neither."""
+        return self
+
+    def on(self, device: torch.device, images: bool, labels: bool) -> Data:
+        """The data set for a rank on that device, which may hold there what the rank asks for."""
         return self
 
     def test_order(self) -> Tensor:
@@ -246,13 +254,11 @@ class Dataset(Data):
         Each is `(x / 255 - mean) / std`, augmented before if `augment`, and a pure function of
         `(seed, epoch, id)`: bitwise the same in any batch.
         """
+        ids = on_its_way(ids, self.images.device)
         images = self.images[ids % len(self)]
         if augment:
             images = self.augmentation(images, ids, seed, epoch)
-        mean = torch.tensor(self.mean, dtype=torch.float64, device=images.device)
-        std = torch.tensor(self.std, dtype=torch.float64, device=images.device)
-        scale = (1 / (255 * std)).float().view(1, -1, 1, 1)
-        shift = (-mean / std).float().view(1, -1, 1, 1)
+        scale, shift = self._scale_and_shift
         # not addcmul: a fused multiply-add may round otherwise in the tail of a vector loop, and
         # a sample would then depend on its place in the batch
         normalized = images.float().mul_(scale).add_(shift)
@@ -260,7 +266,15 @@ class Dataset(Data):
 
     def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
         """The labels of the samples of numbers `ids`: int64 `(B,)`."""
-        return self.labels[ids % len(self)]
+        return self.labels[on_its_way(ids, self.labels.device) % len(self)]
+
+    @cached_property
+    def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """1 / (255 std) and -mean / std, each `(1, C, 1, 1)`."""
+        mean, std = (torch.tensor(x, dtype=torch.float64) for x in (self.mean, self.std))
+        pair = ((1 / (255 * std)).float(), (-mean / std).float())
+        scale, shift = (x.view(1, -1, 1, 1).to(self.images.device) for x in pair)
+        return scale, shift
 
     def expect_classes(self, count: int) -> None:
         if count:
@@ -282,6 +296,17 @@ class Dataset(Data):
 
     def subset(self, ids: Tensor) -> Self:
         return replace(self, images=self.images[ids], labels=self.labels[ids], digest="")
+
+    def on(self, device: torch.device, images: bool, labels: bool) -> Dataset:
+        """Hold on a GPU what its rank asks for, if that is little; it is augmented there."""
+        if device.type == "cpu" or images * self.images.nbytes > MOST_ON_GPU:
+            return self
+        return replace(
+            self,
+            digest=self.fingerprint(),
+            images=self.images.to(device) if images else self.images,
+            labels=self.labels.to(device) if labels else self.labels,
+        )
 
     def only(self, images: bool, labels: bool) -> Dataset:
         """Copy the data; parts that are not kept read as zeros that take no memory.

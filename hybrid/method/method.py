@@ -79,7 +79,7 @@ class Method:
     def correction(self) -> PassSettings:
         """The settings of the serial passes."""
         passes = self.options.correction
-        m = passes.micro_batches or self.solver.num_micro_batches(self._share, self.setup.blocks)
+        m = passes.micro_batches or self.solver.num_micro_batches(self.share, self.setup.blocks)
         return replace(passes, micro_batches=m)
 
     @property
@@ -138,10 +138,10 @@ class Method:
     @property
     def micro_batch(self) -> int:
         """Samples of the first and largest micro-batch of the method's own steps."""
-        return self.solver.micro_batch(self._share, self.setup.blocks)
+        return self.solver.micro_batch(self.share, self.setup.blocks)
 
     @property
-    def _share(self) -> int:
+    def share(self) -> int:
         """The smallest share of a mini-batch, in samples."""
         return max(1, (self.setup.total or self.setup.batch_size) // self.setup.replicas)
 
@@ -283,7 +283,7 @@ class Method:
 
     def _steps_late(self, index: int) -> float:
         """Return the delay of a block's gradients, the same on all replicas."""
-        return self.solver.steps_late(index, len(self.problem.blocks), self._share)
+        return self.solver.steps_late(index, len(self.problem.blocks), self.share)
 
     def start(self, block: Block, links: RankLinks, trace: Trace | None = None) -> Rounds:
         """Start one rank's rounds."""
@@ -350,12 +350,12 @@ class Method:
         """
         solver, setup = self.solver, self.setup
         chosen = isinstance(solver, Delayed) and not solver.micro_batches
-        if setup.blocks == 1 or not chosen or not self._may_be_timed:
+        if setup.blocks == 1 or not chosen or not self.may_be_timed:
             return 0.0
         return time_one_rank(links, block, self._sample, setup.total or setup.batch_size)
 
     @property
-    def _may_be_timed(self) -> bool:
+    def may_be_timed(self) -> bool:
         """Whether extra passes are safe: they run no user code, whose state they could change."""
         model = self.problem.blocks.model
         return isinstance(model, Chain) and not user_modules(model) and not has_user_hooks(model)
@@ -374,7 +374,7 @@ class Method:
         costs, K = self.costs, self.setup.blocks
         delays = [solver.delay(k, K) for k in range(K)]
         fit = partial(fit_local_work, costs, delays, samples, solver.replays)
-        if K == 1 or (links.in_one_process and not links.clocked) or not self._may_be_timed:
+        if K == 1 or (links.in_one_process and not links.clocked) or not self.may_be_timed:
             return fit()
         wire = Wire(getattr(solver, "messages", "float32"))
         return fit(measure_pipeline(links, block, self._sample, wire))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.errors import no_exit, one_line
 from hybrid.networks.blocks import SAMPLES, Blocks
@@ -145,6 +145,8 @@ def _compute_costs(
             "costs need sample=, a batch of inputs to run the units on; "
             "or give cuts=, or balance='even'"
         )
+    place = next((p.device for p in model.parameters()), None)
+    sample = tree_map(lambda x: x.to(place) if isinstance(x, Tensor) else x, sample)
     bundled = Blocks(model, [run[0].merged(run) for run in runs], [0]).with_bundles(sample)
     measure = count_costs if balance == "operations" else measure_costs
     try:

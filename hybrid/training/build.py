@@ -126,6 +126,9 @@ def _resolve_grid(resolved: Config) -> None:
     grid = Grid(blocks, wanted.replicas)
     grid = Grid(blocks or 2, wanted.replicas or 1) if comm is None else grid.on(comm.size)
     _update(resolved, "split", **grid._asdict())
+    on_gpu = torch.cuda.is_available() and resolved.train.device != "cpu"
+    if on_gpu and "balance" not in wanted.model_fields_set and not resolved.model.weights:
+        _update(resolved, "split", balance="measured")  # a GPU's launches take much of the time
 
 
 def repair_run_folder(out: Path) -> tuple[bool, list[str]]:
@@ -210,19 +213,15 @@ def _load_sets(wanted: DataSettings, loss: str) -> Sets:
             "validation, test) data"
         )
     if wanted.name == TEXT:
-        return _load_text(wanted)
+        if not wanted.dir:
+            raise ValueError(
+                "data.name is 'text': name a text file or a folder of such with --data-dir"
+            )
+        texts, held_out = data.load_text(wanted.dir, wanted.length)
+        return Sets(texts.take(wanted.limit) if wanted.limit else texts, held_out)
     train, test = data.load(wanted.name, wanted.dir, wanted.limit)
     plain = replace(train, augmentation=data.Augmentation())
     return Sets(train if wanted.augment else plain, test)
-
-
-def _load_text(wanted: DataSettings) -> Sets:
-    if not wanted.dir:
-        raise ValueError(
-            "data.name is 'text': name a text file or a folder of such with --data-dir"
-        )
-    train, test = data.load_text(wanted.dir, wanted.length)
-    return Sets(train.take(wanted.limit) if wanted.limit else train, test)
 
 
 def take_batch_size(resolved: Config, train: Data) -> None:
@@ -235,8 +234,7 @@ def take_batch_size(resolved: Config, train: Data) -> None:
 def load_own(wanted: DataSettings) -> tuple[Dataset | Texts, Dataset | Texts]:
     """Load training and test sets of this package; ValueError for a user's function."""
     train, test = load_data_sets(wanted)
-    own = Dataset | Texts
-    if not (isinstance(train, own) and isinstance(test, own)):
+    if not isinstance(train, Dataset | Texts) or not isinstance(test, Dataset | Texts):
         raise ValueError(f"data.name is {wanted.name!r}: choose one of {', '.join(data.NAMES)}")
     return train, test
 
@@ -351,10 +349,13 @@ def build_blocks(resolved: Config, train: Data, division: Division | None = None
 
 def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None = None) -> Blocks:
     wanted, own = resolved.split, is_reference(resolved.model.name)
+    cuts = cuts or wanted.cuts or None
+    if wanted.balance == "measured" and cuts is None and not resolved.model.weights:
+        made.to(launch.device(resolved.train.device))
     blocks = split(
         made,
         wanted.blocks,
-        cuts=cuts or wanted.cuts or None,
+        cuts=cuts,
         balance=wanted.balance,
         sample=train.sample(SAMPLES)[0] if own else None,
         weights=resolved.model.weights or None,

@@ -75,7 +75,10 @@ class RankTraining:
         if self.plateau is not None:
             measured = method.problem.objectives.deciding.metrics
             check_metric("schedule.metric", self.plateau.metric, measured)
-        self.windows = method.windows(data, schedule, self.sampler, place)
+        here = data
+        if method.problem.objectives.mix is None:  # which would get images of a GPU
+            here = data.on(self.block.device, self.block.first, self.block.last)
+        self.windows = method.windows(here, schedule, self.sampler, place)
         data.keep(self._num_asked_again() * train.batch_size)
         self.position = Position(residual=[0.0] * (links.size - 1))
         self.files = StateFiles(place, method.problem.blocks)

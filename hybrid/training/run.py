@@ -15,6 +15,7 @@ from hybrid.errors import AgreedError, StoppedError
 from hybrid.folder.manifest import RunPosition
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
+from hybrid.method.micro_batches import fit_micro_batches
 from hybrid.proof.network_guard import NetworkGuard
 from hybrid.proof.proof import describe_proof, prove
 from hybrid.proof.sample_comparison import SampleComparison
@@ -63,13 +64,14 @@ class Run:
         whole: Callable[[], nn.Module] | None = None,
         comparison: SampleComparison | None = None,
     ) -> None:
-        options = self.options = method.options
         self.links, self.stop, self.kernels = links, stop, kernels
         self.train, self.comparison = train, comparison
         with links.agreement():  # threads have one model, which none changes before it is copied
             if links.place.replica and launch.communicator() is None:
                 method = method.copied()
-        self.method = method.of_replica(links.place)
+        with links.agreement():
+            self.method, self.fitted = fit_micro_batches(method.of_replica(links.place), links)
+        options = self.options = self.method.options
         quiet = options.quiet or links.place.number > 0
         self.progress = ProgressPrinter(quiet, method.problem.unit)
         self.evaluation = replace(evaluation, watch=self.progress.count_tests)
@@ -134,7 +136,13 @@ class Run:
         self.stop.advice = advise_resume(options)
         first = describe_run(self.method, budgets, self.links.tensors_by, at.step)
         eager = describe_eager(self.links.all_gather_grid(self.training.rounds.why_eager))
-        for line in (first, *eager, *describe_proof(self.proof), *notices):
+        for line in (
+            first,
+            *filter(None, [self.fitted]),
+            *eager,
+            *describe_proof(self.proof),
+            *notices,
+        ):
             self.progress.say(line)
         try:
             if at.step == 0:

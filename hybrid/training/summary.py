@@ -40,8 +40,9 @@ def make_config_text(method: Method, budgets: Sequence[LocalBudget]) -> str:
     cuts, name = list(method.problem.blocks.cuts), method.solver.name
     if options.config is not None:
         split = options.config.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
+        solver = {"name": name, **methods.values(method.solver)}  # m may have been measured
         # a DataLoader may have said the batch size
-        updates = {"split": split, "train": options.train, "rounds": rounds}
+        updates = {"split": split, "train": options.train, "rounds": rounds, "solver": solver}
         return to_toml(options.config.model_copy(update=updates))
     notes = ["# a run of the library"]
     if name not in registry.names() or registry.solver_class(name) is not type(method.solver):

@@ -50,6 +50,11 @@ def time_one_rank(links: Links, block: Block, inputs: Tensor, size: int) -> floa
     return sum(a + (each - a) * size / n for each, a in links.agree((seconds, fixed)))
 
 
+def longest_pass(links: Links, block: Block, inputs: Tensor) -> float:
+    """Seconds of the passes through the slowest block, `inputs` as for `measure_pipeline`."""
+    return max(links.agree(_time_block(links, block, inputs)[0]))
+
+
 def _time_block(links: Links, block: Block, inputs: Tensor) -> tuple[float, float, list[Tensor]]:
     """Seconds of a block's passes, how many of them are there for one sample, too, and what
     crosses its cuts."""

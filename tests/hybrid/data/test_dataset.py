@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hybrid.data import Dataset
+from hybrid.data import Augmentation, Dataset, dataset
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
@@ -39,3 +39,25 @@ def test_only_drops_the_memory_and_keeps_the_shapes(images, labels):
         assert new.shape == old.shape
         assert new.dtype == old.dtype
         assert (new is old) if kept else new.untyped_storage().nbytes() == old.element_size()
+
+
+def test_images_that_a_gpu_holds_are_made_into_batches_there(monkeypatch):
+    data, other = make(augmentation=Augmentation(pad=2, flip=True)), torch.device("meta")
+    here = data.on(other, images=True, labels=False)
+    batch = here.batch(torch.tensor([3, 0, 19]), 0, 1)
+    assert batch.device == other
+    assert batch.shape == (3, 3, 7, 5)
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    assert here.labels is data.labels
+    assert here.fingerprint() == data.fingerprint()
+    assert data.on(torch.device("cpu"), images=True, labels=True) is data
+    monkeypatch.setattr(dataset, "MOST_ON_GPU", data.images.nbytes - 1)
+    assert data.on(other, images=True, labels=False) is data
+
+
+@pytest.mark.gpu
+def test_a_gpu_augments_by_the_same_draws_to_the_same_bits():
+    data, ids = make(augmentation=Augmentation(pad=2, flip=True)), torch.arange(200) % 53
+    here = data.on(torch.device("cuda"), images=True, labels=True)
+    assert torch.equal(here.batch(ids, 3, 1).cpu(), data.batch(ids, 3, 1))
+    assert torch.equal(here.targets(ids).cpu(), data.targets(ids))

@@ -1,0 +1,46 @@
+"""On a GPU m follows from a measured pass, and a run repeats it from its settings."""
+
+import pytest
+from trainings import assert_same, digits, trained_weights, trainer
+
+from hybrid.method import micro_batches
+from hybrid.settings.resolve import load
+from hybrid.solvers import DDG, Backprop
+
+
+@pytest.mark.parametrize(
+    ("solver", "milliseconds", "m", "late"),
+    [
+        (DDG(), 100.0, 8, "0.38"),
+        (DDG(), 39.9, 4, "0.75"),
+        (DDG(), 10.0, 2, "1.5"),
+        (DDG(), 2.0, 1, "3"),
+        (DDG(micro_batches=2), 2.0, 2, ""),
+        (Backprop(), 2.0, 1, ""),
+    ],
+    ids=str,
+)
+def test_no_pass_of_a_micro_batch_is_short(monkeypatch, capsys, solver, milliseconds, m, late):
+    monkeypatch.setattr(micro_batches, "MEASURED_ON", "cpu")
+    monkeypatch.setattr(micro_batches, "longest_pass", lambda *arguments: milliseconds / 1e3)
+    data, train = digits(8), {"epochs": 1, "batch_size": 128}
+    made = trainer(solver, blocks=4, train=train)
+    made.options.quiet = False
+    found = trained_weights(made, data)
+    said = capsys.readouterr().out
+    assert (f"{m} micro-batch" in said) == (f"at most {late} steps late" in said) == bool(late)
+    same = type(solver)(micro_batches=m)
+    assert_same(found, trained_weights(trainer(same, blocks=4, train=train), data))
+
+
+def test_a_pass_is_measured_and_the_run_folder_has_the_m_that_was_chosen(
+    monkeypatch, hybrid, tmp_path
+):
+    monkeypatch.setattr(micro_batches, "MEASURED_ON", "cpu")
+    monkeypatch.setattr(micro_batches, "SHORTEST_PASS", 1e9)
+    words = ("--solver", "ddg", "--data", "digits", "--set", "data.limit=128", "--epochs", "1")
+    code, said, _ = hybrid("train", *words, "--blocks", "4", "--out", tmp_path / "run")
+    assert code == 0
+    assert "1 micro-batch of a mini-batch, whose passes through a block take up to" in said
+    config = load(None, {}, base=tmp_path / "run/config.toml")
+    assert config.solver["micro_batches"] == 1
