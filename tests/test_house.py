@@ -64,25 +64,25 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 37_020
+CORE = 36_990
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
 CORE_FILES, TESTS, BENCHMARKS = 245, 34_290, 5_270
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 720,
-    "hybrid/bench": 2_470,
+    "hybrid/bench": 2_460,
     "hybrid/cli": 980,
-    "hybrid/data": 2_600,
+    "hybrid/data": 2_590,
     "hybrid/doctor": 290,
     "hybrid/folder": 1_080,
     "hybrid/links": 2_460,
     "hybrid/method": 2_360,
     "hybrid/networks": 3_550,
-    "hybrid/proof": 1_060,
+    "hybrid/proof": 1_050,
     "hybrid/ranks": 1_200,
     "hybrid/report": 1_010,
     "hybrid/rounds": 1_260,
-    "hybrid/settings": 1_480,
+    "hybrid/settings": 1_470,
     "hybrid/training": 2_950,
     "solvers": 2_660,
     "solvers/checks": 460,
@@ -95,7 +95,7 @@ ROOMS = {
     "solvers/local_work": 570,
     "solvers/numerics": 1_140,
     "solvers/optimizers": 330,
-    "solvers/splitting": 1_370,
+    "solvers/splitting": 1_360,
     "solvers/sync": 1_240,
 }
 """Lines of each room, as `.ci/house.py` counts them."""

@@ -13,6 +13,9 @@ from hybrid.cli.options import DataDir, RunFolder, first_prints, first_says
 from hybrid.settings.sections.base import MANY
 
 commands = typer.Typer()
+OwnNetwork = Annotated[
+    str | None, typer.Option(help="module:function that makes your network (it is executed).")
+]
 Best = Annotated[bool, typer.Option("--best", help="Use the best checkpoint, by train.metric.")]
 
 
@@ -20,9 +23,7 @@ Best = Annotated[bool, typer.Option("--best", help="Use the best checkpoint, by 
 def evaluate(
     run: RunFolder,
     data_dir: DataDir = None,
-    model: Annotated[
-        str | None, typer.Option(help="module:function that makes your network (it is executed).")
-    ] = None,
+    model: OwnNetwork = None,
     data: Annotated[
         str | None, typer.Option(help="module:function that makes your data, as in train.")
     ] = None,
@@ -88,9 +89,7 @@ def generate(
         float, typer.Option(help="Sampling temperature; 0: always the likeliest byte.")
     ] = 0.8,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Random seed of sampling.")] = 0,
-    model: Annotated[
-        str | None, typer.Option(help="module:function that makes your network (it is executed).")
-    ] = None,
+    model: OwnNetwork = None,
     best: Best = False,
 ) -> None:
     """Generate text with a run trained on --data text."""

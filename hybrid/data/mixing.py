@@ -53,10 +53,8 @@ class Mix:
                 f"batch_transform made inputs of {_formats(x)} and targets of shape {shapes(y)} at "
                 f"step {step}, other than of the first samples: it must always give the same"
             )
-        return (
-            x if data.inputs is None else data.inputs.pack(x),
-            y if self.answers is None else self.answers.pack(y),
-        )
+        x = x if data.inputs is None else data.inputs.pack(x)
+        return x, y if self.answers is None else self.answers.pack(y)
 
 
 def _apply_transform(

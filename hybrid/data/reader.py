@@ -154,8 +154,7 @@ class Reader:
             self._announced = {key: place, **later}
         try:
             while key not in self._cache:
-                batch = self._next_batch()
-                self._cache[self._assigned.popleft()] = batch
+                self._cache[self._assigned.popleft()] = self._next_batch()
         except ValueError:
             self.close()
             raise

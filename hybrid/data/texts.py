@@ -137,11 +137,9 @@ def load_text(path: str | Path, length: int = 256) -> tuple[Texts, Texts]:
     starts = size * torch.arange(count)[:, None] + within
     tested = torch.arange(count) % ONE_IN == ONE_IN - 1
     data = torch.frombuffer(read, dtype=torch.uint8)
-    digest = blake2b(read, digest_size=16)
-    train, test = (
-        Texts(data, starts[chosen].flatten(), length, digest.hexdigest())
-        for chosen in (~tested, tested)
-    )
+    digest = blake2b(read, digest_size=16).hexdigest()
+    halves = (starts[chosen].flatten() for chosen in (~tested, tested))
+    train, test = (Texts(data, each, length, digest) for each in halves)
     return train, test
 
 

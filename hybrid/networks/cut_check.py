@@ -29,9 +29,7 @@ class CutCheck:
         self.network, self.inputs = network, inputs
         self.expected: list[Tensor] | None = None
         """The outputs and gradients of the network; None: it has none that could be compared."""
-        with suppress(
-            Exception
-        ):  # whatever a user's backward pass does; the proof of a run says it
+        with suppress(Exception):  # whatever a backward pass does; the proof of a run says it
             self.expected = self._pass(lambda: _weigh(call_network(network, inputs)))
 
     def fault(self, stages: Sequence[nn.Module]) -> tuple[str, int | None]:

@@ -321,10 +321,8 @@ def _divide_without_weights(
         built = _Allocations({})
         with torch.device("meta"), built:
             network = make()
-        numbers = {
-            name: built.newest.get(_memory(p), -1)
-            for name, p in network.named_parameters(remove_duplicate=False)
-        }
+        named = network.named_parameters(remove_duplicate=False)
+        numbers = {name: built.newest.get(_memory(p), -1) for name, p in named}
         parameters = {id(p) for p in network.parameters()}
         zeros = _zeros_for(network.parameters())
         network._apply(

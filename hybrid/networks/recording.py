@@ -212,10 +212,8 @@ class StageInterface:
 
     def rows(self, tensors: Mapping[TensorKey, Tensor], count: int) -> list[Tensor]:
         """What crosses, as tensors with `count` rows."""
-        return [
-            tensors[key].expand(count, *tensors[key].shape) if key in self.shared else tensors[key]
-            for key in self.shapes
-        ]
+        crossing = ((tensors[key], key in self.shared) for key in self.shapes)
+        return [x.expand(count, *x.shape) if is_shared else x for x, is_shared in crossing]
 
     def tensors(self, rows: Sequence[Tensor]) -> dict[TensorKey, Tensor]:
         """What has crossed, as it was."""

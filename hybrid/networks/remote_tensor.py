@@ -31,9 +31,6 @@ class RemoteTensor(Tensor):
         wrapper.meta = meta
         return wrapper
 
-    def __init__(self, meta: Tensor, device: torch.device) -> None:
-        super().__init__()
-
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"RemoteTensor({tuple(self.shape)}, {self.dtype})"
 

@@ -212,10 +212,6 @@ def _compare(
             right = reference.buffers.get(name, b)
             if not distance(b, right) <= near * float(right[0]) + floor:
                 return f"the buffer {name!r} differs after the pass"
-    return _compare_attributes(reference, blocks)
-
-
-def _compare_attributes(reference: PassResult, blocks: Sequence[RankPass]) -> str:
     for name, value in reference.attributes.items():
         found = [e.passed.attributes[name] for e in blocks if name in e.passed.attributes]
         other = next((x for x in found if unlike(x, value)), None if found else "as it was")

@@ -117,10 +117,8 @@ def refuse_rounds(config: Config, why: str) -> None:
     rounds.memory_gb is allowed: it is a limit, not a way to train.
     """
     solver, micro_batches = methods.solver(config), config.correction["micro_batches"]
-    usual, rounds = (
-        resolve_rounds(solver, each).model_dump(exclude={"memory_gb"})
-        for each in (RoundSettings(), config.rounds)
-    )
+    resolved = (resolve_rounds(solver, each) for each in (RoundSettings(), config.rounds))
+    usual, rounds = (each.model_dump(exclude={"memory_gb"}) for each in resolved)
     # one may follow from another, so all are named
     changed = [f"rounds.{k} is {v!r}" for k, v in rounds.items() if v != usual[k]]
     if micro_batches != PassSettings().micro_batches:

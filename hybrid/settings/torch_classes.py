@@ -63,10 +63,8 @@ def usual_values(name: str) -> dict[str, Any]:
     """Return an optimizer's own defaults: the learning rate of its class, and `USUAL`."""
     if name.lower() == "sgd":
         return {"lr": SGD_RATE}
-    return {
-        "lr": inspect.signature(optimizer_class(name)).parameters["lr"].default,
-        **USUAL.get(name.lower(), {}),
-    }
+    rate = inspect.signature(optimizer_class(name)).parameters["lr"].default
+    return {"lr": rate, **USUAL.get(name.lower(), {})}
 
 
 def scheduler_name(name: str) -> str:

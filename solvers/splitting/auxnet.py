@@ -241,11 +241,8 @@ def _convolutions(image: Shape, cut: Shape, width: int, depth: int) -> list[nn.M
     channels = image[0]
     for number in range(max(depth, halvings)):
         stride = 2 if number < halvings else 1
-        layers += [
-            skip_init(nn.Conv2d, channels, width, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-        ]
+        convolution = skip_init(nn.Conv2d, channels, width, 3, stride=stride, padding=1, bias=False)
+        layers += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
         channels = width
     layers.append(nn.AdaptiveAvgPool2d(cut[1:] if len(cut) == 3 else 1))
     layers.append(skip_init(nn.Conv2d, channels, cut[0], 1))

@@ -44,10 +44,8 @@ class FactorCut:
         codes = self.layer.codes(t, start=self._store.get("codes", rows), iterations=1)
         self._store.put("codes", rows, codes)
         assert self._averages is not None
-        cross, gram = (
-            self.memory * average + (1 - self.memory) * new
-            for average, new in zip(self._averages, self.layer.statistics(t, codes), strict=True)
-        )
+        pairs = zip(self._averages, self.layer.statistics(t, codes), strict=True)
+        cross, gram = (self.memory * old + (1 - self.memory) * new for old, new in pairs)
         self._averages = cross, gram
         self.layer.update(*self._averages)
 

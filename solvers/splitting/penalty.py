@@ -186,14 +186,11 @@ class PenaltyProgram(SubProblems):
         self.block.step("local", batch.learning_rate * self.local_lr, self.clip_norm)
 
     def _step_lam(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
-        cut, solver = self.variables.before, self.solver
-        kappa, rate = self.variables.multiplier("kappa_in", rows), solver.kappa_rate
-        return step(
-            *(lam, x, kappa, p_in, cut.step_beta, self._eta, rate * 2 * cut.step_beta),
-            solver.filter,
-            flat=not self.variables.whole,
-            constraint=self.variables.constraint_before,
-        )
+        variables, solver, beta = self.variables, self.solver, self.variables.before.step_beta
+        kappa, rate = variables.multiplier("kappa_in", rows), solver.kappa_rate * 2 * beta
+        flat, constraint = not variables.whole, variables.constraint_before
+        terms = lam, x, kappa, p_in, beta, self._eta, rate
+        return step(*terms, solver.filter, flat=flat, constraint=constraint)
 
     @property
     def _eta(self) -> float:

@@ -193,10 +193,8 @@ class AllTies:
     def by_blocks(self, gradients: Sequence[Tensor]) -> list[list[Tensor]]:
         """Divide gradients by the blocks that have the weight, this block's alone first."""
         ids = {id(g) for g in gradients}
-        sets = [
-            [g for p in each.parameters if (g := p.grad) is not None and id(g) in ids]
-            for each in self.ties
-        ]
+        by_tie = ([p.grad for p in each.parameters] for each in self.ties)
+        sets = [[g for g in each if g is not None and id(g) in ids] for each in by_tie]
         tied = {id(g) for tie in sets for g in tie}
         return [[g for g in gradients if id(g) not in tied], *sets]
 

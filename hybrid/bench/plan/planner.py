@@ -217,10 +217,8 @@ class Planner:
         # replicas of stand-ins behave identically: one of them is enough
         one = replicas > 1 and not real
         likewise = partial(RepresentativeLinks, replicas=replicas)
-        ranks = run_virtual(
-            *(len(blocks), program, self.network, self.threads),
-            *((1, likewise) if one else (replicas, VirtualLinks)),
-        )
+        grid = (1, likewise) if one else (replicas, VirtualLinks)
+        ranks = run_virtual(len(blocks), program, self.network, self.threads, *grid)
         elapsed, images = (max(r[of] for r in ranks) for of in ("seconds", "images"))
         budgets = ranks[0]["local_budgets"]
         local = setup.sweeps if setup.stored_batches else 0.0
