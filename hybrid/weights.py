@@ -43,8 +43,7 @@ class Weights:
                         content = tensors.get_slice(name)
                         self.files[name], self.formats[name] = file, content.get_dtype()
                         self.shapes[name] = tuple(content.get_shape())
-        missing = [name for name in listed or () if name not in self.files]
-        if missing:
+        if missing := [name for name in listed or () if name not in self.files]:
             raise ValueError(
                 f"weights {index}: {len(missing)} tensors that it lists, {missing[0]!r} first, are "
                 "not in its files: copy the folder anew"

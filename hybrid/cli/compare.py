@@ -59,8 +59,7 @@ def bench(
         resolved = build.read_settings(config, _settings(context), None, False)
         measurements = Bench(comm, resolved, parts, words, out)
     measurements.connect()
-    table = measurements.run(turns, steps)
-    if table is not None:
+    if (table := measurements.run(turns, steps)) is not None:
         typer.echo(table + f"written to {out}")
 
 

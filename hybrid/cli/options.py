@@ -85,8 +85,7 @@ class Grouped(TyperCommand):
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-            record = parameter.get_help_record(ctx)
-            if record is not None:
+            if (record := parameter.get_help_record(ctx)) is not None:
                 panel = getattr(parameter, "rich_help_panel", None) or kind
                 groups.setdefault(panel, []).append(record)
         groups["Options"] = groups.pop("Options", [])  # the last

@@ -19,7 +19,6 @@ _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
-@lru_cache(maxsize=4)
 def epoch_order(seed: int, epoch: int, n: int, number: int = 0) -> Tensor:
     """A permutation of 0..n-1, int64 `(n,)`: a pure function of its arguments.
 
@@ -28,6 +27,10 @@ def epoch_order(seed: int, epoch: int, n: int, number: int = 0) -> Tensor:
     if n < 1:
         raise ValueError(f"an epoch needs at least 1 sample, got {n}: choose a non-empty data set")
     return torch.argsort(_hash(seed, epoch, torch.arange(n), ORDER_STREAM - number), stable=True)
+
+
+kept_order = lru_cache(maxsize=2)(epoch_order)
+"""`epoch_order` for samplers, which take a mini-batch of it at a time."""
 
 
 def uniform(seed: int, epoch: int, ids: Tensor, stream: int) -> Tensor:

@@ -212,8 +212,7 @@ def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -
     """The message for a damaged file, which names the checkpoint to go back to."""
     name = path.parent.name
     number = int(name) if name.isdecimal() else 0
-    before = [p for p in complete(path.parent.parent) if int(p.name) < number]
-    if before:
+    if before := [p for p in complete(path.parent.parent) if int(p.name) < number]:
         way = f"remove {path.parent} to resume from {before[-1].name}"
     else:
         way = "no checkpoint is left before it; start again in a new folder"

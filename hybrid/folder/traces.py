@@ -69,8 +69,7 @@ def spans(run: Path) -> list[dict[str, Any]]:
 
 def join(run: Path) -> list[dict[str, Any]]:
     """Write all ranks' spans into RUN/trace.json, and return them."""
-    events = spans(run)
-    if events:
+    if events := spans(run):
         write_atomically(run / "trace.json", _text(events))
     return events
 

@@ -92,8 +92,7 @@ class Blocks:
     @property
     def packed_cuts(self) -> frozenset[int]:
         """The cuts that several tensors cross."""
-        bundles = [self.units[start].bundle for start in self.starts]
-        return frozenset(k for k, bundle in enumerate(bundles) if k and bundle is not None)
+        return frozenset(k for k, i in enumerate(self.starts) if k and self.units[i].bundle)
 
     def cuts_changed_by(self, number_format: str) -> list[str]:
         """The cuts where a number format would change the integers that cross them."""

@@ -162,8 +162,7 @@ def _time_units(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:
 
 def _backward(out: Any, p: Tensor | None = None) -> None:
     """The backward pass from p, or from ones, for any output of a network."""
-    outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]
-    if outputs:
+    if outputs := [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]:
         adjoints = [torch.ones_like(x) if p is None else p for x in outputs]
         torch.autograd.backward([*map(paired, outputs, adjoints)])
 

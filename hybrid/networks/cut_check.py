@@ -79,8 +79,7 @@ class CutCheck:
         outputs = _weigh(out)
         for (_, left), (entered, _) in reversed([*pairwise(links)]):
             both = zip(tree_leaves(left), tree_leaves(entered), strict=True)
-            pairs = [(x, y.grad) for x, y in both if y.grad is not None and x.requires_grad]
-            if pairs:
+            if pairs := [(x, y.grad) for x, y in both if y.grad is not None and x.requires_grad]:
                 torch.autograd.backward([x for x, _ in pairs], [p for _, p in pairs])
         return outputs
 

@@ -78,8 +78,7 @@ def split(
 def _check_complete(cut: Blocks) -> None:
     """ValueError if some tensor of the model is in no unit: nobody would train or keep it."""
     known = {name for unit in cut.units for name in unit.tensors()}
-    missing = [name for name in cut.model.state_dict() if name not in known]
-    if missing:
+    if missing := [name for name in cut.model.state_dict() if name not in known]:
         raise ValueError(
             f"{len(missing)} tensors of {type(cut.model).__name__} are in none of its "
             f"{len(cut.units)} units, {missing[0]!r} first: give them to a module that its forward "

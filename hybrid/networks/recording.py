@@ -248,8 +248,7 @@ def _crossing(recorder: PassRecorder, time: int) -> dict[TensorKey, torch.Size]:
     """The shapes of what is alive at a time, in the order in which it came to be."""
     crossing: list[tuple[int, TensorKey, torch.Size]] = []
     for x in recorder.lives.values():
-        past = [birth for birth in x.births if birth[0] < time <= x.last_use]
-        if past:
+        if past := [birth for birth in x.births if birth[0] < time <= x.last_use]:
             crossing.append((*past[-1], x.tensor.shape))
     return {key: shape for _, key, shape in sorted(crossing)}
 

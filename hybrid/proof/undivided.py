@@ -217,8 +217,7 @@ def _check_state(
 ) -> None:
     """ValueError if a call has changed the state of a function."""
     # what has come to be, such as an item of a list of losses, may be a record for its user
-    changed = [key[1] for key, x in after.items() if key in before and unlike(x, before[key])]
-    if changed:
+    if changed := [key[1] for key, x in after.items() if key in before and unlike(x, before[key])]:
         raise ValueError(
             f"{what} keeps state ({changed[0]!r} changes), which no checkpoint holds: make it part "
             "of the network, whose buffers and attributes are kept"

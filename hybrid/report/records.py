@@ -184,10 +184,8 @@ def read(run: Path) -> RunRecord:
 
 def read_lines(path: Path, cls: type[M]) -> list[M]:
     """Read the complete lines of metrics.jsonl; ValueError if there are none yet."""
-    lines: list[M] = []
-    for n, text in enumerate(files.read_lines(path, MOST_OF_METRICS), 1):
-        if text.strip():
-            lines.append(checked(cls, text, f"{path} line {n}"))
+    numbered = enumerate(files.read_lines(path, MOST_OF_METRICS), 1)
+    lines = [checked(cls, text, f"{path} line {n}") for n, text in numbered if text.strip()]
     if not lines:
         raise ValueError(
             f"{path} has 0 whole lines, and a report needs at least 1: "

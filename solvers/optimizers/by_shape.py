@@ -49,8 +49,7 @@ class ByShape(torch.optim.Optimizer):
         groups = [group for group in self.param_groups if group["rule"] == self.name]
         self.step_matrices([(p, g) for g in groups for p in g["params"] if p.grad is not None])
         for rule, cls in _TORCHS.items():
-            groups = [group for group in self.param_groups if group["rule"] == rule]
-            if groups:
+            if groups := [group for group in self.param_groups if group["rule"] == rule]:
                 # torch's optimizer over these groups, whose state is kept here
                 of_torch: torch.optim.Optimizer = object.__new__(cls)
                 plain = {"differentiable": False}

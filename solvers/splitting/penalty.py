@@ -217,8 +217,7 @@ class PenaltyProgram(SubProblems):
     def _receive(self, rows: Rows, lam: Tensor) -> None:
         """Store the new S lam_{k+1} from its owner, and step kappa_{k+1} as the owner does."""
         self.store.put("target", rows, lam)
-        kappa = self.variables.multiplier("kappa_out", rows)
-        if kappa is not None:
+        if (kappa := self.variables.multiplier("kappa_out", rows)) is not None:
             rate = self.solver.kappa_rate * 2 * self.variables.after.step_beta
             stepped = ascend(kappa, lam, self.store.raw("sent", rows), rate)
             self.store.put("kappa_out", rows, stepped)

@@ -169,8 +169,7 @@ class HPSGDSync(PeriodicSync):
 
 def add(terms: ByWeight, sums: ByWeight, factor: float = 1.0) -> None:
     """Add multiples of terms to the sums of the same weights; a missing sum becomes a copy."""
-    both = [i for i in terms if i in sums]
-    if both:
+    if both := [i for i in terms if i in sums]:
         torch._foreach_add_([sums[i] for i in both], [terms[i] for i in both], alpha=factor)
     sums |= {i: term.clone() for i, term in terms.items() if i not in sums}
 

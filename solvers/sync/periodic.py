@@ -168,8 +168,7 @@ class PeriodicSync(Sync):
 
     def _means(self, tensors: list[Tensor]) -> list[Tensor]:
         """Compute means over replicas in new memory."""
-        means = [t.clone() for t in tensors]
-        if means:
+        if means := [t.clone() for t in tensors]:
             unpack(self._exact.start(pack(tensors) * self.share)(), means)
         return means
 

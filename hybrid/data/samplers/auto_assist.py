@@ -76,8 +76,7 @@ class _Assistant(Accepting):
         x, y = x.flatten(1).double(), self._classes(ids)
         if not len(self._w):
             self._w = x.new_zeros(x.shape[1])
-        missing = int(y.max()) + 1 - len(self._b)
-        if missing > 0:
+        if (missing := int(y.max()) + 1 - len(self._b)) > 0:
             self._b = torch.cat([self._b, self._b.new_zeros(missing)])
         return torch.sigmoid(x @ self._w + self._b[y]), x, y
 

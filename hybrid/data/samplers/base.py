@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hybrid.data.dataset import Data
-from hybrid.data.sampling import epoch_order, uniform
+from hybrid.data.sampling import kept_order, uniform
 from hybrid.solvers.acting import Count, Needs, Settings
 from hybrid.solvers.state import State
 
@@ -179,7 +179,7 @@ class Accepting(Choice):
 
     def _extend(self, missing: int) -> None:
         """Look at as many candidates as samples are missing, of one permutation."""
-        order = epoch_order(self.seed, self._epoch, self.count, self._permutation)
+        order = kept_order(self.seed, self._epoch, self.count, self._permutation)
         ids = order[self._next : self._next + missing]
         u = uniform(self.seed, self._epoch, ids, _STREAM + self._permutation)
         p = self.probabilities(ids)

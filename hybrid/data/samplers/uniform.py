@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hybrid.data.dataset import Data
 from hybrid.data.samplers.base import Choice, Sampler
-from hybrid.data.sampling import epoch_order
+from hybrid.data.sampling import kept_order
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Permutations(Choice):
     def _order(self, epoch: int) -> Tensor:
         if self.data.order is not None:
             return self.data.order.of_epoch(self.seed, epoch)
-        return epoch_order(self.seed, epoch, self.count)
+        return kept_order(self.seed, epoch, self.count)
 
     def choose(self, epoch: int, first: int, count: int) -> Tensor:
         return self._order(epoch)[first : first + count]
