@@ -54,7 +54,8 @@ class Mix:
                 f"step {step}, other than of the first samples: it must always give the same"
             )
         x = x if data.inputs is None else data.inputs.pack(x)
-        return x, y if self.answers is None else self.answers.pack(y)
+        y = y if self.answers is None else self.answers.pack(y)
+        return x, y
 
 
 def _apply_transform(

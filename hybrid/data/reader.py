@@ -154,7 +154,8 @@ class Reader:
             self._announced = {key: place, **later}
         try:
             while key not in self._cache:
-                self._cache[self._assigned.popleft()] = self._next_batch()
+                batch = self._next_batch()
+                self._cache[self._assigned.popleft()] = batch
         except ValueError:
             self.close()
             raise
