@@ -64,7 +64,7 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_990
+CORE = 36_980
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
 CORE_FILES, TESTS, BENCHMARKS = 245, 34_290, 5_270
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
@@ -77,7 +77,7 @@ ROOMS = {
     "hybrid/folder": 1_080,
     "hybrid/links": 2_460,
     "hybrid/method": 2_360,
-    "hybrid/networks": 3_550,
+    "hybrid/networks": 3_540,
     "hybrid/proof": 1_050,
     "hybrid/ranks": 1_200,
     "hybrid/report": 1_010,
