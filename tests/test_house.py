@@ -72,7 +72,7 @@ ROOMS = {
     "hybrid": 720,
     "hybrid/bench": 2_460,
     "hybrid/cli": 980,
-    "hybrid/data": 2_590,
+    "hybrid/data": 2_600,
     "hybrid/doctor": 290,
     "hybrid/folder": 1_080,
     "hybrid/links": 2_460,
