@@ -1,10 +1,10 @@
-"""All that is to be measured on a GPU, by the interpreter that runs this; `make gpu-bench`.
+"""What is to be measured on a GPU, in nine minutes, by the interpreter that runs this.
 
-    python docs/benchmarks/gpu_all.py [--out FOLDER]
+    python docs/benchmarks/gpu_all.py [--out FOLDER] [--device cpu --quick]     # make gpu-bench
 
-Needs torch >= 2.6 with CUDA and what hybrid needs, which is taken from this source tree. What can
-be done without is left out, and said to be: tests without pytest and hypothesis, the fused kernels
-without CuPy, several ranks on one card without mpirun and mpi4py.
+Every step has a limit, writes its results as they come, and leaves the others alone if it fails.
+It needs torch >= 2.11 with CUDA, and what hybrid needs, which is taken from this source tree. A
+step that lacks a package or a program is left out, and named. `--device cpu --quick` rehearses.
 """
 
 from __future__ import annotations
@@ -16,75 +16,108 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+ALL_SECONDS, SHORTEST = 540, 10
+"""Seconds of all steps, and of one that is worth its start."""
 AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+TESTS = (
+    "tests/solvers/kernels/test_operations.py",
+    "tests/hybrid/rounds/test_host_reads.py",
+    "tests/solvers/engine/test_graphs.py",
+    "tests/solvers/numerics/test_draws.py",
+    "tests/hybrid/data/test_dataset.py",
+)
+"""All files with tests that need a GPU."""
 
 
 class Step(NamedTuple):
     """One thing to run."""
 
     name: str
+    seconds: int
+    """Its limit."""
     command: list[str]
     missing: str = ""
     """What it would need; empty: it can run."""
-    is_check: bool = False
-    """Whether its failure ends all: what is measured by code that is wrong is worth nothing."""
 
 
-def steps(out: Path) -> list[Step]:
-    """What there is to do, and what of it cannot be done here."""
+def steps(out: Path, device: str, quick: bool) -> list[Step]:
+    """List the steps, the most important first, and what they lack here."""
     python, programs = sys.executable, Path(__file__).parent
     beside = Path(python).parent / "mpirun"
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    four = [mpirun or "mpirun", "-n", "4", python, "-m", "hybrid", "bench", "--model", "resnet20"]
+    here, short = ["--device", device], ["--quick"] * quick
+    size = (
+        ["--megabytes", "1", "--turns", "2"] if quick else ["--megabytes", "128", "--turns", "12"]
+    )
+
+    def training(part: str, seconds: int, *words: str) -> Step:
+        name = "-".join([part, *words[1:]])
+        file = ["--out", str(out / f"{name}.jsonl")]
+        command = [python, str(programs / "gpu_training.py"), part, *words, *here, *short, *file]
+        return Step(name, seconds, [*command, "--seconds", str(seconds - 15)])
+
+    tests = [python, "-m", "pytest", "-m", "gpu", "-q", "--tb=line", *TESTS]
+    four = [mpirun or "mpirun", "-n", "4", "--bind-to", "none", python, "-m", "hybrid", "bench"]
+    four += ["--model", "resnet20", "--rows", "backprop,ddg", "--set", f"train.device={device}"]
+    four += ["--set", "train.precision=bfloat16", "--out", str(out / "ranks")]
+    four += ["--turns", "1", "--steps", "2", "--batch-size", "32"] * quick
+    kernels = [python, str(programs / "gpu_kernels.py"), *here, *size]
     return [
-        Step("tests", [python, "-m", "pytest", "-m", "gpu"], lacking("pytest", "hypothesis"), True),
+        Step("doctor", 60, [python, "-m", "hybrid", "doctor"]),
+        Step(
+            "tests",
+            130,
+            [*tests, "--collect-only"] if device == "cpu" else tests,
+            lacking("pytest", "hypothesis"),
+        ),
+        training("rates", 150, "--models", "resnet20"),
+        training("launches", 60),
+        training("bits", 90),
+        Step("kernels", 120, [*kernels, "--out", str(out / "kernels.json")]),
+        training("rates", 100, "--models", "resnet50"),
+        Step(
+            "ranks",
+            60,
+            four,
+            "" if mpirun and not lacking("mpi4py") else "mpirun, and mpi4py for the same MPI",
+        ),
         Step(
             "bits of two ranks joined by NCCL",
+            90,
             [python, str(programs / "gpu_nccl.py")],
             "" if cards() > 1 else "two GPUs, because NCCL joins no two ranks of one",
-            True,
-        ),
-        Step(
-            "kernels",
-            [python, str(programs / "gpu_kernels.py"), "--out", str(out / "gpu_kernels.json")],
-        ),
-        Step(
-            "training",
-            [python, str(programs / "gpu_training.py"), "--out", str(out / "gpu_training.json")],
-        ),
-        Step(
-            "four ranks on one card",
-            [*four, "--rows", "backprop,window", "--out", str(out / "gpu_ranks")],
-            "" if mpirun and not lacking("mpi4py") else "mpirun, and mpi4py for the same MPI",
         ),
     ]
 
 
 def lacking(*packages: str) -> str:
-    """Those that are not installed."""
+    """Name those that are not installed."""
     return " and ".join(name for name in packages if find_spec(name) is None)
 
 
 def cards() -> int:
-    """The number of GPUs that torch sees."""
+    """Count the GPUs that torch sees."""
     import torch
 
     return int(torch.cuda.device_count())
 
 
-def card() -> str:
-    """What torch calls the GPU; an exit in one line without one."""
+def machine(device: str) -> str:
+    """Describe GPU and torch; an exit in one line without them."""
     if lacking("torch"):
         sys.exit(f"gpu-bench: {sys.executable} has no torch: give BIN=, the folder of one that has")
     import torch
 
+    if device == "cpu":
+        return f"a rehearsal on the CPU, torch {torch.__version__}"
     if not torch.cuda.is_available():
         sys.exit(
             f"gpu-bench: torch {torch.__version__} sees no GPU: run it where there is one, with a "
@@ -95,22 +128,29 @@ def card() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "gpu")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="a few small steps: a rehearsal")
     options = parser.parse_args()
-    print(card(), flush=True)
+    print(machine(options.device), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | AS_ROOT | {"PYTHONPATH": path}
-    failed = []
-    for step in steps(options.out.absolute()):
-        if step.missing:
-            print(f"left out: {step.name}, which needs {step.missing}", flush=True)
+    begin, failed = perf_counter(), list[str]()
+    for step in steps(options.out.absolute(), options.device, options.quick):
+        passed = perf_counter() - begin
+        limit = min(step.seconds, ALL_SECONDS - passed)
+        if step.missing or limit < SHORTEST:
+            why = f"needs {step.missing}" if step.missing else "has no time left"
+            print(f"left out: {step.name}, which {why}", flush=True)
             continue
-        print(f"{step.name}: {' '.join(step.command)}", flush=True)
-        if subprocess.run(step.command, cwd=ROOT, env=environment, check=False).returncode:
-            if step.is_check:
-                sys.exit(f"gpu-bench: a check failed: {step.name}; nothing is measured")
-            failed.append(step.name)
+        print(f"{step.name} (at {passed:.0f} s, limit {limit:.0f} s)", flush=True)
+        try:
+            subprocess.run(step.command, cwd=ROOT, env=environment, check=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            failed.append(f"{step.name} (over its limit)")
+        except subprocess.CalledProcessError as error:
+            failed.append(f"{step.name} (status {error.returncode})")
     if failed:
         sys.exit(f"gpu-bench: failed: {', '.join(failed)}")
 

@@ -1,189 +1,267 @@
-"""Images a second and peak memory of training on one GPU: a plain loop, and 1 to 8 blocks.
+"""Training on one GPU: images a second, launches of a step, and whether two runs have equal bits.
 
-    python docs/benchmarks/gpu_training.py [--models resnet20,resnet110,wrn-28-10] [--steps 20]
-        [--turns 2] [--precision bfloat16] [--out FILE]
+    python docs/benchmarks/gpu_training.py rates|launches|bits [--models resnet20,resnet50]
+        [--device cuda] [--quick] [--seconds 120] [--out FILE]
 
-The rows take turns. Blocks are threads of one process with a stream each, whose launches take turns
-in Python and in autograd's one thread a device. The hybrid's rate counts the images of its serial
-and of its parallel phase, since it trains on each twice.
+A line of JSON for each row, as soon as it is measured. No row begins after `--seconds`. The plain
+loop is hand-written, and its data lie on the card. Blocks are threads of one process with a stream
+each. Rates of this package are those of the later epochs of three, by its summary.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import hashlib
 import json
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from statistics import quantiles
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hybrid import Trainer, data, split
-from hybrid.links import threads
+from hybrid import Trainer, split
 from hybrid.method.optimizers import make_optimizer
 from hybrid.networks import models
 from hybrid.settings.config import OptimizerSettings, TrainSettings
-from hybrid.solvers import AugmentedLagrangian
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, Solver
 
-BATCH = 128
-
-
-def plain(name: str, steps: int, precision: str, device: str) -> Callable[[], float]:
-    """A loop over the data; gives images a second."""
-    torch.manual_seed(0)
-    model = models.build(name, 10, 3, 32).to(device, memory_format=torch.channels_last).train()
-    sgd = make_optimizer(model, OptimizerSettings())
-    train, _ = data.load("synthetic")
-    wide, dtype = precision == "float32", getattr(torch, precision)
-
-    def compute(x: torch.Tensor, y: torch.Tensor) -> Any:
-        with torch.autocast(device, None if wide else dtype, not wide, cache_enabled=False):
-            loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        return (loss.detach(),)
-
-    def run() -> float:
-        wait(device)
-        start = perf_counter()
-        for ids in torch.arange(steps * BATCH).split(BATCH):
-            images, labels = train.batch(ids, 0, 0).to(device), train.targets(ids).to(device)
-            compute(images, labels)
-            sgd.step()
-            sgd.zero_grad(set_to_none=True)
-        wait(device)
-        return steps * BATCH / (perf_counter() - start)
-
-    run()  # warms up
-    return run
+Row = Callable[[], dict[str, Any]]
+SIZES = {"resnet20": (32, 10), "resnet50": (224, 1000)}
+"""Pixels of a side, and classes."""
+STEPS = {"resnet20": 100, "resnet50": 10}
+"""Mini-batches of a measurement, which takes about a second."""
+METHODS: dict[str, tuple[Solver, int]] = {
+    "backprop, 1 block": (Backprop(), 1),
+    "ddg, 4 blocks, m = 1": (DDG(micro_batches=1), 4),
+    "ddg, 4 blocks, m = 8": (DDG(micro_batches=8), 4),
+    "augmented Lagrangian, 4 blocks": (AugmentedLagrangian(), 4),
+}
+TURNS = 3
 
 
-def hybrid(
-    name: str, steps: int, precision: str, device: str, blocks: int, kernels: str
-) -> Callable[[], float]:
-    """K blocks; gives images a second of both phases, after the first epoch."""
-    train, test = (d.take(steps * BATCH) for d in data.load("synthetic"))
+class Bench:
+    """The rows of one part, for a device."""
 
-    def seconds(epochs: int) -> float:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.device, self.quick = options.device, options.quick
+        self.gpu, self.batch = options.device == "cuda", 8 if options.quick else 128
+        self.names = options.models.split(",")
+
+    def network(self, name: str) -> nn.Module:
+        """A model by name, with the weights of one seed."""
         torch.manual_seed(0)
-        settings = TrainSettings(
-            epochs=epochs,
-            batch_size=BATCH,
-            precision=precision,
-            device=device,
-            kernels=kernels,
-            evaluate_every=epochs,
-        )
-        cut = split(models.build(name, 10, 3, 32), blocks, balance="operations")
-        trainer = Trainer(cut, AugmentedLagrangian(), window=10, train=settings, quiet=True)
-        summary = trainer.fit(train, test.take(BATCH))
-        return float(summary["train_seconds"])
+        side, classes = SIZES[name]
+        return models.build(name, classes, 3, side)
 
-    def run() -> float:
-        # what the first epoch spends on warm-up drops out
-        first, both = seconds(1), seconds(3)
-        return 2 * 2 * steps * BATCH / (both - first)
+    def samples(self, name: str, steps: int) -> tuple[Tensor, Tensor]:
+        """The same mini-batch `steps` times."""
+        side, classes = SIZES[name]
+        x = torch.randn(self.batch, 3, side, side).repeat(steps, 1, 1, 1)
+        return x, torch.arange(len(x)) % classes
 
-    return run
+    def wait(self) -> None:
+        """Wait for the card."""
+        if self.gpu:
+            torch.cuda.synchronize()
 
+    def plain(self, name: str, precision: str, kind: str) -> dict[str, Any]:
+        """Measure a loop: eager, benchmark (cuDNN's), graph (one for a step) or compiled."""
+        x, y = (t.to(self.device) for t in self.samples(name, 1))
+        x = x.to(memory_format=torch.channels_last)
+        model = self.network(name).to(self.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        sgd = make_optimizer(model, OptimizerSettings(lr=0.01))
+        run = torch.compile(model) if kind == "compiled" else model
+        torch.backends.cudnn.benchmark = kind in ("benchmark", "graph")
+        wide, dtype = precision == "float32", getattr(torch, precision)
 
-def on_one_stream(run: Callable[[], float]) -> Callable[[], float]:
-    """The same with the blocks' work in one queue."""
+        def step() -> None:
+            half = (
+                nullcontext() if wide else torch.autocast(self.device, dtype, cache_enabled=False)
+            )
+            with half:
+                loss = nn.functional.cross_entropy(run(x), y)
+            loss.backward()
+            sgd.step()
+            sgd.zero_grad(set_to_none=kind != "graph")
 
-    def patched() -> float:
-        stream = threads.separate_stream
-        threads.separate_stream = lambda size: nullcontext()  # type: ignore[assignment, return-value]
-        try:
-            return run()
-        finally:
-            threads.separate_stream = stream
-
-    return patched
-
-
-def wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def rows(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every row, measured in turns; a row that fails says why."""
-    common = name, options.steps, options.precision, options.device
-    gpu = options.device == "cuda"
-    makers: dict[str, Callable[[], Callable[[], float]]] = {
-        "plain loop": lambda: plain(*common),
-        **{f"hybrid, K = {k}": partial(hybrid, *common, k, "auto") for k in options.blocks},
-    }
-    if gpu:
-        makers["hybrid, K = 4, kernels by torch"] = partial(hybrid, *common, 4, "torch")
-        makers["hybrid, K = 4, one stream"] = lambda: on_one_stream(hybrid(*common, 4, "auto"))
-    rates: dict[str, list[float]] = {row: [] for row in makers}
-    memory: dict[str, int] = dict.fromkeys(makers, 0)
-    failed: dict[str, str] = {}
-    for turn in range(options.turns + 1):
-        for row, maker in makers.items():
-            if row in failed:
-                continue
-            run = None
-            if gpu:
-                gc.collect()
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-            try:
-                run = maker()
-                rate = run()
-            except (RuntimeError, ValueError) as error:
-                failed[row] = " ".join(str(error).split())[:200]
-                continue
+        once = self.recorded(step) if kind == "graph" else step
+        count = 1 if self.quick else STEPS[name]
+        rates = []
+        for turn in range(TURNS + 1):
+            self.wait()
+            start = perf_counter()
+            for _ in range(count):
+                once()
+            self.wait()
             if turn:
-                rates[row].append(rate)
-            memory[row] = torch.cuda.max_memory_allocated() if gpu else 0
-    return [
-        {
-            "model": name,
-            "row": row,
-            "images_per_second": [round(q, 1) for q in quantiles(r, n=4)] if len(r) > 1 else r,
-            "peak_memory_mb": round(memory[row] / 1e6),
-            "failed": failed.get(row, ""),
+                rates.append(count * len(x) / (perf_counter() - start))
+        torch.backends.cudnn.benchmark = False
+        return {"images_per_second": round(median(rates)), "turns": [*map(round, rates)]}
+
+    def recorded(self, step: Callable[[], None]) -> Callable[[], None]:
+        """A whole step as one CUDA graph."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(TURNS):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        return graph.replay
+
+    def fit(self, name: str, solver: Solver, blocks: int, steps: int, **train: Any) -> Any:
+        """Train; give the summary."""
+        torch.manual_seed(0)
+        wanted = {"epochs": 1, "batch_size": self.batch, "device": self.device, **train}
+        settings = TrainSettings(report_every=10_000, **wanted)
+        cut = split(self.network(name), blocks)
+        return Trainer(cut, solver, train=settings, quiet=True).fit(self.samples(name, steps))
+
+    def ours(self, name: str, solver: Solver, blocks: int, **train: Any) -> dict[str, Any]:
+        """Measure a method without its first epoch, which warms up."""
+        steps = 2 if self.quick else max(2, STEPS[name] // 2)
+        first, more = (
+            float(self.fit(name, solver, blocks, steps, epochs=n, **train)["train_seconds"])
+            for n in (1, 3)
+        )
+        return {"images_per_second": round(2 * steps * self.batch / (more - first))}
+
+    def rates(self) -> Iterator[tuple[str, Row]]:
+        """Plain loops, and methods: eager, and with recorded passes."""
+        kinds = ("eager", "benchmark", "graph", "compiled") if self.gpu else ("eager",)
+        for name in self.names:
+            for kind in kinds:
+                yield f"{name}, plain loop, {kind}", partial(self.plain, name, "bfloat16", kind)
+            yield f"{name}, plain loop, float32", partial(self.plain, name, "float32", "eager")
+            for method, (solver, blocks) in METHODS.items():
+                for how in (False, "graphs") if self.gpu else (False,):
+                    row = f"{name}, {method}{', graphs' * bool(how)}"
+                    measure = partial(self.ours, name, solver, blocks, precision="bfloat16")
+                    yield row, partial(measure, compile=how)
+            exact = partial(self.ours, name, Backprop(), 1)
+            for flag in (False, True):
+                row = f"{name}, backprop, float32{', deterministic' * flag}"
+                yield row, partial(exact, deterministic=flag)
+
+    def launches(self) -> Iterator[tuple[str, Row]]:
+        """Launches and copies of a step, and the share of its time in which the card computes."""
+        for method, (solver, blocks) in METHODS.items():
+            for how in (False, "graphs") if self.gpu else (False,):
+                count = partial(self.count, solver, blocks, compile=how, precision="bfloat16")
+                yield f"resnet20, {method}{', graphs' * bool(how)}", count
+
+    def count(self, solver: Solver, blocks: int, **train: Any) -> dict[str, Any]:
+        """Count what more steps add."""
+        few, many = (1, 2) if self.quick else (4, 12)
+        self.fit("resnet20", solver, blocks, few, **train)
+        (one, busy, wall), (more, busier, longer) = (
+            self.profile(partial(self.fit, "resnet20", solver, blocks, n, **train))
+            for n in (few, many)
+        )
+        steps = many - few
+        return {
+            "a_step": {k: round((more[k] - one[k]) / steps, 1) for k, _ in more.most_common(9)},
+            "busy_ms_a_step": round((busier - busy) / steps, 2),
+            "ms_a_step_profiled": round((longer - wall) / steps, 2),
         }
-        for row, r in rates.items()
-    ]
 
+    def profile(self, run: Callable[[], Any]) -> tuple[Counter[str], float, float]:
+        """Events by name, and milliseconds in which the card computes, and in all."""
+        from torch.profiler import ProfilerActivity, profile
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| model | row | images/s, quartiles | peak memory, MB | |", "|---|---|---|---|---|"]
-    for row in rows:
-        rates = ", ".join(f"{rate:,.0f}" for rate in row["images_per_second"])
-        cells = (row["model"], row["row"], rates, row["peak_memory_mb"], row["failed"])
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
+        kind = ProfilerActivity.CUDA if self.gpu else ProfilerActivity.CPU
+        with profile(activities=[kind]) as seen:
+            start = perf_counter()
+            run()
+            self.wait()
+            wall = 1e3 * (perf_counter() - start)
+        names, spans = Counter[str](), []
+        for event in seen.events() or ():
+            if str(event.device_type).endswith("CUDA"):
+                names["kernels and copies"] += 1
+                spans.append((event.time_range.start, event.time_range.end))
+            elif event.name.startswith(("cuda", "cuLaunch")):
+                names[event.name] += 1
+        busy = end = 0.0
+        for first, last in sorted(spans):
+            busy, end = busy + max(0.0, last - max(first, end)), max(end, last)
+        return names, busy / 1e3, wall
+
+    def bits(self) -> Iterator[tuple[str, Row]]:
+        """Digests of the weights of the same training, twice."""
+        for precision in ("float32", "bfloat16"):
+            for flag in ("false", "true"):
+                for blocks in (1, 4):
+                    words = (f"train.precision={precision}", f"train.deterministic={flag}")
+                    row = f"{precision}, {blocks} blocks, deterministic={flag}"
+                    yield row, partial(self.twice, blocks, words)
+
+    def twice(self, blocks: int, settings: tuple[str, ...]) -> dict[str, Any]:
+        """Train twice by the command."""
+        digests = []
+        limit = f"data.limit={self.batch * (2 if self.quick else 11)}"
+        for _ in range(2):
+            with tempfile.TemporaryDirectory() as made:
+                run, file = Path(made, "run"), Path(made, "network.safetensors")
+                words = ["--model", "resnet8" if self.quick else "resnet20", "--epochs", "1"]
+                words += [
+                    "--blocks",
+                    str(blocks),
+                    "--batch-size",
+                    str(self.batch),
+                    "--out",
+                    str(run),
+                ]
+                words += ["--solver", "ddg", "--set", f"train.device={self.device}", "--set", limit]
+                words += [word for each in settings for word in ("--set", each)]
+                for command in (["train", *words], ["export", str(run), str(file)]):
+                    hybrid = [sys.executable, "-m", "hybrid", *command]
+                    subprocess.run(hybrid, check=True, stdout=subprocess.DEVNULL, timeout=120)
+                digests.append(hashlib.sha256(file.read_bytes()).hexdigest()[:12])
+        return {"digests": digests, "equal": len({*digests}) == 1}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--models", default="resnet20,resnet110,wrn-28-10")
-    parser.add_argument(
-        "--blocks", type=lambda t: [int(k) for k in t.split(",")], default=[1, 2, 4, 8]
-    )
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("part", choices=("rates", "launches", "bits"))
+    parser.add_argument("--models", default="resnet20,resnet50")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="few steps of 8 images: a rehearsal")
+    parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit(f"gpu_training: torch {torch.__version__} sees no GPU: take --device cpu")
-    lines = [row for name in options.models.split(",") for row in rows(name, options)]
-    card = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(f"{card}, torch {torch.__version__}, {options.precision}\n\n{table(lines)}")
-    if options.out is not None:
-        options.out.write_text(json.dumps({"card": card, "rows": lines}, indent=1) + "\n")
+    bench, begin = Bench(options), perf_counter()
+    rows: Iterator[tuple[str, Row]] = getattr(bench, options.part)()
+    for row, measure in rows:
+        found: dict[str, Any] = {"left_out": "no time"}
+        if bench.gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        if perf_counter() - begin < options.seconds:
+            try:
+                found = measure()
+            except Exception as error:  # the other rows go on
+                found = {"failed": " ".join(str(error).split())[:300]}
+        if bench.gpu:
+            found["peak_mb"] = round(torch.cuda.max_memory_allocated() / 1e6)
+        line = json.dumps({"row": row, **found})
+        print(line, flush=True)
+        if options.out is not None:
+            with options.out.open("a") as file:
+                file.write(line + "\n")
 
 
 if __name__ == "__main__":
