@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
@@ -45,10 +47,23 @@ class CudaGraph:
         self._pool: Any = torch.cuda.graph_pool_handle() if after is None else after._pool
 
     def record(self, work: Callable[[], T]) -> T:
-        record: Any = torch.cuda.graph
-        # other threads, which train other blocks, may allocate and synchronize meanwhile
-        with record(self._graph, self._pool, self._stream, capture_error_mode="thread_local"):
-            return work()
+        # not by torch.cuda.graph, which waits for all streams of the GPU: a message may be under
+        # way whose receiver waits for this rank
+        current, side = torch.cuda.current_stream(), self._stream
+        gc.collect()  # nothing may be freed meanwhile
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            # other threads, which train other blocks, may allocate and synchronize meanwhile
+            self._graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                made = work()
+            except BaseException:
+                with suppress(RuntimeError):
+                    self._graph.capture_end()
+                raise
+            self._graph.capture_end()
+        current.wait_stream(side)
+        return made
 
     def replay(self) -> None:
         self._graph.replay()

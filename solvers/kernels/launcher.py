@@ -54,11 +54,11 @@ class CupyLauncher:
         values = [np.uint64(a.data_ptr()) if isinstance(a, Tensor) else a for a in arguments]
         values = [np.uint64(0) if value is None else value for value in values]
         with Device(device), Stream.from_external(torch.cuda.current_stream(device)):
-            _compiled(kernel)((blocks,), (THREADS,), tuple(values))
+            _compiled(kernel, device)((blocks,), (THREADS,), tuple(values))
 
 
 @cache
-def _compiled(kernel: str) -> Any:
+def _compiled(kernel: str, device: int) -> Any:
     from cupy import RawModule
 
     module = RawModule(code=SOURCE.read_text(), options=OPTIONS, name_expressions=[kernel])
