@@ -1,17 +1,18 @@
 """How tensors travel between GPUs: the choice of links, its probe, and streams and events."""
 
 import socket
-import threading
 from collections import deque
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from answers import output, refusal
 from safetensors.torch import load_file
+from trainings import digits, trainer
 
 from hybrid.errors import AgreedError
-from hybrid.links import gpus
+from hybrid.links import gpus, threads
 from hybrid.links.base import Start
 from hybrid.links.gloo import GlooLinks, own_address
 from hybrid.links.grid import Grid
@@ -21,6 +22,7 @@ from hybrid.links.posted import PostedLinks
 from hybrid.links.threads import Handed, SharedSum, ThreadLinks, ThreadTeam, deal_gpus
 from hybrid.ranks import launch
 from hybrid.settings.config import LinkSettings
+from hybrid.solvers import Backprop
 
 OWN = [("a", "1"), ("a", "2"), ("b", "1")]
 SHARED = [("a", "1"), ("a", "1"), ("b", "1")]
@@ -171,6 +173,20 @@ def test_a_rank_takes_its_gpu_of_those_it_sees(monkeypatch, visible, local_rank,
     assert launch.device("auto") == torch.device("cuda", expected)
 
 
+@pytest.mark.parametrize("on", [0, 1], ids=["one GPU", "two GPUs"])
+def test_replicas_whose_backward_passes_would_wait_in_one_thread_are_refused(monkeypatch, on):
+    """torch has one thread for the backward passes of a GPU: the first to wait would hang all."""
+    dealt = [torch.device("cuda", n * on) for n in range(2)]
+    monkeypatch.setattr(threads, "deal_gpus", lambda ranks, device: dealt)
+    monkeypatch.setattr(threads, "separate_stream", lambda gpu, size: nullcontext())
+    train = {"epochs": 1, "sync_batchnorm": True}
+    made = trainer(Backprop(), blocks=1, replicas=2, train=train)
+    if on:
+        made.fit(*digits(1))
+    else:
+        assert "start them with mpirun -n 2, or leave it out" in refusal(made.fit, *digits(1))
+
+
 class OnGpu:
     """In a tensor's place, one on a GPU that notes what is done to it, in order."""
 
@@ -196,7 +212,7 @@ class OnGpu:
 
 def test_peers_on_threads_add_and_read_after_the_streams_that_made_the_terms(monkeypatch):
     """Each thread has a stream, and an event is waited for before what it marks is used."""
-    log, stream = [], threading.local()
+    log, stream = [], SimpleNamespace()
 
     class Event:
         def record(self, of):
