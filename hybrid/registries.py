@@ -1,7 +1,5 @@
 """The links and the samplers by name: this package's, and those of others by entry points."""
 
-from __future__ import annotations
-
 from hybrid.solvers.named import Named
 
 AUTO = "auto"

@@ -1,7 +1,5 @@
 """The base of every solver: its settings, a rank's program, and the links it is written against."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A block: the run of units that one rank owns, its passes, and the only steps of its weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field

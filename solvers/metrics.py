@@ -1,7 +1,5 @@
 """Metrics: a score of each sample, or one number for all samples of an evaluation."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Micro-batches: parts of a mini-batch, as one block sees them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Classes by name, from which a setting chooses; each is imported at its first use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module, metadata

@@ -1,7 +1,5 @@
 """BatchNorm over the samples of all replicas."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replicas of a block: exchanges between them, synchronization of weights, shared work."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """The state of a program, a block or the rounds for a checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 

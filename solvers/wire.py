@@ -1,7 +1,5 @@
 """Messages between blocks: number formats and filters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 from typing import Literal

@@ -1,7 +1,5 @@
 """The methods that `bench` and `plan` compare, one recipe for each row."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace

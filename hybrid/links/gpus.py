@@ -1,7 +1,5 @@
 """How tensors travel between the GPUs of ranks: by NCCL, by MPI, or through host memory."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

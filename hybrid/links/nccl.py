@@ -1,7 +1,5 @@
 """Links between processes with one GPU each: tensors travel by NCCL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

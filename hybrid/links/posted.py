@@ -1,7 +1,5 @@
 """Links between processes: labeled messages of tensors, and receives posted ahead."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The memory of messages: tensors staged for sending, and room to receive into."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

@@ -1,7 +1,5 @@
 """Links between K threads of one process."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

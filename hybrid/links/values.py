@@ -5,8 +5,6 @@ text      JSON; other types, such as tuples and tensors, are {name: content}
 bytes     of every tensor, in the order of the text
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable

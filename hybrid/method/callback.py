@@ -1,7 +1,5 @@
 """Callbacks of a run, which may ask it to stop."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

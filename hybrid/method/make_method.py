@@ -1,7 +1,5 @@
 """Make a method from options, blocks and data, for a run, a bench or a plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

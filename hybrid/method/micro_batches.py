@@ -1,7 +1,5 @@
 """Micro-batches on a GPU: no more of them than make passes that are worth their launches."""
 
-from __future__ import annotations
-
 from copy import copy
 from dataclasses import replace
 
@@ -26,13 +24,11 @@ def fit_micro_batches(method: Method, links: RankLinks) -> tuple[Method, str]:
     """
     solver, K, share = method.solver, method.setup.blocks, method.share
     most = solver.num_micro_batches(share, K)
-    measures = isinstance(solver, Delayed) and not solver.micro_batches and most > 1
-    if (
-        not (measures and method.device.type == MEASURED_ON and method.may_be_timed)
-        or links.clocked
-    ):
+    if not isinstance(solver, Delayed) or solver.micro_batches or most == 1 or links.clocked:
         return method, ""
-    assert isinstance(solver, Delayed)
+    measures = method.device.type == MEASURED_ON and method.may_be_timed
+    if not all(links.all_gather_grid(measures)):
+        return method, ""
     block, sample = method.block(links), method.problem.sample
     seconds = longest_pass(links, block, sample[torch.arange(share) % len(sample)])
     block.release()

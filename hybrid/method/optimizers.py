@@ -1,7 +1,5 @@
 """The optimizer of a block, from settings or a user's factory, and its frozen parameters."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, TypeVar

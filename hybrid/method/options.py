@@ -1,7 +1,5 @@
 """The options of a training, converted from objects, names or tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, fields

@@ -1,7 +1,5 @@
 """The rendezvous of ranks started by torchrun, or by any launcher that sets its variables."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

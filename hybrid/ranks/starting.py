@@ -1,7 +1,5 @@
 """Start a program on every rank of a grid, on any links."""
 
-from __future__ import annotations
-
 from functools import wraps
 from typing import TypeVar
 

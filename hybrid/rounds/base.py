@@ -1,7 +1,5 @@
 """Drives one rank through the rounds of a training; the ranks agree on the results."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The mini-batches of an epoch, the same on every rank, and the way back of their losses."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any

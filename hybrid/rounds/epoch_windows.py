@@ -1,7 +1,5 @@
 """An epoch of mini-batches, cut into the windows of its rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Measuring a network: on a validation set while it is trained, and on a test set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce

@@ -1,7 +1,5 @@
 """The kinds of rounds: serial and parallel phases by turns, and a method that trains by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hybrid.rounds.base import Phases, Rounds, WindowPairs

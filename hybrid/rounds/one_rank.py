@@ -1,7 +1,5 @@
 """Whether one rank would train faster than a run does by its defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 RATE_TOTALS = "images", "serial_seconds", "parallel_seconds"

@@ -1,7 +1,5 @@
 """What each rank did when, in Chrome's trace format."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

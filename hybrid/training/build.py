@@ -1,7 +1,5 @@
 """Objects from settings: data, model, blocks, options, trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What a checkpoint keeps beside weights: the position of a run, and the states of its parts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager

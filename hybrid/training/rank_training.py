@@ -1,7 +1,5 @@
 """One rank's training and how far it has come: everything that a checkpoint restores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The user's functions, named package.module:function on the command line."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Run folders read again: the network of a run's newest checkpoint."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """One rank's run: its epochs, its evaluations, its share of the run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

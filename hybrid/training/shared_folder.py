@@ -1,7 +1,5 @@
 """A run's folder as its ranks share it: the first writes, and all learn whether it succeeded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path

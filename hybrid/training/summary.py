@@ -1,7 +1,5 @@
 """What a run is asked for, and says of itself: config.toml, a line at its start, a summary."""
 
-from __future__ import annotations
-
 import resource
 import shlex
 from collections.abc import Mapping, Sequence

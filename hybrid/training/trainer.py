@@ -1,7 +1,5 @@
 """Builds a run and starts it on every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import Signature, signature
@@ -171,12 +169,12 @@ class Trainer:
             self.blocks = with_bundles(self.blocks, [test])
             options = replace(self.options, batch_transform=None)
             objective = Objectives.of(options, self.blocks, test, test).test
-            device = launch.device(self.options.train.device)
             precision = getattr(torch, options.train.precision)
 
             def program(links: RankLinks, comparison: SampleComparison) -> dict[str, float]:
                 with links.agreement():
                     read_weights(self.blocks, [links.rank])
+                device = launch.device(options.train.device)  # of this thread
                 module = placed(self.blocks.module(links.rank), device)
                 block = Block(module, links.rank, links.size, {}, device, precision)
                 size = test.batch_size or options.train.batch_size

@@ -1,7 +1,5 @@
 """Threads that run forward and backward passes in whatever order they have time for."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from threading import Condition, Thread

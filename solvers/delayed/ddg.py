@@ -1,7 +1,5 @@
 """DDG: delayed gradients at stashed weights (Huo et al., arXiv 1804.10574)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil

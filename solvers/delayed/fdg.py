@@ -1,7 +1,5 @@
 """FDG: DDG with a tick of slack for every message (Zhuang et al., github ZHUANGHP/FDG)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

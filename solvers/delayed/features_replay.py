@@ -1,7 +1,5 @@
 """Features Replay: delayed gradients at the newest weights, by replay (Huo et al., 1807.04511)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """PD-ASGD: decoupled forward and backward passes, stepping layer by layer (arXiv 2410.05985)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

@@ -1,7 +1,5 @@
 """PETRA: delayed gradients in reversible blocks, without a stash (Rivaud et al., 2406.02052)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

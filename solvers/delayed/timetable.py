@@ -1,7 +1,5 @@
 """A static table of forward and backward slots, each of which takes one unit at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

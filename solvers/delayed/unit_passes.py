@@ -1,7 +1,5 @@
 """A block's module in units, each with a separate backward pass and step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field

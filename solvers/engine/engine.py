@@ -1,7 +1,5 @@
 """The engine: executes a schedule's actions on one block, and knows what is under way."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

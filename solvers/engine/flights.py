@@ -1,7 +1,5 @@
 """What is under way on a block, and how a checkpoint holds it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """A block's passes recorded as graphs of a GPU: one launch each, instead of one per operation."""
 
-from __future__ import annotations
-
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What a backward pass runs on: the graph of the forward pass, older weights, or the newest."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """Backward passes of reversible units, which compute their inputs from their outputs."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import torch

@@ -1,7 +1,5 @@
 """Backward passes at the newest weights with the activations of the forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 

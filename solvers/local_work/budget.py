@@ -1,7 +1,5 @@
 """The local budget: where ranks of a pipeline that is never flushed wait, and what fits there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

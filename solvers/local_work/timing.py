@@ -1,7 +1,5 @@
 """Times passes and messages of a pipeline before training."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves

@@ -1,7 +1,5 @@
 """State that modules keep in plain attributes: counters, annealed rates, running values."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

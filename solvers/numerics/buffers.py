@@ -1,7 +1,5 @@
 """Buffers and plain attributes that forward passes change, but only some passes may change."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 

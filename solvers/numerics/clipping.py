@@ -1,7 +1,5 @@
 """Gradient clipping. Nothing here reads a tensor's value, so the host never waits for a device."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -1,7 +1,5 @@
 """Random numbers of a block, as a function of (seed, step, micro-batch, unit) only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Parameters that are frozen for the first epochs of a training, or for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import nn

@@ -1,7 +1,5 @@
 """The state of any optimizer, known from a trial step and saved as tensors; weight averages."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar

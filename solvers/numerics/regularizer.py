@@ -1,7 +1,5 @@
 """A regularizer: a term of the loss that depends on each block's weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

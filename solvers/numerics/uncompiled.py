@@ -6,8 +6,6 @@ sympy: 0.8 seconds, 75 MB and 900 modules on every rank, although nothing is com
 compiler is imported, as by torch.compile, torch's own code runs.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import wraps

@@ -1,7 +1,5 @@
 """Replacement of a module's parameters by other weights, within passes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

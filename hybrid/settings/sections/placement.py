@@ -1,7 +1,5 @@
 """[split], [links] and [checkpoint]: placement, communication and checkpoints."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator

@@ -1,7 +1,5 @@
 """[model], [data] and [train]: network, samples, length and numerics of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 

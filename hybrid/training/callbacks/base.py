@@ -1,7 +1,5 @@
 """The callbacks of a run: all ranks agree on their failures, and when they ask it to stop."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

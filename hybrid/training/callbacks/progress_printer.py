@@ -1,7 +1,5 @@
 """The progress of a run on the screen: a line for each epoch, and a bar or lines between."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Loggers to services. Their packages are imported only when a run starts."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import import_module
