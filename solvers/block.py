@@ -304,11 +304,7 @@ class Block:
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     def backward(
-        self,
-        out: Tensor,
-        p_out: Tensor | None = None,
-        retain_graph: bool = False,
-        key: Key = (),
+        self, out: Tensor, p_out: Tensor | None = None, retain_graph: bool = False, key: Key = ()
     ) -> None:
         """Add `loss_scale` times the gradient to the parameters, from p_out = d loss / d out.
 

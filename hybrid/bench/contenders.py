@@ -1,9 +1,8 @@
 """The rows of a bench: a plain PyTorch loop on one device, and this package's methods."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -63,11 +62,12 @@ class PlainLoop(Contender):
             return
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
+        rounds = self._precision is not torch.float32
         for batch in batches:
             x, y = batch.images(), batch.labels()
             parts = x.tensor_split(self._micro_batches), y.tensor_split(self._micro_batches)
             for inputs, labels in zip(*parts, strict=True):
-                with self._numbers():
+                with torch.autocast(self._device.type, self._precision, enabled=rounds):
                     loss = cross_entropy(self.model(inputs).float(), labels)
                 loss = loss * (len(labels) / len(y)) if len(labels) < len(y) else loss
                 self._scaler.scale(loss).backward()
@@ -75,11 +75,6 @@ class PlainLoop(Contender):
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         torch.set_num_threads(before)
-
-    def _numbers(self) -> AbstractContextManager[Any]:
-        if self._precision is torch.float32:
-            return nullcontext()
-        return torch.autocast(self._device.type, dtype=self._precision)
 
 
 def prepared(model: Model) -> Model:

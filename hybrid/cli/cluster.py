@@ -14,9 +14,7 @@ commands = typer.Typer()
 
 
 @commands.command(epilog="Example: mpirun -n 2 hybrid doctor --out /scratch/me/runs")
-def doctor(
-    out: Annotated[Path, typer.Option(help="Folder of runs to check.")] = Path("."),
-) -> None:
+def doctor(out: Annotated[Path, typer.Option(help="Folder of runs to check.")] = Path(".")) -> None:
     """Check ranks, MPI, GPUs and a folder of runs for problems."""
     from hybrid import doctor as checks
 

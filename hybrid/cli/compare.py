@@ -15,8 +15,7 @@ commands = typer.Typer()
 
 
 @commands.command(
-    cls=Grouped,
-    epilog="Example: mpirun -n 2 --bind-to none hybrid bench --model resnet20",
+    cls=Grouped, epilog="Example: mpirun -n 2 --bind-to none hybrid bench --model resnet20"
 )
 def bench(
     context: typer.Context,

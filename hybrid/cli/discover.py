@@ -77,8 +77,7 @@ def show(
         int | None, typer.Option(min=1, help="Number of blocks.  [default: 2]")
     ] = None,
     cuts: Annotated[
-        str | None,
-        typer.Option(help="First unit of each block after the first (comma-separated)."),
+        str | None, typer.Option(help="First unit of each block after the first (comma-separated).")
     ] = None,
     balance: Annotated[
         Literal["operations", "measured", "even"] | None,
@@ -93,8 +92,7 @@ def show(
         ),
     ] = None,
     data: Annotated[
-        str | None,
-        typer.Option(help="Data set that has such samples, instead of --inputs."),
+        str | None, typer.Option(help="Data set that has such samples, instead of --inputs.")
     ] = None,
     data_dir: options.DataDir = None,
     batch_size: options.BatchSize = None,

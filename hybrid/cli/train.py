@@ -45,9 +45,7 @@ def train(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume",
-            help="Continue from the newest checkpoint in --out.",
-            rich_help_panel=FOLDER,
+            "--resume", help="Continue from the newest checkpoint in --out.", rich_help_panel=FOLDER
         ),
     ] = False,
     auto_resume: Annotated[

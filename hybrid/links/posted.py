@@ -10,13 +10,7 @@ from torch import Tensor
 
 from hybrid.errors import AgreedError, PeerError, StoppedError, given_by
 from hybrid.links.base import Program, RankLinks, Start
-from hybrid.links.communicator import (
-    Communicator,
-    Transfer,
-    abort,
-    start_limited,
-    waits_limited,
-)
+from hybrid.links.communicator import Communicator, Transfer, abort, start_limited, waits_limited
 from hybrid.links.staging import (
     Format,
     Outgoing,

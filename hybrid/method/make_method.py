@@ -15,11 +15,7 @@ from hybrid.method.problem import Problem
 from hybrid.method.schedule import Plateau, UserScheduler, make_schedule
 from hybrid.method.user_optimizer import UserOptimizer
 from hybrid.rounds.epoch_windows import Rate
-from hybrid.settings.config import (
-    OptimizerSettings,
-    ScheduleSettings,
-    SplitSettings,
-)
+from hybrid.settings.config import OptimizerSettings, ScheduleSettings, SplitSettings
 from hybrid.settings.sections.base import Section
 from hybrid.settings.sections.rounds import WINDOW
 from hybrid.settings.selection import check_metric, check_mode

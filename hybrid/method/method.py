@@ -305,11 +305,7 @@ class Method:
         return alternating
 
     def windows(
-        self,
-        data: Data,
-        schedule: Rate,
-        sampler: BatchSampler,
-        place: GridPlace = FIRST,
+        self, data: Data, schedule: Rate, sampler: BatchSampler, place: GridPlace = FIRST
     ) -> Windows:
         """Make the windows of every epoch, with a replica's share of their mini-batches."""
         return Windows(

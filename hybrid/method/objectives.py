@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import (
-    tree_leaves,
-    tree_map,
-    tree_structure,
-    tree_unflatten,
-)
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from hybrid.data import Data
 from hybrid.data.items import TARGETS

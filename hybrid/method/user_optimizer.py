@@ -14,6 +14,7 @@ from hybrid.settings import torch_classes
 from hybrid.solvers.numerics.optimizer_state import clone_optimizer, with_groups
 
 Group = dict[str, Any]
+_APART = "params", "param_names", "initial_lr"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class UserOptimizer:
                 names_of.setdefault(id(p), []).append(n)
         groups = [
             {
-                **_settings(group),
+                **{k: value for k, value in group.items() if k not in _APART},
                 "lr": rate,
                 "lr_ratio": float(rate) / float(rates[0]),
                 "lr_index": i,
@@ -108,11 +109,6 @@ def stand_in(
 def _copied(group: Mapping[str, Any]) -> Group:
     """Copy a group with its learning rate, which may be a tensor that changes in place."""
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items()}
-
-
-def _settings(group: Mapping[str, Any]) -> Group:
-    apart = ("params", "param_names", "initial_lr")
-    return {key: value for key, value in group.items() if key not in apart}
 
 
 def check_class(optimizer: torch.optim.Optimizer, source: str) -> None:

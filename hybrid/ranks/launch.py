@@ -117,10 +117,12 @@ def ranks() -> Ranks | None:
     size = launched_size()
     if not size:
         return None
+    from hybrid.ranks import meeting
+
     by_torch, rank = _is_by_torch(), launched_rank()
     late = stopping.after(LATE_SECONDS, _tell_late, rank, size)
     with stopping.meeting() if by_torch else late:
-        comm = _of_torchrun(rank, size) if by_torch else _of_mpi(size)
+        comm: Communicator = meeting.of_torchrun(rank, size) if by_torch else _of_mpi(size)
         mates = comm.host_ranks()
     launcher.end_with_launcher(speaks=comm.rank == mates[0])
     _abort_on_exceptions(comm)
@@ -140,12 +142,6 @@ def _leave(comm: Communicator) -> None:
     """End all ranks together, so that none mistakes the end of another for a crash."""
     comm.barrier()
     comm.close()
-
-
-def _of_torchrun(rank: int, size: int) -> Communicator:
-    from hybrid.ranks import meeting
-
-    return meeting.of_torchrun(rank, size)
 
 
 def _of_mpi(size: int) -> Communicator:

@@ -11,13 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from hybrid.errors import one_line, tell
-from hybrid.links.gloo import (
-    LOOPBACK,
-    TorchCommunicator,
-    local_store,
-    own_address,
-    stay_local,
-)
+from hybrid.links.gloo import LOOPBACK, TorchCommunicator, local_store, own_address, stay_local
 from hybrid.ranks import stopping
 
 MEETING_SECONDS = 300.0
@@ -97,7 +91,10 @@ def _connect(host: str, port: int, agent_store: bool, rank: int, size: int) -> T
         store = c10d.PrefixStore(f"hybrid {identity()}", shared)  # separate from other jobs
         meeting, names = _meet(store, where, rank, size, agent_store)
         if len({name.partition(" on ")[2] for name in names}) > 1:
-            _check_address()
+            try:
+                own_address()
+            except ValueError as error:
+                raise MeetingError(str(error), True) from None
         store = c10d.PrefixStore(meeting, store)
         return TorchCommunicator(store, rank, size)
     except RuntimeError as error:
@@ -106,14 +103,6 @@ def _connect(host: str, port: int, agent_store: bool, rank: int, size: int) -> T
             f"({_cause(error)}): see why one of them has ended, and start again",
             rank == 0,
         ) from None
-
-
-def _check_address() -> None:
-    """Raise MeetingError if ranks of other hosts cannot reach this one."""
-    try:
-        own_address()
-    except ValueError as error:
-        raise MeetingError(str(error), True) from None
 
 
 def _meet(

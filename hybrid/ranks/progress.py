@@ -80,7 +80,8 @@ class Bar:
 
     def _begin(self) -> None:
         global _open
-        notebook = _in_notebook()
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        notebook = hasattr(shell, "kernel")  # as in Jupyter and Colab
         size = None if notebook or any(map(os.environ.get, PLAIN)) else launch.screen()
         if not notebook and (size is None or os.environ.get("TERM") in (None, "", "dumb")):
             return
@@ -122,11 +123,7 @@ class Bar:
                 return
             (task,) = progress.task_ids
             progress.update(
-                task,
-                total=self.total,
-                completed=self.done,
-                description=self.text,
-                rate=self.rate,
+                task, total=self.total, completed=self.done, description=self.text, rate=self.rate
             )
             try:
                 if self._cell is not None:
@@ -145,9 +142,3 @@ def close() -> None:
     """Remove the bar, if there is one, before a last line is printed."""
     if _open is not None:
         _open.close()
-
-
-def _in_notebook() -> bool:
-    """Whether IPython displays output in cells, as in Jupyter and Colab."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return hasattr(shell, "kernel")

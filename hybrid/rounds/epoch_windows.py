@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -106,7 +105,9 @@ class Windows:
                 swept = Window(self._batches(epoch, numbers, augment=False), self.sweeps)
             if self.whole:
                 samples = sum(len(batch) for batch in swept.batches)
-                swept.shuffle = partial(self._permutation, epoch, samples)
+                swept.shuffle = lambda sweep, n=samples: epoch_order(
+                    self.seed + 1 + sweep, epoch, n
+                )
             yield trained, swept
             start = numbers.stop
 
@@ -157,6 +158,3 @@ class Windows:
             if sum(len(trained.batches) for trained, _ in group) >= every or done == end:
                 yield group
                 group = []
-
-    def _permutation(self, epoch: int, samples: int, sweep: int) -> Tensor:
-        return epoch_order(self.seed + 1 + sweep, epoch, samples)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from math import hypot, isfinite, sqrt
@@ -94,25 +94,20 @@ def merge_shares(phase: str, chains: list[list[dict[str, Any]]]) -> PhaseReport:
         [sum(n) for n in zip_longest(*(r["staleness"] for r in b), fillvalue=0)] for b in blocks
     ]
     norms = [block for block in blocks[1:] if block[0]["norms"] is not None]
+    # root mean squares over the replicas
+    residual = [hypot(*(r["residual"] for r in b)) / sqrt(len(b)) for b in blocks[:-1]]
     return PhaseReport(
         phase=phase,
         samples=samples,
         loss=sum(last["loss"] * (last["samples"] / max(1, samples)) for last in lasts),
         accuracy=sum(correct) / max(1, samples) if correct else None,
         seconds=max(rank["seconds"] for ranks in chains for rank in ranks),
-        residual=[_root_mean_square(r["residual"] for r in block) for block in blocks[:-1]]
-        if phase == "parallel"
-        else [],
+        residual=residual if phase == "parallel" else [],
         primal=[hypot(*(rank["norms"][0] for rank in block)) for block in norms],
         dual=[hypot(*(rank["norms"][1] for rank in block)) for block in norms],
         notices=lasts[0]["notices"],
         staleness=late if any(late) else [],
     )
-
-
-def _root_mean_square(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return hypot(*numbers) / sqrt(len(numbers))
 
 
 def find_divergence(everyone: Sequence[list[dict[str, Any]]]) -> tuple[int, str] | None:

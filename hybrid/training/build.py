@@ -362,11 +362,7 @@ def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None 
 
 
 def build_trainer(
-    resolved: Config,
-    loaded: Sets,
-    out: Path,
-    resume: bool,
-    division: Division | None = None,
+    resolved: Config, loaded: Sets, out: Path, resume: bool, division: Division | None = None
 ) -> Trainer:
     """The trainer of a run; under a launcher with the division that one rank has found."""
     trainer = Trainer(

@@ -259,8 +259,7 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(value: Any, module: nn.Module) -> Tensor:
-    parameter = next(module.parameters(), None)
-    device = None if parameter is None else parameter.device
+    device = next((p.device for p in module.parameters()), None)
     return torch.tensor(value[1], dtype=FORMATS[value[0]], device=device)
 
 

@@ -37,12 +37,7 @@ class RankTraining:
     """
 
     def __init__(
-        self,
-        method: Method,
-        links: RankLinks,
-        data: Data,
-        trace: Trace,
-        callbacks: Stateful | None,
+        self, method: Method, links: RankLinks, data: Data, trace: Trace, callbacks: Stateful | None
     ) -> None:
         options = self.options = method.options
         self.method, self.links = method, links

@@ -69,11 +69,7 @@ def evaluate(
 
 
 def load(
-    run: str | Path,
-    model: Model | None = None,
-    *,
-    data_dir: str | None = None,
-    best: bool = False,
+    run: str | Path, model: Model | None = None, *, data_dir: str | None = None, best: bool = False
 ) -> nn.Module:
     """The network of a run's newest (or best) checkpoint, on the CPU, in evaluation mode.
 

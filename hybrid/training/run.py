@@ -27,11 +27,7 @@ from hybrid.rounds.phase_report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Window
-from hybrid.training.callbacks.base import (
-    CallbackError,
-    Callbacks,
-    EarlyStopping,
-)
+from hybrid.training.callbacks.base import CallbackError, Callbacks, EarlyStopping
 from hybrid.training.callbacks.progress_printer import ProgressPrinter
 from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import SharedFolder

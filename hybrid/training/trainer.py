@@ -254,11 +254,7 @@ class Trainer:
         return train.threads or launch.threads_per_rank(blocks)
 
     def make_method(
-        self,
-        train: Data,
-        ranks: int = 1,
-        test: Data | None = None,
-        validation: Data | None = None,
+        self, train: Data, ranks: int = 1, test: Data | None = None, validation: Data | None = None
     ) -> Method:
         """What `fit` trains by; ValueError, with the remedy, for settings that cannot work."""
         self._check_ranks(ranks)

@@ -207,7 +207,7 @@ class Engine(Program):
     def _backward(self, flight: Flight, keep: Keep | None) -> None:
         p_in = self.policy.backward(flight, partial(self._receive_adjoint, flight))
         if p_in is not None:
-            p_in = self._shrunk(p_in)
+            p_in = p_in if self.solver.shrink == 1.0 else self.solver.shrink * p_in  # b p_k
             self._send_adjoint(p_in, flight)
         if keep is not None:
             keep(flight, p_in)
@@ -244,10 +244,6 @@ class Engine(Program):
         """One message of the next block, as it is on the wire."""
         count = self._wire.tensors * (2 if self.solver.returns_inputs else 1)
         return tuple(self.links.from_next() for _ in range(count))
-
-    def _shrunk(self, p_in: Tensor) -> Tensor:
-        """b p_k."""
-        return p_in if self.solver.shrink == 1.0 else self.solver.shrink * p_in
 
     def _send_adjoint(self, p_in: Tensor, flight: Flight) -> None:
         """One message to the previous block."""

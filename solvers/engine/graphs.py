@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,20 +24,8 @@ _recording = Lock()
 """One recording at a time: threads share the process's allocator."""
 
 
-class Graph(Protocol):
-    """A recorded sequence of operations on fixed memory."""
-
-    def record(self, work: Callable[[], T]) -> T:
-        """Record the operations of `work` without running them; return the tensors they write."""
-        ...
-
-    def replay(self) -> None:
-        """Run the operations on the current stream."""
-        ...
-
-
 class CudaGraph:
-    """torch.cuda.CUDAGraph; `after`: a graph whose results it reads."""
+    """Operations on fixed memory, recorded once; `after`: a graph whose results they read."""
 
     def __init__(self, device: torch.device, after: Any = None) -> None:
         self._graph: Any = torch.cuda.CUDAGraph()
@@ -45,6 +33,7 @@ class CudaGraph:
         self._pool: Any = torch.cuda.graph_pool_handle() if after is None else after._pool
 
     def record(self, work: Callable[[], T]) -> T:
+        """Record the operations of `work` without running them; return the tensors they write."""
         # not by torch.cuda.graph, which waits for all streams of the GPU: a message may be under
         # way whose receiver waits for this rank
         current, side = torch.cuda.current_stream(), self._stream
@@ -64,10 +53,11 @@ class CudaGraph:
         return made
 
     def replay(self) -> None:
+        """Run the operations on the current stream."""
         self._graph.replay()
 
 
-GRAPHS: dict[str, Callable[..., Graph]] = {"cuda": CudaGraph}
+GRAPHS: dict[str, Callable[..., Any]] = {"cuda": CudaGraph}
 """By type of device, what records its work."""
 
 
@@ -142,7 +132,8 @@ class RecordedPass:
         self.lam.copy_(lam)
         _for_each(torch._foreach_copy_, [(w, self.parameters[n]) for n, w in self.weights.items()])
         self.forward.replay()
-        return self.x.clone()
+        x: Tensor = self.x.clone()
+        return x
 
     @torch.no_grad()
     def go_backward(self, p_out: Tensor) -> Tensor | None:

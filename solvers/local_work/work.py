@@ -114,12 +114,7 @@ class LocalWork:
         self._batches[batch.step] = batch
 
     def record(
-        self,
-        part: MicroBatch,
-        lam: Tensor,
-        out: Tensor,
-        p_in: Tensor | None,
-        p_out: Tensor | None,
+        self, part: MicroBatch, lam: Tensor, out: Tensor, p_in: Tensor | None, p_out: Tensor | None
     ) -> None:
         """Record a micro-batch whose backward pass is complete."""
         count = min(sum(self.budget), part.stop - part.start)  # those that local steps will take

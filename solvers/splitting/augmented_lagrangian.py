@@ -14,8 +14,7 @@ from hybrid.solvers.splitting.variables import CORRECTED
 from hybrid.solvers.windows import Rows
 
 MOVES = Acts(
-    "multipliers move (several sweeps, or window 'all')",
-    lambda run: run.solver.moves(run.setup),
+    "multipliers move (several sweeps, or window 'all')", lambda run: run.solver.moves(run.setup)
 )
 
 

@@ -28,8 +28,7 @@ def _has_plain_cut(run: Facts) -> bool:
 
 
 EXCHANGES = Acts(
-    "a later sweep uses the dual (several sweeps, or window 'all')",
-    lambda run: run.setup.exchanges,
+    "a later sweep uses the dual (several sweeps, or window 'all')", lambda run: run.setup.exchanges
 )
 FACTORIZED = Acts("a cut has a factorization", lambda run: run.setup.factorized)
 PLAIN_CUT = Acts("a cut has no factorization, whose Z has a closed form", _has_plain_cut)

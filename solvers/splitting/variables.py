@@ -22,8 +22,7 @@ CORRECTED = Acts(
     lambda run: run.setup.correct_every,
 )
 LAM_STEPS = Acts(
-    "lam takes steps (several sweeps, or window 'all')",
-    lambda run: run.solver.steps_lam(run.setup),
+    "lam takes steps (several sweeps, or window 'all')", lambda run: run.solver.steps_lam(run.setup)
 )
 LAM_STEPS_OR_STARTS = Acts(
     "lam takes steps (several sweeps, or lam_start 'stepped')",

@@ -49,10 +49,7 @@ class SplitSettings(Section):
 
 def _of_links(name: str, *kinds: str) -> Acts:
     """Make the condition that the links between the ranks read a setting."""
-    return Acts(
-        f"links.kind reads it ({', '.join(kinds)})",
-        lambda run: name in run.link_settings,
-    )
+    return Acts(f"links.kind reads it ({', '.join(kinds)})", lambda run: name in run.link_settings)
 
 
 class LinkSettings(Section):

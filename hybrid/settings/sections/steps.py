@@ -19,8 +19,7 @@ WITHOUT_BETAS = Acts(
     "optimizer.arguments has no betas", lambda run: "betas" not in run.optimizer.arguments
 )
 STEPS_OUTSIDE = Acts(
-    "solver.momentum is unset, or there are serial rounds",
-    lambda run: steps_outside(run),
+    "solver.momentum is unset, or there are serial rounds", lambda run: steps_outside(run)
 )
 MOMENTUM_OUTSIDE = Needs(
     "it sets no momentum, or solver.momentum is unset, or there are serial rounds",
@@ -32,8 +31,7 @@ NESTEROVS = Acts(
 )
 MUON = Acts("optimizer.name is muon", lambda run: run.optimizer.name == "muon")
 BY_SHAPE = Acts(
-    "optimizer.name is muon or soap",
-    lambda run: run.optimizer.name in torch_classes.BY_SHAPE,
+    "optimizer.name is muon or soap", lambda run: run.optimizer.name in torch_classes.BY_SHAPE
 )
 SHARES_STEPS = Acts(
     "there are replicas, which agree after every step",

@@ -21,8 +21,7 @@ from hybrid.solvers.acting import REPLICAS, Acts, Needs
 OWN_MODEL = Acts("model.name is a built-in network", lambda run: not is_reference(run.model.name))
 OWN_DATA = Acts("data.name is a built-in data set", lambda run: not run.own_data)
 IMAGES = Acts(
-    "data.name is a built-in set of images",
-    lambda run: not run.own_data and run.data.name != TEXT,
+    "data.name is a built-in set of images", lambda run: not run.own_data and run.data.name != TEXT
 )
 OF_TEXT = Acts(f"data.name is {TEXT}", lambda run: run.data.name == TEXT)
 READS = Acts(
@@ -80,8 +79,7 @@ ADDS_ALIKE = Needs(
     "choose bfloat16, or fill.name=none",
 )
 NO_DRAWS = Needs(
-    "no layer draws random numbers, which would not be repeatable",
-    lambda run: not run.draws,
+    "no layer draws random numbers, which would not be repeatable", lambda run: not run.draws
 )
 PASSES_ALONE = Needs(
     "train.sync_batchnorm is false, since its passes communicate",

@@ -4,18 +4,7 @@ import pytest
 import streams
 import torch
 from answers import refusal
-from streams import (
-    BATCH,
-    KINDS,
-    SAMPLES,
-    Plain,
-    Sized,
-    Streaming,
-    X,
-    Y,
-    trained,
-    trainer,
-)
+from streams import BATCH, KINDS, SAMPLES, Plain, Sized, Streaming, X, Y, trained, trainer
 from torch.utils.data import DataLoader
 from trainings import assert_same, stopped
 

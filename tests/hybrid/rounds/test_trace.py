@@ -10,15 +10,7 @@ from hybrid.links.grid import GridPlace
 from hybrid.rounds import trace as traces
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import LinkSettings
-from hybrid.solvers import (
-    DDG,
-    PDASGD,
-    AugmentedLagrangian,
-    AuxNet,
-    Backprop,
-    BlockADMM,
-    Petra,
-)
+from hybrid.solvers import DDG, PDASGD, AugmentedLagrangian, AuxNet, Backprop, BlockADMM, Petra
 
 WINDOW = {"window": 2}
 MODES = {

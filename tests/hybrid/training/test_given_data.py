@@ -14,11 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.utils.data import DataLoader
 from trainings import lines, stopped, trainer_of
-from transformers import (
-    BatchEncoding,
-    DataCollatorForLanguageModeling,
-    PreTrainedTokenizerFast,
-)
+from transformers import BatchEncoding, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 from hybrid import Callback
 from hybrid.data import Stream

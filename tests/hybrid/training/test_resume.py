@@ -22,14 +22,7 @@ from trainings import (
 from hybrid import split
 from hybrid.folder import checkpoint
 from hybrid.settings.config import LinkSettings, OptimizerSettings
-from hybrid.solvers import (
-    DDG,
-    FDG,
-    AugmentedLagrangian,
-    Backprop,
-    BlockADMM,
-    FeaturesReplay,
-)
+from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, BlockADMM, FeaturesReplay
 from hybrid.training.run import Run
 
 KEPT: dict[str, Any] = {"window": "all", "correct_every": 0}

@@ -9,14 +9,7 @@ from hypothesis import strategies as some
 
 from hybrid.links import run_threads
 from hybrid.solvers.sync import reduction
-from hybrid.solvers.sync.reduction import (
-    Reduction,
-    decode,
-    encode,
-    memory,
-    pack,
-    unpack,
-)
+from hybrid.solvers.sync.reduction import Reduction, decode, encode, memory, pack, unpack
 
 
 def vectors(replicas, length, seed=0):

@@ -13,15 +13,7 @@ from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
-from tests.solvers.sync.least_squares import (
-    LR,
-    close,
-    gradient,
-    mean,
-    problem,
-    shares,
-    trained,
-)
+from tests.solvers.sync.least_squares import LR, close, gradient, mean, problem, shares, trained
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4])

@@ -2,17 +2,7 @@
 
 from hybrid.errors import OWN
 from hybrid_messages.ampnet import AMPNet
-from hybrid_messages.control import (
-    Bcast,
-    Cond,
-    Group,
-    Loop,
-    Loss,
-    Outcome,
-    Phi,
-    Source,
-    Sum,
-)
+from hybrid_messages.control import Bcast, Cond, Group, Loop, Loss, Outcome, Phi, Source, Sum
 from hybrid_messages.executor import Entry, Executor, Static
 from hybrid_messages.graph import Graph
 from hybrid_messages.layer import Layer

@@ -20,16 +20,7 @@ from message_graphs import (
     samples,
 )
 
-from hybrid_messages import (
-    Bcast,
-    Cond,
-    Entry,
-    Group,
-    Loop,
-    Phi,
-    Static,
-    Sum,
-)
+from hybrid_messages import Bcast, Cond, Entry, Group, Loop, Phi, Static, Sum
 
 NEVER = 10**9
 ACTIVE = [1, 4]

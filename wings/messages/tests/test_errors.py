@@ -16,17 +16,7 @@ from message_graphs import (
 )
 from torch import nn
 
-from hybrid_messages import (
-    Cond,
-    Entry,
-    Group,
-    Layer,
-    Loop,
-    Phi,
-    Source,
-    Static,
-    Sum,
-)
+from hybrid_messages import Cond, Entry, Group, Layer, Loop, Phi, Source, Static, Sum
 
 X = samples(4)
 CHAIN = [("in", "a"), ("a", "node"), ("node", "loss")]

@@ -15,14 +15,7 @@ from hybrid.links.grid import Grid
 from hybrid.networks.models import build as build_model
 from hybrid.networks.partition import split
 from hybrid.settings.resolve import load
-from hybrid.solvers import (
-    DDG,
-    FDG,
-    PDASGD,
-    FeaturesReplay,
-    LocalUpdates,
-    Petra,
-)
+from hybrid.solvers import DDG, FDG, PDASGD, FeaturesReplay, LocalUpdates, Petra
 from hybrid.solvers.delayed.ddg import LOST
 from hybrid.training import build
 

@@ -6,12 +6,7 @@ import torch
 from hybrid.bench.recipes import Recipe
 from hybrid.links import LinkSpeed
 from hybrid.settings.config import RoundSettings
-from hybrid.solvers import (
-    DDG,
-    FDG,
-    Backprop,
-    FeaturesReplay,
-)
+from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay
 from tests.hybrid.bench.plan.planners import BACKWARD, FORWARD, planner
 
 
