@@ -104,10 +104,8 @@ class Windows:
             if apart:
                 swept = Window(self._batches(epoch, numbers, augment=False), self.sweeps)
             if self.whole:
-                samples = sum(len(batch) for batch in swept.batches)
-                swept.shuffle = lambda sweep, n=samples: epoch_order(
-                    self.seed + 1 + sweep, epoch, n
-                )
+                n = sum(len(batch) for batch in swept.batches)
+                swept.shuffle = lambda sweep, n=n: epoch_order(self.seed + 1 + sweep, epoch, n)
             yield trained, swept
             start = numbers.stop
 
