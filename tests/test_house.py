@@ -64,38 +64,38 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_980
+CORE = 36_780
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 245, 34_290, 5_270
+CORE_FILES, TESTS, BENCHMARKS = 245, 34_300, 5_370
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 720,
     "hybrid/bench": 2_460,
-    "hybrid/cli": 980,
+    "hybrid/cli": 970,
     "hybrid/data": 2_600,
     "hybrid/doctor": 290,
     "hybrid/folder": 1_080,
     "hybrid/links": 2_460,
-    "hybrid/method": 2_360,
+    "hybrid/method": 2_350,
     "hybrid/networks": 3_540,
     "hybrid/proof": 1_050,
-    "hybrid/ranks": 1_200,
+    "hybrid/ranks": 1_180,
     "hybrid/report": 1_010,
-    "hybrid/rounds": 1_260,
-    "hybrid/settings": 1_470,
-    "hybrid/training": 2_950,
-    "solvers": 2_660,
+    "hybrid/rounds": 1_230,
+    "hybrid/settings": 1_460,
+    "hybrid/training": 2_920,
+    "solvers": 2_640,
     "solvers/checks": 460,
-    "solvers/delayed": 1_140,
+    "solvers/delayed": 1_110,
     "solvers/engine": 1_280,
-    "solvers/exact": 210,
-    "solvers/kernels": 420,
+    "solvers/exact": 200,
+    "solvers/kernels": 410,
     "solvers/layers": 550,
     "solvers/local": 330,
-    "solvers/local_work": 570,
-    "solvers/numerics": 1_140,
+    "solvers/local_work": 560,
+    "solvers/numerics": 1_120,
     "solvers/optimizers": 330,
-    "solvers/splitting": 1_360,
+    "solvers/splitting": 1_350,
     "solvers/sync": 1_240,
 }
 """Lines of each room, as `.ci/house.py` counts them."""

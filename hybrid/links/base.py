@@ -83,7 +83,7 @@ class RankLinks(ABC):
     tensors_by = ""
     """`way` of these links."""
     peers_share_gpu = False
-    """Whether peers are threads on one GPU, whose backward passes torch runs one after another."""
+    """Whether some replicas are threads on one GPU, whose backward passes torch runs in turn."""
 
     def __init__(self, place: GridPlace, grid: RankGroup, chain: RankGroup) -> None:
         self.place = place

@@ -273,7 +273,7 @@ class GlooLinks(PostedLinks):
     """Links over gloo, in their own process groups."""
 
     name: ClassVar[str] = "torch"
-    library = "gloo"
+    library, polls = "gloo", False
     settings: ClassVar[frozenset[str]] = frozenset({"device", "timeout"})
 
     def __init__(self, start: Start) -> None:

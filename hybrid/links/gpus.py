@@ -1,9 +1,11 @@
 """How tensors travel between the GPUs of ranks: by NCCL, by MPI, or through host memory."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,22 +28,28 @@ for size in (1 << 10, 1 << 24):  # eager and rendezvous
     assert torch.equal(sent, received), "other bytes arrived"
 """
 """Sends a GPU's memory through MPI; without support for it a library ends the process."""
-_OF_LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MV2_", "SLURM_", "MPI_LOCAL")
-"""Prefixes of variables that would make the probe a rank of this job."""
+_OF_LAUNCHERS = re.compile(
+    "(OMPI_(?!MCA_)|OMPI_MCA_(ess|orte|prte|pmix|initial)|PMIX_|PMI_|PRTE_|MV2_|SLURM_|MPI_LOCAL)"
+)
+"""Beginnings of variables that would make the probe a rank of this job."""
 
 
-def links_between(links: type[RankLinks], begin: Start) -> type[RankLinks]:
+def links_between(links: type[RankLinks], begin: Start, failed: bool = False) -> type[RankLinks]:
     """Return the class of the links between these ranks: `links`, or NCCL's. All ranks call it.
 
     NCCL carries tensors under any launcher if every rank has its own GPU, unless links.kind or
     links.device says otherwise. Raises AgreedError on all ranks if links.device cannot be had.
+    `failed`: this rank has another reason not to begin, which it tells over `links`.
     """
     wanted, kind = begin.settings.device, begin.settings.kind
     if links.in_one_process or begin.comm is None:
         return links
-    answers = begin.comm.allgather((_gpu(begin.device), _fault(begin.device, wanted)))
-    fault = next((f"rank {r} {fault}" for r, (_, fault) in enumerate(answers) if fault), "")
-    gpus = [gpu for gpu, _ in answers]
+    fault = "" if failed else _fault(begin.device, wanted)
+    answers = begin.comm.allgather((_gpu(begin.device), fault, failed))
+    if any(failed for _, _, failed in answers):
+        return links
+    fault = next((f"rank {r} {fault}" for r, (_, fault, _) in enumerate(answers) if fault), "")
+    gpus = [gpu for gpu, _, _ in answers]
     if not fault and wanted != "mpi" and len({*gpus}) < len(gpus):
         fault = "two ranks share a GPU"
     if fault and wanted in ("nccl", "mpi"):
@@ -70,12 +78,13 @@ def _fault(device: torch.device | None, wanted: str) -> str:
     return "" if distributed.is_nccl_available() else "has a torch without NCCL"
 
 
+@cache
 def probe(program: str, seconds: float = PROBE_SECONDS) -> str:
     """Run a program in a child process; say how it failed, or return an empty string.
 
     No MPI library says reliably whether it reads a GPU's memory: some crash when they do.
     """
-    mine = {k: v for k, v in os.environ.items() if not k.startswith(_OF_LAUNCHERS)}
+    mine = {k: v for k, v in os.environ.items() if not _OF_LAUNCHERS.match(k)}
     command = [sys.executable, "-c", program]
     try:
         subprocess.run(command, env=mine, check=True, capture_output=True, timeout=seconds)

@@ -164,13 +164,15 @@ class PostedLinks(RankLinks):
 
     A tensor on a GPU is copied by `Staging` while the block computes on. MPI and gloo send what is
     in host memory, and do so when the host calls them: the next call of these links sends it, or a
-    wait for a neighbor as soon as the copy is complete. If the neighbor's message is there first,
+    wait for a neighbor as soon as the copy is complete. If MPI has the neighbor's message first,
     the host goes on to launch what needs it, and does not wait for the copy.
     """
 
     in_one_process = False
     library: ClassVar[str]
     """What carries messages."""
+    polls = True
+    """Whether a receive tells that its message is there, before anyone waits for it."""
     collective_above = 8
     on_device = False
     """Whether the peers' collectives read a GPU's memory."""
@@ -271,8 +273,8 @@ class PostedLinks(RankLinks):
 
     def _wait_for(self, transfer: Transfer) -> None:
         """Wait for a message; meanwhile send staged tensors as they get ready."""
-        while self._staged and not transfer.done():
-            self._send_staged(wait=False)
+        while self._staged and not (self.polls and transfer.done()):
+            self._send_staged(wait=not self.polls)
         transfer.wait()
 
     def _send_staged(self, wait: bool) -> None:

@@ -49,8 +49,10 @@ class Staging:
             self._copying = torch.cuda.Stream(device)
 
     def outgoing(self, tensor: Tensor) -> Outgoing:
-        """Begin to stage a dense tensor with its strides."""
+        """Begin to stage a dense tensor with its strides; one of the host may be sent at once."""
         if self._copying is None:
+            return Outgoing(tensor.to(self._device))
+        if not tensor.is_cuda:
             return Outgoing(tensor)
         memory = self.room(format_of(tensor))
         self._copying.wait_stream(torch.cuda.current_stream(self._device))
@@ -84,13 +86,15 @@ class GpuMemory(Staging):
         self._receiving = torch.cuda.Stream(device)
 
     def outgoing(self, tensor: Tensor) -> Outgoing:
-        event = torch.cuda.Event()
+        tensor, event = tensor.to(self._device), torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return Outgoing(tensor, event)
 
     def room(self, layout: Format) -> Tensor:
         with torch.cuda.stream(self._receiving):
-            return super().room(layout)
+            memory = super().room(layout)
+        self._receiving.synchronize()  # torch may fill new memory, see torch.utils.deterministic
+        return memory
 
     def arrived(self, memory: Tensor) -> Tensor:
         memory.record_stream(torch.cuda.current_stream(self._device))

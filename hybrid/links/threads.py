@@ -1,7 +1,7 @@
 """Links between K threads of one process."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from time import time
@@ -151,8 +151,8 @@ class ThreadLinks(RankLinks):
         super().__init__(place, self._group(number, team.grid), chain)
         self._team = team
         self._num_sums = 0
-        gpus = [team.gpus[number] for number in place.peers]
-        self.peers_share_gpu = gpus[0] is not None and len({*gpus}) < len(gpus)
+        shared = team.gpus[0] is not None and len({*team.gpus}) < len(team.gpus)
+        self.peers_share_gpu = shared and place.replicas > 1
 
     def _group(self, rank: int, barrier: ValueBarrier) -> ThreadGroup:
         return ThreadGroup(rank, barrier)
@@ -225,7 +225,7 @@ def run_threads(
     def rank_main(number: int) -> None:
         torch.set_num_threads(intra_op_threads)
         try:
-            with separate_stream(team.gpus[number], size):
+            with separate_streams(team.gpus, number):
                 results[number] = make(number, team).run(program)
         except PeerError:
             pass
@@ -266,17 +266,22 @@ def deal_gpus(ranks: int, device: torch.device | None) -> list[torch.device | No
 
 
 @contextmanager
-def separate_stream(gpu: torch.device | None, size: int) -> Iterator[None]:
-    """Run each of several blocks on its GPU and its own stream, so that they run concurrently."""
-    if size == 1 or gpu is None:
+def separate_streams(gpus: Sequence[torch.device | None], number: int) -> Iterator[None]:
+    """Give one of several threads its GPU, and streams of its own on all of their GPUs.
+
+    So blocks run concurrently, and copies to other GPUs beside the work of theirs.
+    """
+    gpu = gpus[number]
+    if len(gpus) == 1 or gpu is None:
         yield
         return
-    with torch.cuda.device(gpu):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            yield
-        stream.synchronize()
+    for each in {*gpus}:
+        stream = torch.cuda.Stream(each)
+        stream.wait_stream(torch.cuda.default_stream(each))
+        torch.cuda.set_stream(stream)
+    torch.cuda.set_device(gpu)  # the last stream has set its own
+    yield
+    torch.cuda.current_stream().synchronize()
 
 
 def sum_of_pairs(vectors: list[Tensor]) -> Tensor:

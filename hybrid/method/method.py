@@ -29,7 +29,7 @@ from hybrid.rounds.trace import Trace
 from hybrid.solvers.base import Setup, Solver
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import Delayed, DelayedProgram
-from hybrid.solvers.engine.graphs import GRAPHS
+from hybrid.solvers.engine.graphs import RECORDERS
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.layers.projection import leading_projection
 from hybrid.solvers.local_work.budget import Cost, LocalBudget, fit_local_work
@@ -194,12 +194,13 @@ class Method:
                     )
             if train.compile is True:
                 module.compile(dynamic=False)
-            elif self.device.type not in GRAPHS:
+            elif self.device.type not in RECORDERS:
                 raise ValueError(
                     "train.compile is 'graphs', which are recorded on a GPU, and this block is on "
                     f"the {self.device}: leave it out"
                 )
         last, drawing = index == len(blocks) - 1, problem.drawing[index]
+        objective = problem.objectives.training
         block = Block(
             module.train(),
             index,
@@ -209,7 +210,7 @@ class Method:
             getattr(torch, train.precision),
             cut_after=None if last else leading_projection(blocks.module(index + 1)),
             draws=Draws(train.seed, drawing, place.replica) if drawing else None,
-            objective=problem.objectives.training.on(self.device),
+            objective=objective.on(self.device) if last else objective,
             freezing=freezing,
             records=train.compile == "graphs",
             regularizer=options.regularizer and Regularizer(options.regularizer, named),
@@ -221,8 +222,8 @@ class Method:
             if train.sync_batchnorm:
                 if links.peers_share_gpu or (links.clocked and self.device.type == "cuda"):
                     raise ValueError(
-                        "train.sync_batchnorm is true, but the replicas are threads on one GPU, "
-                        "where none's backward pass can wait for another's: start them with "
+                        "train.sync_batchnorm is true, but threads share a GPU, where no backward "
+                        "pass can wait for another's: start the ranks with "
                         f"mpirun -n {place.count}, or leave it out"
                     )
                 block.norms = SharedNorms(module, links.peers)

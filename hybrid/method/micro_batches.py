@@ -1,14 +1,16 @@
 """Micro-batches on a GPU: no more of them than make passes that are worth their launches."""
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from math import log2
 
 import torch
 
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.solvers.delayed.base import Delayed
-from hybrid.solvers.local_work.timing import longest_pass
+from hybrid.solvers.local_work.timing import longest_passes
 
 MEASURED_ON = "cuda"
 """Blocks on the CPU have nothing to launch."""
@@ -16,30 +18,41 @@ SHORTEST_PASS = 5e-3
 """Seconds of a block's forward and backward pass below which launches, not work, take the time."""
 
 
-def fit_micro_batches(method: Method, links: RankLinks) -> tuple[Method, str]:
+def fit_micro_batches(
+    method: Method, links: RankLinks, stored: Callable[[], int]
+) -> tuple[Method, str]:
     """Choose m by a measured pass, where it is not set and blocks are on GPUs; say what it costs.
 
     m is the largest power of two, up to the solver's m, with which the passes of a micro-batch
-    through the slowest block take `SHORTEST_PASS` seconds. All ranks call it, and agree.
+    through the slowest block take `SHORTEST_PASS` seconds. A resumed run has the micro-batches of
+    `stored` samples that its checkpoint has, if any. All ranks call it, and agree.
     """
     solver, K, share = method.solver, method.setup.blocks, method.share
     most = solver.num_micro_batches(share, K)
     if not isinstance(solver, Delayed) or solver.micro_batches or most == 1 or links.clocked:
         return method, ""
     measures = method.device.type == MEASURED_ON and method.may_be_timed
-    if not all(links.all_gather_grid(measures)):
+    if method.options.train.deterministic or not all(links.all_gather_grid(measures)):
         return method, ""
-    block, sample = method.block(links), method.problem.sample
-    seconds = longest_pass(links, block, sample[torch.arange(share) % len(sample)])
+    with links.agreement():
+        before, block = stored(), method.block(links)
+    if before := links.broadcast(before):
+        block.release()
+        return _with(method, solver, 2 ** round(log2(share / before))), ""
+    m, size, sample = most, method.micro_batch, method.problem.sample
+    seconds, fixed = longest_passes(links, block, sample[torch.arange(size) % len(sample)])
     block.release()
-    m = most
-    while m > 1 and seconds < m * SHORTEST_PASS:
+    while m > 1 and fixed + (seconds - fixed) * most / m < SHORTEST_PASS:
         m //= 2
-    options = copy(method.options)
-    options.solver = solver = replace(solver, micro_batches=m)
-    late = max(solver.steps_late(k, K, share) for k in range(K))
+    late = max(replace(solver, micro_batches=m).steps_late(k, K, share) for k in range(K))
     said = (
-        f"{m} micro-batch{'es' * (m > 1)} of a mini-batch, whose passes through a block take up to "
-        f"{1e3 * seconds:.2g} ms: gradients are at most {late:.2g} steps late"
+        f"{m} micro-batch{'es' * (m > 1)} of a mini-batch, since passes of one in {most} through a "
+        f"block take up to {1e3 * seconds:.2g} ms: gradients are at most {late:.2g} steps late"
     )
-    return replace(method, options=options), said
+    return _with(method, solver, m), said
+
+
+def _with(method: Method, solver: Delayed, m: int) -> Method:
+    options = copy(method.options)
+    options.solver = replace(solver, micro_batches=m)
+    return replace(method, options=options)

@@ -233,7 +233,10 @@ def device(setting: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("train.device is 'cuda' but torch sees no GPU; use auto or cpu")
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # NCCL's two ways spin side by side
+    # before the first use of the GPU: NCCL's two ways spin side by side, and cuBLAS may be asked
+    # for the same bits
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if (here := ranks()) is not None:
         torch.cuda.set_device(here.local_rank % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device())
@@ -253,7 +256,6 @@ def numerics(deterministic: bool) -> Iterator[None]:
 
     memory: Any = torch.utils.deterministic
     cudnn = torch.backends.cudnn
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     flags = torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = memory.fill_uninitialized_memory

@@ -34,7 +34,8 @@ def start(
     if failed is not None and (links.in_one_process or comm is None):
         raise AgreedError(str(failed))  # there are no others to tell
     begin = Start(grid, settings, device, side_by_side, comm)
-    return links_between(links, begin).start(_with_code_lines(program), begin)
+    links = links_between(links, begin, failed is not None)
+    return links.start(_with_code_lines(program), begin)
 
 
 def link_class(settings: LinkSettings) -> type[RankLinks]:

@@ -139,7 +139,7 @@ def measure_network(
     `watch` is called with how many mini-batches of how many the host has gone through.
     """
     place, batches = links.place, data.test_order().split(batch_size)
-    objective = objective.on(block.device)
+    objective = objective.on(block.device) if block.last else objective
     data.keep(2 * MOST_UNDER_WAY * batch_size * place.replicas)
     share = batches[place.replica :: place.replicas]
     accumulated, measured = _Accumulated(links, objective), []

@@ -124,7 +124,8 @@ def _resolve_grid(resolved: Config) -> None:
     grid = Grid(blocks, wanted.replicas)
     grid = Grid(blocks or 2, wanted.replicas or 1) if comm is None else grid.on(comm.size)
     _update(resolved, "split", **grid._asdict())
-    on_gpu = torch.cuda.is_available() and resolved.train.device != "cpu"
+    train = resolved.train
+    on_gpu = torch.cuda.is_available() and train.device != "cpu" and not train.deterministic
     if on_gpu and "balance" not in wanted.model_fields_set and not resolved.model.weights:
         _update(resolved, "split", balance="measured")  # a GPU's launches take much of the time
 

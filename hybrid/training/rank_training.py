@@ -10,6 +10,7 @@ from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.method.optimizers import peak_rate
+from hybrid.method.options import Options
 from hybrid.method.schedule import Plateau, make_schedule
 from hybrid.networks.units import BlockModule
 from hybrid.proof.proof import is_checked
@@ -27,6 +28,14 @@ from hybrid.solvers.numerics.optimizer_state import optimizer_state
 from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
 from hybrid.training.checkpointing import CountedAttributes, Position, StateFiles, check_same_run
+
+
+def stored_part(options: Options) -> int:
+    """The samples of a micro-batch of the run that is resumed; 0 without one."""
+    if not options.resume or options.out is None:
+        return 0
+    found = checkpoint.complete(options.out / "checkpoints")
+    return int(checkpoint.read_manifest(found[-1])["part"]) if found else 0
 
 
 class RankTraining:

@@ -29,7 +29,7 @@ from hybrid.solvers.state import State
 from hybrid.solvers.windows import Window
 from hybrid.training.callbacks.base import CallbackError, Callbacks, EarlyStopping
 from hybrid.training.callbacks.progress_printer import ProgressPrinter
-from hybrid.training.rank_training import RankTraining
+from hybrid.training.rank_training import RankTraining, stored_part
 from hybrid.training.shared_folder import SharedFolder
 from hybrid.training.summary import (
     advise_resume,
@@ -63,8 +63,8 @@ class Run:
         with links.agreement():  # threads have one model, which none changes before it is copied
             if links.place.replica and launch.communicator() is None:
                 method = method.copied()
-        with links.agreement():
-            self.method, self.fitted = fit_micro_batches(method.of_replica(links.place), links)
+        stored = partial(stored_part, method.options)
+        self.method, self.fitted = fit_micro_batches(method.of_replica(links.place), links, stored)
         options = self.options = self.method.options
         quiet = options.quiet or links.place.number > 0
         self.progress = ProgressPrinter(quiet, method.problem.unit)

@@ -233,6 +233,15 @@ class Trainer:
             for each in data:
                 if each is not None:
                     each.close()
+            self._gather_weights()
+
+    def _gather_weights(self) -> None:
+        """Move the network to the host's memory if its blocks are on several GPUs."""
+        model = self.blocks.model
+        if len({p.device for p in model.parameters() if not p.is_meta}) > 1:
+            for index in range(len(self.blocks)):
+                self.blocks.module(index).cpu()
+            model.cpu()
 
     def _read_weights(self) -> None:
         """Read all weights that are still in files, where one process has all blocks."""

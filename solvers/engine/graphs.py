@@ -4,7 +4,6 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -16,48 +15,53 @@ from hybrid.solvers.engine.policies import BackwardPolicy, KeepGraph, Receive, S
 from hybrid.solvers.metrics import failure
 from hybrid.solvers.numerics.attributes import has_user_hooks, user_modules
 from hybrid.solvers.numerics.buffers import has_changing_buffers
+from hybrid.solvers.numerics.draws import SEEDING
 
 T = TypeVar("T")
 WARM_UPS = 3
 """Passes before a recording, in which libraries choose algorithms and allocate workspaces."""
-_recording = Lock()
-"""One recording at a time: threads share the process's allocator."""
+MOST_FORMS = 4
+"""Most forms of inputs for which passes are recorded: each recording takes memory."""
 
 
-class CudaGraph:
-    """Operations on fixed memory, recorded once; `after`: a graph whose results they read."""
+class CudaRecorder:
+    """Records work of a block as CUDA graphs, all on one stream, and so not at once."""
 
-    def __init__(self, device: torch.device, after: Any = None) -> None:
-        self._graph: Any = torch.cuda.CUDAGraph()
-        self._stream = torch.cuda.Stream(device) if after is None else after._stream
-        self._pool: Any = torch.cuda.graph_pool_handle() if after is None else after._pool
+    def __init__(self, device: torch.device) -> None:
+        current: Any = torch.cuda.current_stream(device)
+        # graphs of other blocks, which may run at the same time, have other streams' workspaces
+        is_own = current != torch.cuda.default_stream(device)
+        self._stream = current if is_own else torch.cuda.Stream(device)
 
-    def record(self, work: Callable[[], T]) -> T:
-        """Record the operations of `work` without running them; return the tensors they write."""
+    def pool(self) -> Any:
+        """Make a pool of memory, which graphs share that read each other's results."""
+        return torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], T], pool: Any) -> tuple[T, Callable[[], None]]:
+        """Record the operations of `work` without running them; return what it does, and a replay.
+
+        A replay writes the same tensors, on the current stream.
+        """
         # not by torch.cuda.graph, which waits for all streams of the GPU: a message may be under
         # way whose receiver waits for this rank
-        current, side = torch.cuda.current_stream(), self._stream
+        current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         gc.collect()  # nothing may be freed meanwhile
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
             # other threads, which train other blocks, may allocate and synchronize meanwhile
-            self._graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
                 made = work()
             except BaseException:
                 with suppress(RuntimeError):
-                    self._graph.capture_end()
+                    graph.capture_end()
                 raise
-            self._graph.capture_end()
-        current.wait_stream(side)
-        return made
-
-    def replay(self) -> None:
-        """Run the operations on the current stream."""
-        self._graph.replay()
+            graph.capture_end()
+        current.wait_stream(self._stream)
+        return made, graph.replay
 
 
-GRAPHS: dict[str, Callable[..., Any]] = {"cuda": CudaGraph}
+RECORDERS: dict[str, Callable[[torch.device], Any]] = {"cuda": CudaRecorder}
 """By type of device, what records its work."""
 
 
@@ -71,8 +75,7 @@ class RecordedPass:
     w is the version of the weights that the backward pass needs, so a step may come between.
     """
 
-    def __init__(self, block: Block, lam: Tensor) -> None:
-        make = GRAPHS[block.device.type]
+    def __init__(self, block: Block, lam: Tensor, recorder: Any) -> None:
         self.block, self.parameters = block, dict(block.module.named_parameters())
         self.lam = lam.detach().clone().requires_grad_(lam.requires_grad)
         self.weights = {
@@ -83,15 +86,14 @@ class RecordedPass:
         self._inputs = [self.lam] * lam.requires_grad
         buffers = [*block.module.buffers()]
         before = [buffer.clone() for buffer in buffers]
-        self.forward = make(block.device)
-        self.backward = make(block.device, self.forward)
-        with _recording:
+        pool = recorder.pool()
+        with SEEDING:  # no other thread may seed a generator, or record, meanwhile
             self._warm_up()
             try:
-                self.x = self.forward.record(self._forward).detach()
-                self.p_out = torch.zeros_like(self.x)
-                self.gradients = self.backward.record(self._backward)
-            except RuntimeError as error:
+                x, self._replay_forward = recorder.record(self._forward, pool)
+                self.x = x.detach()
+                self.gradients, self._replay_backward = recorder.record(self._backward, pool)
+            except (RuntimeError, ValueError) as error:
                 raise ValueError(
                     f"train.compile is 'graphs', but the passes of block {block.index} cannot be "
                     f"recorded ({failure(error)[:200]}): leave it out"
@@ -110,6 +112,7 @@ class RecordedPass:
         for _ in range(WARM_UPS):
             self._forward()
             self._backward()
+        del self._made  # its graph, and with it the streams on which gradients were added up
 
     def _forward(self) -> Tensor:
         made: Tensor = self.block.forward(self.lam, weights=self.weights)
@@ -131,7 +134,7 @@ class RecordedPass:
         """f_k(lam; w_k) at the newest weights, in memory that a receiver may keep."""
         self.lam.copy_(lam)
         _for_each(torch._foreach_copy_, [(w, self.parameters[n]) for n, w in self.weights.items()])
-        self.forward.replay()
+        self._replay_forward()
         x: Tensor = self.x.clone()
         return x
 
@@ -139,7 +142,7 @@ class RecordedPass:
     def go_backward(self, p_out: Tensor) -> Tensor | None:
         """Add the gradient to the parameters; return that of lam, or None without one."""
         self.p_out.copy_(p_out)
-        self.backward.replay()
+        self._replay_backward()
         count, new, old = len(self._inputs), [], []
         for name, gradient in zip(self._trained, self.gradients[count:], strict=True):
             p = self.parameters[name]
@@ -165,14 +168,18 @@ class Recorded(BackwardPolicy):
     def __init__(self, policy: BackwardPolicy) -> None:
         super().__init__(policy.block)
         self.policy = policy
+        self._recorder = RECORDERS[policy.block.device.type](policy.block.device)
         self._free: dict[Sequence[Any], list[RecordedPass]] = defaultdict(list)
 
     def forward(self, flight: Flight) -> Tensor:
         lam = flight.lam
         assert lam is not None
-        free = [each for each in self._free.pop(_form(lam), []) if each.fits()]
-        flight.recorded = free.pop() if free else RecordedPass(self.block, lam)
-        self._free[_form(lam)] = free
+        form = lam.shape, lam.stride(), lam.dtype
+        if form not in self._free and len(self._free) == MOST_FORMS:
+            return self.policy.forward(flight)
+        free = [each for each in self._free[form] if each.fits()]
+        flight.recorded = free.pop() if free else RecordedPass(self.block, lam, self._recorder)
+        self._free[form] = free
         with self.block.span("forward", flight.part.key):
             x = flight.recorded.go_forward(lam)
         flight.weights = flight.recorded.weights
@@ -197,7 +204,8 @@ class Recorded(BackwardPolicy):
         if p_out is not None:
             with block.span("backward", flight.part.key):
                 flight.lam.grad = recorded.go_backward(p_out)
-        self._free[_form(flight.lam)].append(recorded)
+        form = flight.lam.shape, flight.lam.stride(), flight.lam.dtype
+        self._free[form].append(recorded)
         return self.input_adjoint(flight)
 
     def before_step(self) -> None:
@@ -237,7 +245,3 @@ def _for_each(change: Any, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Change each first tensor by its second one, in one launch."""
     if pairs:
         change([one for one, _ in pairs], [other for _, other in pairs])
-
-
-def _form(x: Tensor) -> Sequence[Any]:
-    return x.shape, x.stride(), x.dtype

@@ -48,9 +48,12 @@ def time_one_rank(links: Links, block: Block, inputs: Tensor, size: int) -> floa
     return sum(a + (each - a) * size / n for each, a in links.agree((seconds, fixed)))
 
 
-def longest_pass(links: Links, block: Block, inputs: Tensor) -> float:
-    """Seconds of the passes through the slowest block, `inputs` as for `measure_pipeline`."""
-    return max(links.agree(_time_block(links, block, inputs)[0]))
+def longest_passes(links: Links, block: Block, inputs: Tensor) -> tuple[float, float]:
+    """Seconds of the passes through the slowest block, and how many are there for one sample, too.
+
+    `inputs` as for `measure_pipeline`.
+    """
+    return max(links.agree(_time_block(links, block, inputs)[:2]))
 
 
 def _time_block(links: Links, block: Block, inputs: Tensor) -> tuple[float, float, list[Tensor]]:

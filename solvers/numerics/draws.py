@@ -27,8 +27,8 @@ class DispatchMode(TorchDispatchMode):
 
 
 _READ = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-_SEEDING = Lock()
-"""Held while torch's own generator of a device is seeded for an operation."""
+SEEDING = Lock()
+"""Held while torch's own generator of a device is seeded for an operation, or work recorded."""
 Key = tuple[int, ...]
 """The step, the micro-batch and whatever else distinguishes a pass."""
 
@@ -89,7 +89,7 @@ class _Drawing(DispatchMode):
             default = torch.cuda.default_generators[device.index]
         self._operations += 1
         seeds = np.random.SeedSequence((*self.seeds, self._operations))
-        with _SEEDING:
+        with SEEDING:
             before = default.get_state()
             default.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
             try:

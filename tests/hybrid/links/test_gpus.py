@@ -1,5 +1,6 @@
 """How tensors travel between GPUs: the choice of links, its probe, and streams and events."""
 
+import os
 import socket
 from collections import deque
 from contextlib import nullcontext
@@ -18,7 +19,6 @@ from hybrid.links.gloo import GlooLinks, own_address
 from hybrid.links.grid import Grid
 from hybrid.links.mpi import MpiLinks
 from hybrid.links.nccl import NcclLinks
-from hybrid.links.posted import PostedLinks
 from hybrid.links.threads import Handed, SharedSum, ThreadLinks, ThreadTeam, deal_gpus
 from hybrid.ranks import launch
 from hybrid.settings.config import LinkSettings
@@ -29,10 +29,13 @@ SHARED = [("a", "1"), ("a", "1"), ("b", "1")]
 LACKING = [("a", "1"), None, ("b", "1")]
 
 
-def chosen(links, places, fault="", **settings):
-    """The links of three ranks with those GPUs; `fault`: what the last one's probe finds."""
-    answers = [(gpu, "" if gpu else "has no GPU") for gpu in places]
-    answers[-1] = (places[-1], fault)
+def chosen(links, places, fault="", failed=False, **settings):
+    """The links of three ranks with those GPUs; `fault`: what the last one's probe finds.
+
+    `failed`: the first two have another reason not to begin.
+    """
+    answers = [(gpu, "" if gpu else "has no GPU", failed) for gpu in places]
+    answers[-1] = (places[-1], fault, False)
     comm = SimpleNamespace(allgather=lambda value: answers)
     return gpus.links_between(links, Start(Grid(3), LinkSettings(**settings), comm=comm))
 
@@ -71,11 +74,15 @@ def test_a_way_that_one_rank_lacks_is_refused_on_all(places, fault, device, said
         chosen(MpiLinks, places, fault, device=device)
 
 
+def test_another_reason_not_to_begin_comes_before_the_way_of_tensors():
+    assert chosen(MpiLinks, LACKING, failed=True, device="nccl") is MpiLinks
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [
         ("print('sent')", ""),
-        ("import os; assert not [k for k in os.environ if k.startswith(('OMPI_', 'PMIX_'))]", ""),
+        ("import os; assert [k for k in os.environ if k[:5] == 'OMPI_'] == ['OMPI_MCA_pml']", ""),
         ("raise RuntimeError('no CUDA support in this library')", "(RuntimeError: no CUDA support"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "(signal 11)"),
         ("import time; time.sleep(60)", "does not send a GPU's memory within 1 s"),
@@ -84,7 +91,10 @@ def test_a_way_that_one_rank_lacks_is_refused_on_all(places, fault, device, said
 def test_an_mpi_is_asked_in_a_child_process_whether_it_sends_a_gpus_memory(
     monkeypatch, program, said
 ):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    for name in [name for name in os.environ if name.startswith("OMPI_")]:
+        monkeypatch.delenv(name)
+    for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_MCA_ess_base_vpid", "OMPI_MCA_pml"):
+        monkeypatch.setenv(name, "2")
     found = gpus.probe(program, 1.0 if "sleep" in program else 30.0)
     assert said in found
     assert bool(said) == bool(found)
@@ -126,7 +136,7 @@ def test_under_mpirun_the_links_of_gpus_train_to_the_bits_of_host_memory(world, 
 
 def test_a_wait_ends_with_its_message_though_a_tensor_is_still_being_staged():
     sent = []
-    links = object.__new__(PostedLinks)
+    links = object.__new__(MpiLinks)
     copy = SimpleNamespace(memory="x", ready=lambda: False, wait=lambda: None)
     links._staged = deque([(copy, sent.append)])
     arrived = SimpleNamespace(done=lambda: True, wait=lambda: None)
@@ -140,7 +150,12 @@ def test_a_wait_ends_with_its_message_though_a_tensor_is_still_being_staged():
     assert sent == ["x"]
     links._staged.append((copy, sent.append))
     links._before_wait("peers")
-    assert sent == ["x", "x"]
+    assert sent == ["x"] * 2
+    # a receive of gloo does not tell that it is complete
+    links = object.__new__(GlooLinks)
+    links._staged = deque([(copy, sent.append)])
+    links._wait_for(arrived)
+    assert sent == ["x"] * 3
 
 
 @pytest.mark.parametrize(
@@ -173,18 +188,21 @@ def test_a_rank_takes_its_gpu_of_those_it_sees(monkeypatch, visible, local_rank,
     assert launch.device("auto") == torch.device("cuda", expected)
 
 
-@pytest.mark.parametrize("on", [0, 1], ids=["one GPU", "two GPUs"])
-def test_replicas_whose_backward_passes_would_wait_in_one_thread_are_refused(monkeypatch, on):
-    """torch has one thread for the backward passes of a GPU: the first to wait would hang all."""
-    dealt = [torch.device("cuda", n * on) for n in range(2)]
+@pytest.mark.parametrize(("blocks", "count"), [(1, 1), (1, 2), (2, 2), (2, 4)])
+def test_backward_passes_that_would_wait_in_one_thread_are_refused(monkeypatch, blocks, count):
+    """torch has one thread for the backward passes of a GPU: the first to wait would hang all.
+
+    Where block 0 of one replica waits for the other's, behind which block 1 waits for the first's.
+    """
+    dealt = [torch.device("cuda", n % count) for n in range(2 * blocks)]
     monkeypatch.setattr(threads, "deal_gpus", lambda ranks, device: dealt)
-    monkeypatch.setattr(threads, "separate_stream", lambda gpu, size: nullcontext())
+    monkeypatch.setattr(threads, "separate_streams", lambda gpus, number: nullcontext())
     train = {"epochs": 1, "sync_batchnorm": True}
-    made = trainer(Backprop(), blocks=1, replicas=2, train=train)
-    if on:
+    made = trainer(Backprop(), blocks=blocks, replicas=2, train=train)
+    if count == 2 * blocks:
         made.fit(*digits(1))
     else:
-        assert "start them with mpirun -n 2, or leave it out" in refusal(made.fit, *digits(1))
+        assert f"the ranks with mpirun -n {2 * blocks}, or" in refusal(made.fit, *digits(1))
 
 
 class OnGpu:

@@ -1,7 +1,7 @@
 """On a GPU m follows from a measured pass, and a run repeats it from its settings."""
 
 import pytest
-from trainings import assert_same, digits, trained_weights, trainer
+from trainings import OFTEN, assert_same, digits, interrupted, trained_weights, trainer
 
 from hybrid.method import micro_batches
 from hybrid.settings.resolve import load
@@ -22,7 +22,9 @@ from hybrid.solvers import DDG, Backprop
 )
 def test_no_pass_of_a_micro_batch_is_short(monkeypatch, capsys, solver, milliseconds, m, late):
     monkeypatch.setattr(micro_batches, "MEASURED_ON", "cpu")
-    monkeypatch.setattr(micro_batches, "longest_pass", lambda *arguments: milliseconds / 1e3)
+    # of a mini-batch, all by its work: an eighth for one of eight micro-batches
+    found = milliseconds / 1e3 / 8, 0.0
+    monkeypatch.setattr(micro_batches, "longest_passes", lambda *arguments: found)
     data, train = digits(8), {"epochs": 1, "batch_size": 128}
     made = trainer(solver, blocks=4, train=train)
     made.options.quiet = False
@@ -41,6 +43,28 @@ def test_a_pass_is_measured_and_the_run_folder_has_the_m_that_was_chosen(
     words = ("--solver", "ddg", "--data", "digits", "--set", "data.limit=128", "--epochs", "1")
     code, said, _ = hybrid("train", *words, "--blocks", "4", "--out", tmp_path / "run")
     assert code == 0
-    assert "1 micro-batch of a mini-batch, whose passes through a block take up to" in said
+    assert "1 micro-batch of a mini-batch, since passes of one in 8 through a block take" in said
     config = load(None, {}, base=tmp_path / "run/config.toml")
     assert config.solver["micro_batches"] == 1
+
+
+def test_a_run_goes_on_with_the_m_that_it_began_with(monkeypatch, tmp_path):
+    monkeypatch.setattr(micro_batches, "MEASURED_ON", "cpu")
+    found, data = [], digits(8)
+    for name, shortest in (("undisturbed", 0.005), ("resumed", 0.0)):
+        settings = {"out": tmp_path / name, "blocks": 4, "checkpoint": OFTEN}
+        settings["train"] = {"epochs": 2, "batch_size": 64, "report_every": 1}
+        monkeypatch.setattr(micro_batches, "longest_passes", lambda *arguments: (0.005 / 4, 0.0))
+        trainer(DDG(), **settings).fit(*data)
+        interrupted(tmp_path / name, 1)
+        # another time would say as many as there can be
+        monkeypatch.setattr(micro_batches, "SHORTEST_PASS", shortest)
+        found.append(trained_weights(trainer(DDG(), resume=True, **settings), data))
+    assert_same(*found)
+
+
+def test_a_deterministic_run_measures_nothing(monkeypatch):
+    monkeypatch.setattr(micro_batches, "MEASURED_ON", "cpu")
+    monkeypatch.setattr(micro_batches, "longest_passes", None)
+    train = {"epochs": 1, "batch_size": 128, "deterministic": True}
+    trainer(DDG(), blocks=4, train=train).fit(*digits(4))
