@@ -64,10 +64,8 @@ class Bench:
         accumulated = [1, *(m for m in micro_batches if 1 < m <= size)]
         self.bases = {(accumulating(m) if m > 1 else BASE).name: m for m in accumulated}
         """The rows on one rank; the fastest is the base case."""
-        correction, fills = (
-            methods.correction(settings),
-            {solver.name: methods.named(settings, "fill")},
-        )
+        correction = methods.correction(settings)
+        fills = {solver.name: methods.named(settings, "fill")}
         check_local_method(solver, fills[solver.name])
         rows = recipes(micro_batches, correction, solvers, memory_gb, fills)
         self.left_out: dict[str, str] = {}
@@ -83,11 +81,8 @@ class Bench:
 
     def _on_grids(self, rows: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:
         """Put all rows on the grid of the settings, and the undivided network on all ranks."""
-        split, sync, ranks = (
-            self.settings.split,
-            methods.named(self.settings, "sync"),
-            self.comm.size,
-        )
+        split, ranks = self.settings.split, self.comm.size
+        sync = methods.named(self.settings, "sync")
         grid = Grid(split.blocks, split.replicas) if split.replicas > 1 else Grid(ranks)
         rows_on_grid = [(row, grid) for row in rows if grid.blocks > 1]
         by_name: dict[str, tuple[Recipe, Grid]] = {}

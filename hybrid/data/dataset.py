@@ -126,10 +126,6 @@ class Data(ABC):
         """The data set for a rank that asks for inputs, for targets, for both or for neither."""
         return self
 
-    def on(self, device: torch.device, images: bool, labels: bool) -> Data:
-        """The data set for a rank on that device, which may hold there what the rank asks for."""
-        return self
-
     def test_order(self) -> Tensor:
         """The numbers of the samples of a test, int64 (N,): all, or those that `order` takes."""
         if self.order is None:

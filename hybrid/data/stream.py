@@ -159,16 +159,15 @@ class Stream(Items):
                 self._read_to(course, min(places), max(places))
                 with restored_generators():
                     seed_generators(seed, epoch, int(ids[0]))
-                    batch = self._cut(places) if self.batched else self._collated(places)
+                    if self.batched:
+                        batch = self._cut(places)
+                    else:
+                        items = [self._chunks[i - self._chunks[0].first].content for i in places]
+                        batch = collate_items(self._collate, items, places[0])
                 self._pairs[key] = self._split(batch, len(ids))
                 while len(self._pairs) > KEPT:
                     del self._pairs[next(iter(self._pairs))]
             return self._pairs[key]
-
-    def _collated(self, places: Sequence[int]) -> Any:
-        oldest = self._chunks[0].first
-        items = [self._chunks[i - oldest].content for i in places]
-        return collate_items(self._collate, items, places[0])
 
     def _cut(self, places: Sequence[int]) -> Any:
         """Cut a mini-batch from the batches that were read; a whole one is taken as it is."""

@@ -50,8 +50,6 @@ class RankHardware(NamedTuple):
     cpus: list[int]
     threads: int
     gpus: list[str]
-    visible: str | None
-    """CUDA_VISIBLE_DEVICES."""
 
     def __str__(self) -> str:
         gpus = f", {len(self.gpus)} GPU(s)" if self.gpus else ""
@@ -61,9 +59,7 @@ class RankHardware(NamedTuple):
 def hardware() -> RankHardware:
     """Describe the hardware of this rank."""
     cpus, threads = sorted(os.sched_getaffinity(0)), launch.threads_per_rank(1)
-    return RankHardware(
-        platform.node(), cpus, threads, _gpu_names(), os.getenv("CUDA_VISIBLE_DEVICES")
-    )
+    return RankHardware(platform.node(), cpus, threads, _gpu_names())
 
 
 def installed() -> dict[str, str]:
@@ -169,12 +165,8 @@ def gpu_sharing(places: Sequence[RankHardware]) -> list[Finding]:
     """Report ranks that share a GPU, or cannot reach their neighbors' GPUs."""
     findings = []
     for host, here in _by_host(places):
-        numbers = {len(place.gpus) for place in here}
-        most, visible = max(numbers), {place.visible for place in here}
-        if numbers == {1} and len(visible) == len(here) > 1:
-            text = f"each rank of {host} sees only its own; NCCL then copies through host memory"
-            findings.append(Finding("GPU view", f"{text}: --gpus-per-node avoids that"))
-        elif len(here) > most > 0:
+        most = len({gpu for place in here for gpu in place.gpus})
+        if len(here) > most > 0:
             remedy = "blocks share a GPU: --gpus-per-rank 1, or fewer ranks on each host"
             text = f"{len(here)} ranks, {most} GPUs on {host}"
             findings.append(Finding("GPU sharing", text, remedy))
@@ -182,9 +174,10 @@ def gpu_sharing(places: Sequence[RankHardware]) -> list[Finding]:
 
 
 def _gpu_names() -> list[str]:
-    """List the names of the visible GPUs; empty if CUDA fails."""
+    """List the visible GPUs, by name and number of the card; empty if CUDA fails."""
     with suppress(RuntimeError, AssertionError):
-        return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        return [f"{card.name} {str(card.uuid)[:8]}" for card in cards]
     return []
 
 
@@ -217,7 +210,11 @@ def run_folder(folder: Path, comm: Communicator | None) -> list[Finding]:
     with ExitStack() as files:
         try:
             make = partial(tempfile.NamedTemporaryFile, prefix=".hybrid-doctor-")
-            there = within_limit(lambda: _existing(folder))
+            path = Path(os.path.abspath(folder.expanduser()))
+            nearest = partial(
+                next, (each.resolve() for each in (path, *path.parents) if each.exists())
+            )
+            there = within_limit(nearest)
             name = files.enter_context(within_limit(lambda: make(dir=there))).name
         except OSError as error:
             why = one_line(error)
@@ -233,9 +230,3 @@ def run_folder(folder: Path, comm: Communicator | None) -> list[Finding]:
         text = f"rank {seen.index(False)} does not see what rank 0 writes to {folder}"
         return [Finding("run folder", text, remedy)]
     return [Finding("run folder", f"{folder.absolute()}, seen by all ranks: {len(seen)}")]
-
-
-def _existing(path: Path) -> Path:
-    """Return the nearest existing folder of `path`."""
-    path = Path(os.path.abspath(path.expanduser()))
-    return next(folder for folder in (path, *path.parents) if folder.exists()).resolve()

@@ -36,7 +36,14 @@ def make_method(problem: Problem, options: Options) -> Method:
     ValueError, with the remedy, for settings that cannot work or have no effect.
     """
     options.check()
-    user_optimizer = _user_optimizer(problem, options)
+    user_optimizer = None
+    if isinstance(options.optimizer, torch.optim.Optimizer):
+        scheduled = isinstance(options.schedule, UserScheduler)
+        user_optimizer = UserOptimizer.of(options.optimizer, problem.blocks, scheduled)
+    costs: tuple[Cost, ...] = ()
+    if isinstance(options.fill, Solver) and not options.rounds.local_budget:
+        # recounted: a resumed run has only the cuts, and must get the same costs
+        costs = tuple(problem.blocks.count_costs(problem.inputs))
     method = Method(
         options=options,
         problem=problem,
@@ -45,7 +52,7 @@ def make_method(problem: Problem, options: Options) -> Method:
         frozen=frozen_epochs(options.train.frozen, problem.blocks, options.train.epochs),
         setup=_setup(problem, options),
         local_budgets=tuple(LocalBudget(*pair) for pair in options.rounds.local_budget),
-        costs=_costs(problem, options),
+        costs=costs,
         shares_products=_shares_products(problem, options),
     )
     method.solver.check(method.setup)
@@ -58,14 +65,6 @@ def make_method(problem: Problem, options: Options) -> Method:
     _check_lengths(method)
     _check_memory(method.of_replica(GridPlace(replicas=options.replicas)))
     return method
-
-
-def _user_optimizer(problem: Problem, options: Options) -> UserOptimizer | None:
-    """Wrap the user's optimizer over the whole network, if there is one."""
-    if not isinstance(options.optimizer, torch.optim.Optimizer):
-        return None
-    scheduled = isinstance(options.schedule, UserScheduler)
-    return UserOptimizer.of(options.optimizer, problem.blocks, scheduled)
 
 
 def _common_rates(problem: Problem, options: Options, user: UserOptimizer | None) -> Rate | None:
@@ -124,14 +123,6 @@ def _window(options: Options, steps: int) -> int:
     if isinstance(options.sampler, Learning) and not rounds.window and not corrected:
         return min(length, options.sampler.lag)  # the length was not set by the user
     return length
-
-
-def _costs(problem: Problem, options: Options) -> tuple[Cost, ...]:
-    """Count the cost of each block's passes, if local work is fitted to it."""
-    if not isinstance(options.fill, Solver) or options.rounds.local_budget:
-        return ()
-    # recounted: a resumed run has only the cuts, and must get the same costs
-    return tuple(problem.blocks.count_costs(problem.inputs))
 
 
 def _check_selection(method: Method) -> None:

@@ -36,23 +36,20 @@ def fit_micro_batches(
         return method, ""
     with links.agreement():
         before, block = stored(), method.block(links)
+    said, options = "", copy(method.options)
     if before := links.broadcast(before):
-        block.release()
-        return _with(method, solver, 2 ** round(log2(share / before))), ""
-    m, size, sample = most, method.micro_batch, method.problem.sample
-    seconds, fixed = longest_passes(links, block, sample[torch.arange(size) % len(sample)])
+        m = 2 ** round(log2(share / before))
+    else:
+        m, size, sample = most, method.micro_batch, method.problem.sample
+        seconds, fixed = longest_passes(links, block, sample[torch.arange(size) % len(sample)])
+        while m > 1 and fixed + (seconds - fixed) * most / m < SHORTEST_PASS:
+            m //= 2
+        late = max(replace(solver, micro_batches=m).steps_late(k, K, share) for k in range(K))
+        said = (
+            f"{m} micro-batch{'es' * (m > 1)} of a mini-batch, since passes of one in {most} "
+            f"through a block take up to {1e3 * seconds:.2g} ms: gradients are at most {late:.2g} "
+            "steps late"
+        )
     block.release()
-    while m > 1 and fixed + (seconds - fixed) * most / m < SHORTEST_PASS:
-        m //= 2
-    late = max(replace(solver, micro_batches=m).steps_late(k, K, share) for k in range(K))
-    said = (
-        f"{m} micro-batch{'es' * (m > 1)} of a mini-batch, since passes of one in {most} through a "
-        f"block take up to {1e3 * seconds:.2g} ms: gradients are at most {late:.2g} steps late"
-    )
-    return _with(method, solver, m), said
-
-
-def _with(method: Method, solver: Delayed, m: int) -> Method:
-    options = copy(method.options)
     options.solver = replace(solver, micro_batches=m)
-    return replace(method, options=options)
+    return replace(method, options=options), said

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
 from torch import nn
 
 from hybrid.networks.blocks import Blocks
-from hybrid.settings import torch_classes
 from hybrid.solvers.numerics.optimizer_state import clone_optimizer, with_groups
 
 Group = dict[str, Any]
@@ -113,8 +113,9 @@ def _copied(group: Mapping[str, Any]) -> Group:
 
 def check_class(optimizer: torch.optim.Optimizer, source: str) -> None:
     """Reject an optimizer that needs a closure or sparse gradients."""
-    kind = type(optimizer)
-    if torch_classes.needs_closure(kind) or issubclass(kind, torch.optim.SparseAdam):
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    needed = closure is not None and closure.default is Parameter.empty
+    if needed or isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(
             f"{source}, but blocks have no closure that evaluates the loss, and no sparse "
             "gradients: take one whose step needs neither"

@@ -190,17 +190,13 @@ class _Counter(DispatchMode):
         count = flop_registry.get(func.overloadpacket)
         flops = 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
         num_bytes = 0
-        if not func.is_view and not _is_of_a_pair(func, out):
+        # neither the number from which `_backward` starts, nor that number's gradient
+        makers = torch.ops.aten.new_zeros.default, torch.ops.aten.ones_like.default
+        if not func.is_view and not (func in makers and out.dim() == 0):
             num_bytes = sum(t.numel() * t.element_size() for t in tensors)
         if flops or num_bytes:
             self._moved.append(Moved(flops, num_bytes))
         return out
-
-
-def _is_of_a_pair(func: Any, out: Any) -> bool:
-    """Whether it makes the number from which `_backward` starts, or that number's gradient."""
-    makers = torch.ops.aten.new_zeros.default, torch.ops.aten.ones_like.default
-    return func in makers and out.dim() == 0
 
 
 def _read_clock(x: Any) -> float:

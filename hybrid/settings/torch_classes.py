@@ -123,12 +123,6 @@ def decays(name: str) -> bool:
     return name in OPTIMIZERS or takes(optimizer_class(name), "weight_decay")
 
 
-def needs_closure(cls: type[Optimizer]) -> bool:
-    """Whether an optimizer's step requires a closure."""
-    closure = inspect.signature(cls.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
-
-
 def _class_name(name: str, builtin: tuple[str, ...], classes: Mapping[str, type]) -> str:
     """Find the name of a torch class in torch's spelling."""
     spelling = next((cls for cls in classes if cls.lower() == name.lower()), None)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hybrid.data import Data
+from hybrid.data import Data, Dataset
 from hybrid.folder import checkpoint
 from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
@@ -77,8 +77,8 @@ class RankTraining:
         if self.plateau is not None:
             measured = method.problem.objectives.deciding.metrics
             check_metric("schedule.metric", self.plateau.metric, measured)
-        here = data
-        if method.problem.objectives.mix is None:  # which would get images of a GPU
+        here, mix = data, method.problem.objectives.mix
+        if isinstance(data, Dataset) and mix is None:  # which would get images of a GPU
             here = data.on(self.block.device, self.block.first, self.block.last)
         self.windows = method.windows(here, schedule, self.sampler, place)
         data.keep(self._num_asked_again() * train.batch_size)

@@ -74,7 +74,12 @@ class Timetable:
         start, end = self.forward_start(item), self.forward_start(item + 1)
         ops = [UnitPass(start + unit, Kind.FORWARD, unit, item) for unit in range(self.units)]
         for each in self._unfinished(item):
-            ops += [op for op in self._backward_passes(each) if start < op.time <= end]
+            times = [self.step_time(each, unit) for unit in range(self.units)]
+            ops += [
+                UnitPass(time, Kind.BACKWARD, unit, each)
+                for unit, time in enumerate(times)
+                if start < time <= end
+            ]
         return sorted(ops)
 
     def units_left(self, items: int, item: int) -> int:
@@ -95,9 +100,3 @@ class Timetable:
     def _unfinished(self, item: int) -> range:
         """Items up to this one whose backward pass may not be complete."""
         return range(max(0, item - self.queue - 3), item + 1)
-
-    def _backward_passes(self, item: int) -> list[UnitPass]:
-        return [
-            UnitPass(self.step_time(item, unit), Kind.BACKWARD, unit, item)
-            for unit in range(self.units)
-        ]

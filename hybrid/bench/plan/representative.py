@@ -24,10 +24,6 @@ class RepresentativeLinks(VirtualLinks):
         self.place = replace(self.place, replicas=replicas)
         self.peers = _IdenticalPeers(self)
 
-    def exchange_end(self, num_bytes: int) -> float:
-        """Return the time at which an exchange of bytes with all peers ends."""
-        return self._leaves(0, num_bytes) + self.speed.latency_seconds
-
     def sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
         start = self.now()
 
@@ -57,7 +53,7 @@ class _IdenticalPeers(PeerLinks):
         links = self._links
         sent = sum(piece.nbytes for piece in pieces) - pieces[self.replica].nbytes
         links.traffic.bytes_sent["peers"] += sent
-        end = links.exchange_end(sent)
+        end = links._leaves(0, sent) + links.speed.latency_seconds
 
         def arrived() -> list[Tensor]:
             with links.waiting("peers"):

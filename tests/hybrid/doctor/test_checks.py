@@ -16,9 +16,9 @@ from hybrid.doctor import checks
 from hybrid.doctor.checks import RankHardware
 
 
-def place(host="n1", cpus="0", threads=1, gpus=0, visible=None):
+def place(host="n1", cpus="0", threads=1, gpus=()):
     return RankHardware(
-        host, [int(cpu) for cpu in cpus.split(",")], threads, ["H100"] * gpus, visible
+        host, [int(cpu) for cpu in cpus.split(",")], threads, [f"H100 {n}" for n in gpus]
     )
 
 
@@ -52,17 +52,17 @@ def test_what_is_amiss_has_its_remedy_and_nothing_else_has_one(found, value, rem
     ("places", "subjects"),
     [
         ([place(), place()], []),
-        ([place(gpus=2, visible="0,1")] * 2, []),
-        ([place(gpus=1, visible="0"), place(gpus=1, visible="1")], ["GPU view"]),
-        ([place(gpus=2, visible="0,1")] * 3, ["GPU sharing"]),
-        ([place(gpus=1, visible="0")] * 2, ["GPU sharing"]),
-        ([place(gpus=1), place(gpus=0)], ["GPU sharing"]),
+        ([place(gpus=(0, 1))] * 2, []),
+        ([place(gpus=(0,)), place(gpus=(1,))], []),  # each sees its own alone
+        ([place(gpus=(0, 1))] * 3, ["GPU sharing"]),
+        ([place(gpus=(0,))] * 2, ["GPU sharing"]),
+        ([place(gpus=(0,)), place()], ["GPU sharing"]),
     ],
 )
 def test_gpus_that_are_shared_or_out_of_reach_are_pointed_out(places, subjects) -> None:
     found = checks.gpu_sharing(places)
     assert [finding.subject for finding in found] == subjects
-    assert all(finding.remedy or finding.subject == "GPU view" for finding in found)
+    assert all(finding.remedy for finding in found)
 
 
 def test_a_torch_that_cannot_use_the_gpus_of_the_host_is_pointed_out(monkeypatch, tmp_path) -> None:
