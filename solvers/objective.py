@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from inspect import signature
+from threading import Lock
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -33,6 +34,7 @@ from hybrid.solvers.windows import LossAndMetric
 Loss = Callable[[Any, Any], Tensor]
 """(output, targets) -> the mean over the samples, or a loss of each, (N,) or (N, ...)."""
 
+_MOVING = Lock()
 SMALLEST = torch.finfo(torch.float64).tiny
 
 
@@ -164,17 +166,19 @@ def on_device(loss: Any, device: torch.device) -> Any:
     """Return a loss with its weights on a device, where else every call would move them.
 
     torch's losses and partial functions are copied; a module of another class, which may share its
-    tensors, is moved.
+    tensors, is moved, unless another thread has it on its GPU.
     """
     if isinstance(loss, DividedBy):
         return replace(loss, loss=on_device(loss.loss, device))
     if isinstance(loss, partial):
         tensors = {k: v.to(device) for k, v in loss.keywords.items() if isinstance(v, Tensor)}
         return partial(loss, **tensors) if tensors else loss
-    held = [*loss.parameters(), *loss.buffers()] if isinstance(loss, nn.Module) else []
-    if all(tensor.device == device or tensor.requires_grad for tensor in held):
-        return loss
-    return (deepcopy(loss) if type(loss).__module__.startswith("torch.") else loss).to(device)
+    with _MOVING:
+        held = [*loss.parameters(), *loss.buffers()] if isinstance(loss, nn.Module) else []
+        if all(tensor.device == device or tensor.requires_grad for tensor in held):
+            return loss
+        is_copied = type(loss).__module__.startswith("torch.") or any(x.is_cuda for x in held)
+        return (deepcopy(loss) if is_copied else loss).to(device)
 
 
 class LossCheck(Protocol):

@@ -64,9 +64,9 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_730
+CORE = 36_760
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 245, 34_300, 5_370
+CORE_FILES, TESTS, BENCHMARKS = 245, 34_310, 5_370
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 720,
@@ -76,7 +76,7 @@ ROOMS = {
     "hybrid/doctor": 280,
     "hybrid/folder": 1_080,
     "hybrid/links": 2_460,
-    "hybrid/method": 2_330,
+    "hybrid/method": 2_340,
     "hybrid/networks": 3_540,
     "hybrid/proof": 1_050,
     "hybrid/ranks": 1_180,

@@ -316,7 +316,8 @@ class PeerLinks:
                 for r, number in enumerate(self._numbers):
                     while not arrivals[r]:  # the first tensor may belong to an earlier exchange
                         self._awaited[r].popleft().append(links.next_from(number))
-            return [tensor for (tensor,) in arrivals]
+            here = pieces[self.replica].device  # messages arrive on the block's
+            return [tensor.to(here) for (tensor,) in arrivals]
 
         return finish_messages
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from time import time
 from typing import Any, TypeVar
@@ -241,6 +241,8 @@ def run_threads(
             for n, place in enumerate(team.places)
         ]
         try:
+            for gpu in {*team.gpus} - {None}:  # what the threads find there has been written
+                torch.cuda.current_stream(gpu).synchronize()
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -276,11 +278,14 @@ def separate_streams(gpus: Sequence[torch.device | None], number: int) -> Iterat
         yield
         return
     for each in {*gpus}:
-        stream = torch.cuda.Stream(each)
-        stream.wait_stream(torch.cuda.default_stream(each))
-        torch.cuda.set_stream(stream)
+        torch.cuda.set_stream(torch.cuda.Stream(each))
     torch.cuda.set_device(gpu)  # the last stream has set its own
-    yield
+    try:
+        yield
+    except BaseException:
+        with suppress(RuntimeError):
+            torch.cuda.current_stream().synchronize()
+        raise
     torch.cuda.current_stream().synchronize()
 
 

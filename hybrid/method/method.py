@@ -29,7 +29,7 @@ from hybrid.rounds.trace import Trace
 from hybrid.solvers.base import Setup, Solver
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import Delayed, DelayedProgram
-from hybrid.solvers.engine.graphs import RECORDERS
+from hybrid.solvers.engine.graphs import MOST_THREADS, RECORDERS
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.layers.projection import leading_projection
 from hybrid.solvers.local_work.budget import Cost, LocalBudget, fit_local_work
@@ -194,6 +194,11 @@ class Method:
                     )
             if train.compile is True:
                 module.compile(dynamic=False)
+            elif links.in_one_process and place.count > MOST_THREADS:
+                raise ValueError(
+                    f"train.compile is 'graphs', and {place.count} threads would share streams of "
+                    f"a GPU: take at most {MOST_THREADS}, or start ranks with mpirun"
+                )
             elif self.device.type not in RECORDERS:
                 raise ValueError(
                     "train.compile is 'graphs', which are recorded on a GPU, and this block is on "

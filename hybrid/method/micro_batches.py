@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from math import log2
+from math import ceil
 
 import torch
 
@@ -35,21 +35,26 @@ def fit_micro_batches(
     if method.options.train.deterministic or not all(links.all_gather_grid(measures)):
         return method, ""
     with links.agreement():
-        before, block = stored(), method.block(links)
-    said, options = "", copy(method.options)
-    if before := links.broadcast(before):
-        m = 2 ** round(log2(share / before))
+        part = stored()
+    m, said, options = 1, "", copy(method.options)
+    if part := links.broadcast(part):
+        while ceil(share / m) > part:
+            m *= 2
     else:
-        m, size, sample = most, method.micro_batch, method.problem.sample
-        seconds, fixed = longest_passes(links, block, sample[torch.arange(size) % len(sample)])
-        while m > 1 and fixed + (seconds - fixed) * most / m < SHORTEST_PASS:
-            m //= 2
+        with links.agreement():
+            block = method.block(links)
+        size, sample = method.micro_batch, method.problem.sample
+        try:
+            seconds, fixed = longest_passes(links, block, sample[torch.arange(size) % len(sample)])
+        finally:
+            block.release()
+        while 2 * m <= most and fixed + (seconds - fixed) * most / (2 * m) >= SHORTEST_PASS:
+            m *= 2
         late = max(replace(solver, micro_batches=m).steps_late(k, K, share) for k in range(K))
         said = (
             f"{m} micro-batch{'es' * (m > 1)} of a mini-batch, since passes of one in {most} "
             f"through a block take up to {1e3 * seconds:.2g} ms: gradients are at most {late:.2g} "
             "steps late"
         )
-    block.release()
     options.solver = replace(solver, micro_batches=m)
     return replace(method, options=options), said

@@ -86,13 +86,13 @@ class Run:
         links.watch = self.trace.add
         with links.agreement():
             self.training = self._make_training(self.callbacks)
-            seconds = self.method.time_one_rank(self.training.block, links)
-            self.one_rank = OneRank(seconds, options.train.batch_size)
             if self.training.plateau is not None and not deciding:
                 raise ValueError(
                     "the schedule is plateau, which follows a validation or test set, and there is "
                     "none: give one, or choose another schedule"
                 )
+        seconds = self.method.time_one_rank(self.training.block, links)
+        self.one_rank = OneRank(seconds, options.train.batch_size)
 
     def fit(self) -> Summary:
         """Train to the last epoch; give the summary. Meanwhile the run folder is this run's."""

@@ -1,6 +1,7 @@
 """Builds a run and starts it on every rank."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from inspect import Signature, signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -217,10 +218,14 @@ class Trainer:
         except ValueError as error:
             failed = error
 
+        started = False
+
         def agreed_program(links: RankLinks) -> T:
+            nonlocal started
             with links.agreement():
                 if failed is not None:
                     raise failed
+            started = True
             comparison = SampleComparison(links, [each for each in data if each is not None])
             return program(links, comparison)
 
@@ -233,15 +238,17 @@ class Trainer:
             for each in data:
                 if each is not None:
                     each.close()
-            self._gather_weights()
+            if started:
+                self._gather_weights()
 
     def _gather_weights(self) -> None:
-        """Move the network to the host's memory if its blocks are on several GPUs."""
-        model = self.blocks.model
-        if len({p.device for p in model.parameters() if not p.is_meta}) > 1:
-            for index in range(len(self.blocks)):
-                self.blocks.module(index).cpu()
-            model.cpu()
+        """Move the network to the host's memory if threads had its blocks on several GPUs."""
+        gpus = {p.device for p in self.blocks.model.parameters() if p.is_cuda}
+        if len(gpus) > 1 and launch.communicator() is None:
+            with suppress(RuntimeError):  # of a GPU, which has ended the training
+                for index in range(len(self.blocks)):
+                    self.blocks.module(index).cpu()
+                self.blocks.model.cpu()
 
     def _read_weights(self) -> None:
         """Read all weights that are still in files, where one process has all blocks."""

@@ -20,6 +20,8 @@ from hybrid.solvers.numerics.draws import SEEDING
 T = TypeVar("T")
 WARM_UPS = 3
 """Passes before a recording, in which libraries choose algorithms and allocate workspaces."""
+MOST_THREADS = 32
+"""Streams that torch has for each GPU: one more thread would share one that is being recorded."""
 MOST_FORMS = 4
 """Most forms of inputs for which passes are recorded: each recording takes memory."""
 
@@ -42,13 +44,13 @@ class CudaRecorder:
 
         A replay writes the same tensors, on the current stream.
         """
-        # not by torch.cuda.graph, which waits for all streams of the GPU: a message may be under
-        # way whose receiver waits for this rank
+        # not by torch.cuda.graph, which waits for the whole GPU: a message may be under way whose
+        # receiver waits for this rank
         current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         gc.collect()  # nothing may be freed meanwhile
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            # other threads, which train other blocks, may allocate and synchronize meanwhile
+            # other threads, which train other blocks, may allocate and wait for streams meanwhile
             graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
                 made = work()

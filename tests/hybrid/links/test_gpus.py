@@ -197,6 +197,8 @@ def test_backward_passes_that_would_wait_in_one_thread_are_refused(monkeypatch, 
     dealt = [torch.device("cuda", n % count) for n in range(2 * blocks)]
     monkeypatch.setattr(threads, "deal_gpus", lambda ranks, device: dealt)
     monkeypatch.setattr(threads, "separate_streams", lambda gpus, number: nullcontext())
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda gpu: stream)
     train = {"epochs": 1, "sync_batchnorm": True}
     made = trainer(Backprop(), blocks=blocks, replicas=2, train=train)
     if count == 2 * blocks:

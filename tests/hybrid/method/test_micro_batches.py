@@ -68,3 +68,16 @@ def test_a_deterministic_run_measures_nothing(monkeypatch):
     monkeypatch.setattr(micro_batches, "longest_passes", None)
     train = {"epochs": 1, "batch_size": 128, "deterministic": True}
     trainer(DDG(), blocks=4, train=train).fit(*digits(4))
+
+
+def test_on_other_replicas_a_run_goes_on_with_micro_batches_that_are_no_larger(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(micro_batches, "MEASURED_ON", "cpu")
+    monkeypatch.setattr(micro_batches, "longest_passes", lambda *arguments: (1e-3, 0.0))
+    settings = {"out": tmp_path / "run", "blocks": 4, "checkpoint": OFTEN}
+    settings["train"] = {"epochs": 1, "batch_size": 128}
+    trainer(DDG(), **settings).fit(*digits(8))
+    settings["train"]["epochs"] = 2
+    made = trainer(DDG(), resume=True, replicas=2, **settings)
+    assert made.fit(*digits(8)).delay == [3.0, 2.0, 1.0, 0.0] * 2

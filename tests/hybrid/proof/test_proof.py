@@ -17,7 +17,6 @@ from hybrid.networks.units import BlockModule
 from hybrid.proof.undivided import distance, sketch
 from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay, Penalty
 from hybrid.solvers.block import Block
-from hybrid.solvers.delayed.base import DelayedProgram
 from hybrid.solvers.engine.engine import Engine
 from hybrid.solvers.engine.flights import Flight
 from hybrid.solvers.exact.exact_pass import ExactPass
@@ -154,9 +153,7 @@ BROKEN: dict[str, tuple[str, Any, dict[str, Any], Any, str, Any]] = {
             lambda block, lam: torch.zeros_like(lam),
         ),
     ),
-    "an adjoint shrunk": (
-        *("chain", DDG(2), {}, DelayedProgram, "_shrunk", lambda program, p: 0.9 * p),
-    ),
+    "an adjoint shrunk": (*("chain", DDG(2), {}, DDG, "shrink", 0.9),),
     "a part lost": (
         *("chain", PARTS, {}, Engine, "_backward"),
         without_a_part(Engine._backward),
