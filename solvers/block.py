@@ -80,7 +80,8 @@ class Block:
     """By kind of step: the optimizer of an auxiliary head."""
 
     def __post_init__(self) -> None:
-        formats = (p.dtype for p in self.module.parameters())
+        self._parameters = [*self.module.parameters()]  # to go through them takes a while
+        formats = (p.dtype for p in self._parameters)
         self.formats = self.formats or (next(formats, torch.float32),)
         self._places = parameter_places(self.module)
         if self.precision is torch.float16:
@@ -383,7 +384,7 @@ class Block:
 
     def gradients(self, only: Sequence[Tensor] | None = None) -> list[Tensor]:
         """The gradients at hand, of all parameters or of some, in their order."""
-        some = self.module.parameters() if only is None else only
+        some = self._parameters if only is None else only
         return [p.grad for p in some if p.grad is not None]
 
 
