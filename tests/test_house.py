@@ -64,7 +64,7 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_760
+CORE = 36_720
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
 CORE_FILES, TESTS, BENCHMARKS = 245, 34_310, 5_370
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
@@ -86,17 +86,17 @@ ROOMS = {
     "hybrid/training": 2_920,
     "solvers": 2_640,
     "solvers/checks": 460,
-    "solvers/delayed": 1_110,
+    "solvers/delayed": 1_090,
     "solvers/engine": 1_280,
     "solvers/exact": 200,
     "solvers/kernels": 410,
     "solvers/layers": 550,
     "solvers/local": 330,
     "solvers/local_work": 560,
-    "solvers/numerics": 1_120,
+    "solvers/numerics": 1_110,
     "solvers/optimizers": 330,
     "solvers/splitting": 1_350,
-    "solvers/sync": 1_240,
+    "solvers/sync": 1_230,
 }
 """Lines of each room, as `.ci/house.py` counts them."""
 

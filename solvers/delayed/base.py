@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, ClassVar
@@ -107,7 +106,7 @@ class Delayed(Scheduled, Solver):
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
         d, x = self.delay(index, count), self.first_part(lam, count)
-        return graph(module, x) + d * tensor_bytes([x])
+        return graph(module, x) + d * x.nbytes
 
     def first_part(self, lam: Tensor, count: int) -> Tensor:
         """The first, and largest, micro-batch of a mini-batch."""
@@ -129,8 +128,3 @@ class DelayedProgram(Engine):
     def step(self, part: MicroBatch) -> None:
         """Step with the gradient of the mini-batch that a micro-batch completes."""
         self.block.step("local", part.learning_rate, self.solver.clip_norm)
-
-
-def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Memory of the tensors."""
-    return sum(t.numel() * t.element_size() for t in tensors)

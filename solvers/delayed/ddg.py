@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hybrid.solvers.acting import SEVERAL_BLOCKS, Needs
 from hybrid.solvers.base import GraphBytes
 from hybrid.solvers.block import Block
-from hybrid.solvers.delayed.base import Delayed, tensor_bytes
+from hybrid.solvers.delayed.base import Delayed
 from hybrid.solvers.engine.policies import BackwardPolicy, StashWeights
 from hybrid.solvers.engine.unstashed import KeepActivations
 
@@ -87,7 +87,8 @@ class DDG(Delayed):
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
         x, d = self.first_part(lam, count), self.delay(index, count)
-        older = self.versions(index, count, len(lam)) * tensor_bytes(module.parameters())
+        version = sum(p.nbytes for p in module.parameters())
+        older = self.versions(index, count, len(lam)) * version
         if self.recompute:
-            return graph(module, x) + d * tensor_bytes([x]) + older
+            return graph(module, x) + d * x.nbytes + older
         return (d + 1) * graph(module, x) + older

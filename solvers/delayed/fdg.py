@@ -29,5 +29,4 @@ class FDG(DDG):
         return self.gradient_shrinking
 
     def lossless(self, formats: bool = False) -> Delayed:
-        exact: Delayed = DDG.lossless(replace(self, gradient_shrinking=1.0), formats)
-        return exact
+        return DDG.lossless(replace(self, gradient_shrinking=1.0), formats)

@@ -10,13 +10,7 @@ from torch import Tensor, nn
 from hybrid.solvers.acting import SEVERAL_BLOCKS, Acts, CountOrZero, Needs, NotNegative
 from hybrid.solvers.base import GraphBytes, program_of
 from hybrid.solvers.delayed.any_order import AnyOrder
-from hybrid.solvers.delayed.base import (
-    NOT_COMPILED,
-    NOT_FLOAT16,
-    ONE_REPLICA,
-    Delayed,
-    tensor_bytes,
-)
+from hybrid.solvers.delayed.base import NOT_COMPILED, NOT_FLOAT16, ONE_REPLICA, Delayed
 from hybrid.solvers.delayed.timetable import MOST_SLOTS, Timetable, UnitPass
 from hybrid.solvers.delayed.unit_passes import UnitFlight, UnitProgram, Units, unit_slices
 from hybrid.solvers.engine.policies import CopyingStash, Stash
@@ -134,7 +128,7 @@ class PDASGD(Delayed):
                 unit = nn.Sequential(*(part for part in parts[some] if part is not None))
                 late, kept = table.delay(number), graph(unit, x)
                 graphs, one_each = graphs + (late + 1) * kept, one_each + kept
-                older += -(-late // parts_of_batch) * tensor_bytes(unit.parameters())
+                older += -(-late // parts_of_batch) * sum(p.nbytes for p in unit.parameters())
                 x = unit(x).detach().requires_grad_()
         # neighbors share what lies between them
         return round(whole / (one_each or 1) * graphs) + older

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hybrid.solvers.acting import Needs
 from hybrid.solvers.base import GraphBytes
 from hybrid.solvers.block import Block
-from hybrid.solvers.delayed.base import NOT_COMPILED, Delayed, tensor_bytes
+from hybrid.solvers.delayed.base import NOT_COMPILED, Delayed
 from hybrid.solvers.engine.policies import BackwardPolicy
 from hybrid.solvers.engine.reversal import Reverse, segments
 from hybrid.solvers.layers.branches import Reversible
@@ -50,7 +50,7 @@ class Petra(Delayed):
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
-        x, queued, largest = self.first_part(lam, count), [], 0
+        x, queued, largest = self.first_part(lam, count), 0, 0
         if index == count - 1:
             return graph(module, x)
         with torch.no_grad(), frozen_statistics(module):
@@ -59,9 +59,9 @@ class Petra(Delayed):
                     largest = max(largest, graph(part.residual, x.chunk(2, dim=1)[0]))
                 else:
                     largest = max(largest, graph(part, x))
-                    queued.append(x)
+                    queued += x.nbytes
                 x = part(x)
-        return largest + self.delay(index, count) * tensor_bytes(queued)
+        return largest + self.delay(index, count) * queued
 
     def policy(self, block: Block) -> BackwardPolicy:
         return Reverse(block)

@@ -61,10 +61,6 @@ class Timetable:
             return self.units * (2 * item + 1)
         return self.units * (item + 1)
 
-    def read_time(self, item: int, unit: int) -> int:
-        """When its forward pass reads the weights of a unit."""
-        return self.forward_start(item) + unit
-
     def step_time(self, item: int, unit: int) -> int:
         """When its step of a unit has been made."""
         return self.backward_start(item) + 2 * (self.units - unit)
@@ -94,7 +90,7 @@ class Timetable:
     def delay(self, unit: int) -> int:
         """Steps of a unit by which the weights of a gradient are older than those it steps."""
         late = 2 * self.queue + 4  # by then the table repeats itself
-        read = self.read_time(late, unit)
+        read = self.forward_start(late) + unit  # when its weights are read
         return late - sum(self.step_time(item, unit) <= read for item in range(late))
 
     def _unfinished(self, item: int) -> range:

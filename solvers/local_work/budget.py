@@ -72,15 +72,14 @@ class Pipeline:
 
     def passes(self) -> tuple[list[float], list[float]]:
         """f_k and b_k."""
-        K, more = len(self.costs), self.packing or [0.0] * len(self.costs)
-        forward = [self.samples * cost.forward for cost in self.costs]
-        again = [pass_ * (self.replays and k < K - 1) for k, pass_ in enumerate(forward)]
-        backward = [self.samples * c.backward + r for c, r in zip(self.costs, again, strict=True)]
-        halves = [seconds / 2 for seconds in more]
-        return (
-            [f + half for f, half in zip(forward, halves, strict=True)],
-            [b + half for b, half in zip(backward, halves, strict=True)],
-        )
+        last, more = len(self.costs) - 1, self.packing or [0.0] * len(self.costs)
+        forwards, backwards = list[float](), list[float]()
+        for k, (cost, packing) in enumerate(zip(self.costs, more, strict=True)):
+            forward = self.samples * cost.forward
+            backward = self.samples * cost.backward + forward * (self.replays and k < last)
+            forwards.append(forward + packing / 2)
+            backwards.append(backward + packing / 2)
+        return forwards, backwards
 
     @property
     def t(self) -> list[float]:

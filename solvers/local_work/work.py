@@ -156,9 +156,15 @@ class LocalWork:
         """Add c l to the gradient of a mini-batch whose records are complete."""
         batch = self._batches[step]
         share = self.program.local_lr * min(1.0, self._samples / len(batch)) * batch.share
-        for p, gradient in self._local_gradient().items():
+        present = [self._sums[p] for p in self.block.module.parameters() if p in self._sums]
+        if present:  # l, their mean
+            torch._foreach_mul_(present, 1 / self._samples)
+        if present and self.program.clip_norm:
+            clip_each([present], self.program.clip_norm, self.block.device)
+        for p, gradient in self._sums.items():
             if p.grad is not None:
                 p.grad.add_(gradient, alpha=share)
+        self._sums, self._samples = {}, 0
         whole = sum(stop - start for start, stop in self._coming) == len(batch)
         self._recorded, self._whole = (step, self._coming) if whole else (None, [])
         self._coming, self._slot = [], 1 - self._slot
@@ -168,17 +174,6 @@ class LocalWork:
         """The store's rows of a mini-batch's samples."""
         first = slot * self.program.setup.batch_size
         return slice(first + start, first + stop)
-
-    def _local_gradient(self) -> dict[Parameter, Tensor]:
-        """l."""
-        mean, self._sums = self._sums, {}
-        present = [mean[p] for p in self.block.module.parameters() if p in mean]
-        if present:
-            torch._foreach_mul_(present, 1 / self._samples)
-        self._samples = 0
-        if present and self.program.clip_norm:
-            clip_each([present], self.program.clip_norm, self.block.device)
-        return mean
 
     def state(self) -> Tensors:
         """The records and the local gradient so far."""

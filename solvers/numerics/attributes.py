@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hybrid.solvers.numerics.draws import NumberedDraws
 
@@ -90,11 +90,7 @@ def copy_attributes(source: nn.Module, target: nn.Module) -> None:
         if name not in registered and all(
             isinstance(x, int | float | str | None) or is_plain_tensor(x) for x in leaves
         ):
-            vars(target)[name] = tree_map(_copy, value)
-
-
-def _copy(x: Any) -> Any:
-    return x.detach().clone() if isinstance(x, Tensor) else x
+            vars(target)[name] = tree_map_only(Tensor, lambda x: x.detach().clone(), value)
 
 
 @contextmanager

@@ -50,20 +50,13 @@ def total_norm(norms: Tensor, chain: NeighborLinks | None) -> Tensor:
     The total is over the norms in the order of the blocks, so it has the same bits as in the
     undivided network.
     """
-    if chain is None or chain.size == 1:
-        return _norm(norms)
-    if chain.rank > 0:
+    if chain is not None and chain.rank > 0:
         norms = torch.cat([chain.from_previous(), norms])
-    if chain.rank < chain.size - 1:
+    if chain is not None and chain.rank < chain.size - 1:
         chain.to_next(norms)
         total = chain.from_next()
     else:
-        total = _norm(norms)
-    if chain.rank > 0:
+        total = torch.linalg.vector_norm(norms)
+    if chain is not None and chain.rank > 0:
         chain.to_previous(total)
     return total
-
-
-def _norm(x: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(x)
-    return norm

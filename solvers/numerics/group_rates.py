@@ -41,18 +41,14 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
     if isinstance(rate, GroupRates) and index is not None:
         value = rate.rates[index]
         if rate.momenta and not group.get("separate_momentum"):
-            _set_momentum(group, rate.momenta[index])
+            if "betas" in group:
+                group["betas"] = (rate.momenta[index], *group["betas"][1:])
+            else:
+                group["momentum"] = rate.momenta[index]
     else:
         value = float(rate) * group.get("lr_ratio", 1.0)
     tensor = group.get("lr")  # torch allows a tensor as the learning rate
     group["lr"] = torch.full_like(tensor, value) if isinstance(tensor, Tensor) else value
-
-
-def _set_momentum(group: dict[str, Any], value: float) -> None:
-    if "betas" in group:
-        group["betas"] = (value, *group["betas"][1:])
-    else:
-        group["momentum"] = value
 
 
 def momentum(group: dict[str, Any]) -> float:

@@ -103,10 +103,10 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict
 
 def to_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Convert a parameter's state to tensors, leaving out None."""
-    slots = {slot: value for slot, value in state.items() if value is not None}
     return {
         slot: v if isinstance(v, Tensor) else torch.tensor(v, dtype=NUMBERS[type(v)])
-        for slot, v in slots.items()
+        for slot, v in state.items()
+        if v is not None
     }
 
 

@@ -117,11 +117,9 @@ class AuxNetProgram(Program):
 
     def _visit(self, batch: Batch, stats: PhaseStats) -> None:
         block, links = self.block, self.links
-        images = batch.images()
+        lam = images = batch.images()
         generated = None
-        if block.first:
-            lam = images
-        else:
+        if not block.first:
             generated = self._generate(images)
             lam = generated.detach().requires_grad_()
             links.to_previous(generated.detach())

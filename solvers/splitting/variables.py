@@ -100,7 +100,14 @@ class Store:
         """Store `value` (N, ...) as the samples `rows` of buffer `name`."""
         buffer = self._buffers.get(name)
         if buffer is None:
-            buffer = self._buffers[name] = self._allocate(value)
+            dtype = self.format
+            if dtype is torch.float32:
+                dtype = torch.promote_types(value.dtype, dtype)
+            shape = (self.samples, *value.shape[1:])
+            last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+            form = torch.channels_last if last else torch.contiguous_format
+            buffer = torch.empty(shape, dtype=dtype, device=value.device, memory_format=form)
+            self._buffers[name] = buffer
         if value.shape[1:] != buffer.shape[1:]:
             raise ValueError(
                 f"samples have shapes {tuple(value.shape[1:])} and {tuple(buffer.shape[1:])} at a "
@@ -125,15 +132,6 @@ class Store:
     def message(self, value: Tensor) -> Tensor:
         """Convert `value` to the number format of messages."""
         return value if self.format is torch.float32 else value.to(self.format)
-
-    def _allocate(self, value: Tensor) -> Tensor:
-        dtype = self.format
-        if dtype is torch.float32:
-            dtype = torch.promote_types(value.dtype, dtype)
-        shape = (self.samples, *value.shape[1:])
-        last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
-        layout = torch.channels_last if last else torch.contiguous_format
-        return torch.empty(shape, dtype=dtype, device=value.device, memory_format=layout)
 
 
 @dataclass

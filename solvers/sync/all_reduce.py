@@ -135,11 +135,8 @@ class AllReduced(Sync):
         """Divide the parameters of a step into buckets, from the last layer to the first."""
         stepping = self.block.stepping(kind)
         key = tuple(map(id, stepping))
-        if key not in self._layouts:
-            self._layouts[key] = self._new_buckets(stepping)
-        return self._layouts[key]
-
-    def _new_buckets(self, stepping: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        if key in self._layouts:
+            return self._layouts[key]
         place = {p: i for i, p in enumerate(self.block.module.parameters())}
         backwards = sorted(stepping, key=lambda p: place.get(p, len(place)), reverse=True)
         buckets: list[list[nn.Parameter]] = []
@@ -151,6 +148,7 @@ class AllReduced(Sync):
                 room = size
             buckets[-1].append(p)
             room -= _num_bytes(p)
+        self._layouts[key] = buckets
         return buckets
 
     def state(self) -> State:

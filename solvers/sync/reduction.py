@@ -143,11 +143,10 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
     Zeros after a tensor align the next one as if it had its own memory.
     """
-    dtype, parts = torch.float32, [memory(t) for t in tensors]
-    for part in parts:
-        dtype = torch.promote_types(dtype, part.dtype)
+    parts = [memory(t) for t in tensors]
     if not parts:
         return torch.zeros(0)
+    dtype = reduce(torch.promote_types, [part.dtype for part in parts], torch.float32)
     zeros = parts[0].new_zeros(ALIGNMENT_BYTES, dtype=dtype)
     pairs = ((part.to(dtype), zeros[: _gap(part, dtype)]) for part in parts)
     return torch.cat([x for pair in pairs for x in pair])

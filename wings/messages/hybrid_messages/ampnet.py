@@ -12,13 +12,7 @@ from torch import Tensor, nn
 
 from hybrid.solvers.acting import SEVERAL_BLOCKS, CountOrZero, NotNegative
 from hybrid.solvers.base import GraphBytes, program_of
-from hybrid.solvers.delayed.base import (
-    NOT_COMPILED,
-    NOT_FLOAT16,
-    ONE_REPLICA,
-    Delayed,
-    tensor_bytes,
-)
+from hybrid.solvers.delayed.base import NOT_COMPILED, NOT_FLOAT16, ONE_REPLICA, Delayed
 from hybrid.solvers.delayed.unit_passes import UnitFlight, UnitProgram
 from hybrid.solvers.engine.flights import Flight
 from hybrid.solvers.engine.schedule import Action, Span
@@ -104,7 +98,8 @@ class AMPNet(Delayed):
     ) -> int:
         x, late = self.first_part(lam, count), self.delay(index, count)
         older = ceil(late / self.frequency(len(lam), count))
-        return (late + 1) * graph(module, x) + older * tensor_bytes(module.parameters())
+        version = sum(p.nbytes for p in module.parameters())
+        return (late + 1) * graph(module, x) + older * version
 
 
 @program_of(AMPNet)
