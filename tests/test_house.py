@@ -64,26 +64,26 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_720
+CORE = 36_670
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
 CORE_FILES, TESTS, BENCHMARKS = 245, 34_310, 5_370
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 720,
-    "hybrid/bench": 2_450,
+    "hybrid/bench": 2_440,
     "hybrid/cli": 970,
     "hybrid/data": 2_590,
     "hybrid/doctor": 280,
     "hybrid/folder": 1_080,
     "hybrid/links": 2_460,
     "hybrid/method": 2_340,
-    "hybrid/networks": 3_540,
+    "hybrid/networks": 3_530,
     "hybrid/proof": 1_050,
-    "hybrid/ranks": 1_180,
+    "hybrid/ranks": 1_170,
     "hybrid/report": 1_010,
-    "hybrid/rounds": 1_230,
+    "hybrid/rounds": 1_210,
     "hybrid/settings": 1_460,
-    "hybrid/training": 2_920,
+    "hybrid/training": 2_910,
     "solvers": 2_640,
     "solvers/checks": 460,
     "solvers/delayed": 1_090,

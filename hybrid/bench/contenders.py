@@ -93,11 +93,9 @@ def take_step(
     """Move the weights, each group at its ratio of the learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["lr_ratio"]
-    if scaler is None:
-        optimizer.step()
-    else:
-        scaler.step(optimizer)
-        scaler.update()
+    scaler = scaler or torch.amp.GradScaler(enabled=False)
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad(set_to_none=True)
 
 

@@ -131,7 +131,6 @@ class Calls:
         training, evaluation = passes
         self._stages.clear()
         self.interfaces = interfaces
-        self._times = [each.time for each in interfaces]
         opened = frozenset[str]().union(*(each.around for each in interfaces))
         drawing = training.drawing.keys() | evaluation.drawing.keys()
         random = [each.drawing.get(path, set()) for each in passes for path in opened]
@@ -216,7 +215,7 @@ class Calls:
         if key not in self._stages:
             network = self._local_network(start, stop) if local else self.network
             first, last = [None, *self.interfaces, None][start : stop + 1 : stop - start]
-            times = [0, *self._times, 1 << 62]
+            times = [0, *(each.time for each in self.interfaces), 1 << 62]
             numbers = {
                 path: tuple(FIRST + n for n, time in calls if times[start] <= time < times[stop])
                 for path, calls in self._numbers.items()

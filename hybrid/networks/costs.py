@@ -28,6 +28,8 @@ The value fits each residual block of ResNet-20 within 8 % and of WRN-16-4 withi
 core. A wrong value shifts the balance between layers that compute much
 and layers that move much memory.
 """
+BUDGET = 1.5
+"""Seconds for which passes over one batch are repeated."""
 
 
 class Moved(NamedTuple):
@@ -96,30 +98,26 @@ def count_operations(
     return forward, counter.take()
 
 
-def measure_costs(
-    model: nn.Module, chain: Sequence[Unit], sample: Tensor, budget: float = 1.5
-) -> list[Cost]:
+def measure_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list[Cost]:
     """Seconds of each unit's passes over one sample, times the share of passes it runs in."""
-    return measure_passes(model, chain, [sample], budget)[0]
+    return measure_passes(model, chain, [sample])[0]
 
 
 def measure_passes(
-    model: nn.Module, chain: Sequence[Unit], samples: Sequence[Tensor], budget: float = 1.5
+    model: nn.Module, chain: Sequence[Unit], samples: Sequence[Tensor]
 ) -> list[list[Cost]]:
     """Seconds of every unit for one sample, times the share of passes it runs in, for each sample.
 
     They are medians over passes through the whole chain, after one to warm up. The samples take
     turns, so that a slow moment of the machine slows all of them. As in training, the caches are
-    full of other units' data when a unit begins. Turns are repeated for `budget` seconds for each
+    full of other units' data when a unit begins. Turns are repeated for `BUDGET` seconds for each
     of `samples`, at least 3 and at most 9 times. The model is not changed.
     """
     modules = make_single_unit_blocks(chain)
     turns: list[list[list[Cost]]] = []
-    began = perf_counter()
+    began, budget = perf_counter(), BUDGET * len(samples)
     with _unchanged_model(model):
-        while len(turns) < 4 or (
-            len(turns) < 10 and perf_counter() - began < budget * len(samples)
-        ):
+        while len(turns) < 4 or (len(turns) < 10 and perf_counter() - began < budget):
             turns.append([_time_units(modules, x) for x in samples])
     passes = []
     for x, taken in zip(samples, zip(*turns[1:], strict=True), strict=True):

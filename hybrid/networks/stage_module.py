@@ -134,7 +134,8 @@ class StageModule(NumberedDraws):
                 if self.start is None:
                     out = self.network.copy(*args, **kwargs)
                 else:
-                    out = call_network(self.network.copy, run.inputs)
+                    value = tree_unflatten(run.leaves, self.whole.structure)
+                    out = call_network(self.network.copy, value)
             except _EndReached:
                 return run.leaving()
         if self.end is not None:
@@ -176,11 +177,6 @@ class _StagePass(WatchedPass):
         for i, x in enumerate(self.leaves):
             if x.is_floating_point():
                 self.leaves[i] = self.tensor(x, TensorKey((), INPUT, i))
-
-    @property
-    def inputs(self) -> Any:
-        """The network's inputs."""
-        return tree_unflatten(self.leaves, self.stage.whole.structure)
 
     def leaving(self) -> Any:
         """What crosses the end."""

@@ -55,22 +55,15 @@ def screen(by_mpirun: bool) -> os.terminal_size | None:
     with suppress(OSError, ValueError, AttributeError):  # a closed output is None
         if not by_mpirun:
             return os.get_terminal_size(sys.stdout.fileno())
-        descriptor = _output(outside_the_rank(), 1)
-        try:
-            return os.get_terminal_size(descriptor)
-        finally:
-            os.close(descriptor)
+        with os.fdopen(_output(outside_the_rank(), 1), "wb", 0) as output:
+            return os.get_terminal_size(output.fileno())
     return None
 
 
 def say(line: str) -> None:
     """Write a line to the launcher's stderr: it forwards nothing once it ends its ranks."""
-    with suppress(OSError):
-        descriptor = _output(outside_the_rank(), 2)
-        try:
-            os.write(descriptor, f"\n{line}\n".encode())
-        finally:
-            os.close(descriptor)
+    with suppress(OSError), os.fdopen(_output(outside_the_rank(), 2), "wb", 0) as output:
+        output.write(f"\n{line}\n".encode())
 
 
 def _output(pid: int, number: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from threading import RLock
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ _open: Bar | None = None
 """The bar on the screen; a second one is not drawn."""
 
 
-class Bar:
+class Bar(AbstractContextManager["Bar"]):
     """Counts to `total` on the first rank's screen; other ranks draw nothing.
 
     The thread that reports draws, at most ten times a second. So no other thread disturbs a
@@ -71,9 +71,6 @@ class Bar:
             progress, self._progress, _open = self._progress, None, None
             with suppress(OSError, ValueError):  # the terminal may be closed
                 progress.stop()
-
-    def __enter__(self) -> Bar:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

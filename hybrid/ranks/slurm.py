@@ -136,8 +136,7 @@ def _word(text: str) -> str:
 
 
 def _variables(job: SlurmJob) -> str:
-    start = LAUNCHERS[job.launcher]
-    start = start.format(ranks=job.ranks_per_node, cpus=job.cpus_per_rank)
+    start = LAUNCHERS[job.launcher].format(ranks=job.ranks_per_node, cpus=job.cpus_per_rank)
     words = ["train", str(job.config)]
     if job.replicas is not None:
         words += ["--replicas", str(job.replicas)]

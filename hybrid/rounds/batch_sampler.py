@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hybrid.data.dataset import Data
-from hybrid.data.samplers.base import Choice, Learning, Sampler, check_ids, check_tensor
+from hybrid.data.samplers.base import Learning, Sampler, check_ids, check_tensor
 from hybrid.errors import AgreedError, one_line
 from hybrid.links import RankLinks
 from hybrid.solvers.state import State, entries
@@ -33,7 +33,10 @@ class BatchSampler:
         place = None if links is None else links.place
         self._chooses = place is None or (not place.replica and place.block == place.blocks - 1)
         self._replicas = 1 if place is None else place.replicas
-        self._numbering = Numbering(self.choice)
+        self._counted = -1, 0
+        """The epoch, and how many of its samples are in `_times`."""
+        self._times = Counter[int]()
+        """How often the epoch has taken each sample."""
         self._epoch = -1
         self._ids: dict[int, Tensor] = {}
         """The sample numbers of this epoch's mini-batches that have been asked for."""
@@ -91,8 +94,25 @@ class BatchSampler:
             if self.learns and step >= self._next:
                 self._next = step + 1
                 self._without_losses.append((step, ids))
-            chosen.append(self._numbering.number_samples(epoch, first, ids))
+            chosen.append(self._number_samples(epoch, first, ids))
         return chosen
+
+    def _number_samples(self, epoch: int, first: int, ids: Tensor) -> Tensor:
+        """Numbers (B,) of the samples `ids` (B,) that an epoch takes from its `first` on.
+
+        The v-th time, from 0, that it takes sample i of N, the number is i + v N: a function of the
+        choice alone, the same after a resume. ValueError for a sample that the data set lacks.
+        """
+        ids = check_ids("choice", ids, None, self.choice.count)
+        if (epoch, first) != self._counted:
+            earlier = self.choice.choose(epoch, 0, first).tolist() if first else []
+            self._times = Counter(earlier)
+        numbers = []
+        for sample in ids.tolist():
+            numbers.append(sample + self.choice.count * self._times[sample])
+            self._times[sample] += 1
+        self._counted = epoch, first + len(ids)
+        return torch.tensor(numbers, dtype=torch.int64)
 
     def take_losses(self, losses: Sequence[Sequence[Tensor]]) -> None:
         """Take the losses (N,) that each replica's last block had since the last call, in order."""
@@ -145,33 +165,3 @@ class BatchSampler:
             ids = check_ids(f"ids of step {step}", ids, self.size, self.choice.count)
             losses = check_tensor(f"losses of step {step}", losses, dtype, (self.size,))
             self._with_losses.append((int(step), ids, losses))
-
-
-class Numbering:
-    """The v-th time, from 0, that an epoch takes sample i of N, its number is i + v N.
-
-    A number is a function of the choice alone, so it is the same after a resume.
-    """
-
-    def __init__(self, choice: Choice) -> None:
-        self.choice = choice
-        self._counted = -1, 0
-        """The epoch, and how many of its samples are in `_times`."""
-        self._times = Counter[int]()
-        """How often the epoch has taken each sample."""
-
-    def number_samples(self, epoch: int, first: int, ids: Tensor) -> Tensor:
-        """Numbers (B,) of the samples `ids` (B,) that an epoch takes from its `first` on.
-
-        ValueError for a sample that the data set does not have.
-        """
-        ids = check_ids("choice", ids, None, self.choice.count)
-        if (epoch, first) != self._counted:
-            earlier = self.choice.choose(epoch, 0, first).tolist() if first else []
-            self._times = Counter(earlier)
-        numbers = []
-        for sample in ids.tolist():
-            numbers.append(sample + self.choice.count * self._times[sample])
-            self._times[sample] += 1
-        self._counted = epoch, first + len(ids)
-        return torch.tensor(numbers, dtype=torch.int64)

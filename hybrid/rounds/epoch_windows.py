@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -118,12 +119,8 @@ class Windows:
 
     def before(self, epoch: int, step: int) -> list[Batch]:
         """The mini-batches of an epoch that come before a step."""
-        count, batches = step - epoch * self.sampler.steps, list[Batch]()
-        for trained, _ in self.of_epoch(epoch) if count > 0 else ():
-            batches += trained.batches
-            if len(batches) >= count:
-                break
-        return batches[:count]
+        batches = (batch for trained, _ in self.of_epoch(epoch) for batch in trained.batches)
+        return [*islice(batches, step - epoch * self.sampler.steps)]
 
     def bn_recalibration(self, epoch: int) -> Window:
         """The epoch's last mini-batches, `BN_BATCHES` at most, however it is cut into windows."""

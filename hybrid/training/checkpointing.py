@@ -1,8 +1,7 @@
 """What a checkpoint keeps beside weights: the position of a run, and the states of its parts."""
 
 import json
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -151,7 +150,7 @@ class StateFiles:
         complete = "program" in parts and all(cut in manifest["states"] for cut in self.cuts)
         before, after = (load(file if cuts_fit else "") for file in (self.before, self.after))
         output, flights = load(self.output), load(self.flights if same else "")
-        with _name_checkpoint_in_errors(folder):
+        try:
             for part, stateful in parts.items():
                 stateful.load_state(
                     State(
@@ -164,6 +163,11 @@ class StateFiles:
                         complete=cuts_fit and complete,
                     )
                 )
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+            raise ValueError(
+                f"{folder} holds states that this run cannot restore ({type(error).__name__}: "
+                f"{one_line(error)}): resume with the settings it was made with"
+            ) from error
 
     def same_grid(self, manifest: Mapping[str, Any]) -> bool:
         """Whether a checkpoint has the same blocks and number of replicas."""
@@ -295,15 +299,3 @@ def check_same_run(
             f"train.epochs is {epochs}, but {folder.parent.parent} has trained {trained:.4g} "
             f"epochs: give --epochs {ceil(trained)} or more, or choose another --out"
         )
-
-
-@contextmanager
-def _name_checkpoint_in_errors(folder: Path) -> Iterator[None]:
-    """Turn any fault in restoring a part into a ValueError that names the checkpoint."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(
-            f"{folder} holds states that this run cannot restore ({type(error).__name__}: "
-            f"{one_line(error)}): resume with the settings it was made with"
-        ) from error

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ FLAGS = {"model.name": "--model", "data.name": "--data", "train.loss": "--loss"}
 def check_code_is_given(config: Config, overrides: Mapping[str, Any]) -> None:
     """ValueError for a function that a file names: it runs only if the command line does."""
     for dotted, flag in FLAGS.items():
-        name = _setting(config, dotted)
+        name = attrgetter(dotted)(config)
         if is_reference(name) and overrides.get(dotted) != name:
             raise ValueError(
                 f"{dotted} is {name!r}, code that would run, and a file says so: give {flag} "
@@ -30,13 +31,8 @@ def check_code_is_given(config: Config, overrides: Mapping[str, Any]) -> None:
 
 def reference_flags(config: Config) -> list[str]:
     """The flags that name functions, without which a run is not resumed."""
-    flags = ((flag, _setting(config, dotted)) for dotted, flag in FLAGS.items())
+    flags = ((flag, attrgetter(dotted)(config)) for dotted, flag in FLAGS.items())
     return [word for pair in flags if is_reference(pair[1]) for word in pair]
-
-
-def _setting(config: Config, dotted: str) -> str:
-    section, _, key = dotted.partition(".")
-    return str(getattr(getattr(config, section), key))
 
 
 def load_object(name: str, flag: str) -> Any:

@@ -79,9 +79,8 @@ class SharedFolder:
     def checkpoints(self) -> list[Path]:
         """The whole checkpoints, oldest first, as the first rank sees them."""
         whole = self.path is not None and self._first
-        return self.links.broadcast(
-            checkpoint.complete(self._folder.checkpoints) if whole else list[Path]()
-        )
+        found = checkpoint.complete(self._folder.checkpoints) if whole else list[Path]()
+        return self.links.broadcast(found)
 
     def best(self) -> Path | None:
         """The best checkpoint, if it is kept and not the newest; as the first rank sees it."""

@@ -40,7 +40,13 @@ def describe(
     """
     blocks = blocks.with_bundles(inputs)
     packed = laid_out(blocks.pack_inputs(inputs))
-    shares, entering = _shares(blocks, packed, measured), _entering(blocks, packed)
+    shares = _shares(blocks, packed, measured)
+    # the packed input of every unit, for two samples
+    x, entering = packed[torch.arange(2) % len(packed)], list[Tensor]()
+    with blocks.mode(training=False), torch.no_grad():
+        for module in make_single_unit_blocks(blocks.units):
+            entering.append(x)
+            x = module(x)
     settings = optimizer or OptimizerSettings()
     copies = count_copies(settings)
     block_of = [k for k in range(len(blocks)) for _ in blocks.units_of(k)]
@@ -79,16 +85,6 @@ def _shares(blocks: Blocks, packed: Tensor, measured: bool) -> list[float]:
             f"backward: {one_line(error)[:200]}; correct the unit"
         ) from error
     return [cost / (sum(costs) or 1.0) for cost in costs]
-
-
-def _entering(blocks: Blocks, packed: Tensor) -> list[Tensor]:
-    """Compute the packed input of every unit, for two samples."""
-    x, entering = packed[torch.arange(2) % len(packed)], []
-    with blocks.mode(training=False), torch.no_grad():
-        for module in make_single_unit_blocks(blocks.units):
-            entering.append(x)
-            x = module(x)
-    return entering
 
 
 def _forms(unit: Unit, x: Tensor) -> tuple[Form, ...]:
