@@ -64,7 +64,7 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_670
+CORE = 36_650
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
 CORE_FILES, TESTS, BENCHMARKS = 245, 34_310, 5_370
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
@@ -95,7 +95,7 @@ ROOMS = {
     "solvers/local_work": 560,
     "solvers/numerics": 1_110,
     "solvers/optimizers": 330,
-    "solvers/splitting": 1_350,
+    "solvers/splitting": 1_340,
     "solvers/sync": 1_230,
 }
 """Lines of each room, as `.ci/house.py` counts them."""

@@ -189,11 +189,6 @@ class Calls:
             seen[name] += 1
         return names
 
-    @property
-    def widths(self) -> list[int]:
-        """How many tensors go into each unit but the first, beside integers."""
-        return [len(each.shapes) for each in self.interfaces]
-
     def find_units_named(self, cuts: Sequence[str]) -> list[str]:
         """The units that begin with these modules; ValueError if there is no such place."""
         pairs = zip(self.unit_names[1:], self.interfaces, strict=True)

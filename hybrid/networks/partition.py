@@ -171,7 +171,8 @@ def _split_calls(
     calls = Calls(model, sample, cuts or ())
     chain = calls.units()
     if cuts is None and blocks is not None and 1 < blocks <= len(chain):
-        return _balance_calls(model, chain, calls.widths, blocks, cost)
+        widths = [len(each.shapes) for each in calls.interfaces]
+        return _balance_calls(model, chain, widths, blocks, cost)
     named = None if cuts is None else calls.find_units_named(cuts)
     change = f"change {type(model).__name__}: {calls.fault}" if calls.fault else ""
     return Blocks(model, chain, *_divide(chain, blocks, named, cost, change))
@@ -182,8 +183,8 @@ def _balance_calls(
 ) -> Blocks:
     """Balanced cuts, crossed by as few tensors as possible without a much slower block.
 
-    `widths`: how many tensors go into each unit but the first. A block's cost stands at its first
-    unit: what crosses no cut is not packed, so it is not the sum of its units'.
+    `widths`: how many tensors, beside integers, go into each unit but the first. A block's cost
+    stands at its first unit: what crosses no cut is not packed, so it is not the sum of its units'.
     """
     candidates: list[Blocks] = []
     for most in sorted(set(widths)):

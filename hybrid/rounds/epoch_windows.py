@@ -46,9 +46,8 @@ class EpochSource:
 
     def images(self, ids: Tensor, step: int) -> Tensor:
         """Inputs (N, ...), such as normalized images (N, C, H, W)."""
-        if self.mixes:
-            return on_its_way(self._mixed(ids, step)[0], self.device)
-        inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
+        plain = ids, self.seed, self.epoch, self.augment
+        inputs = self._mixed(ids, step)[0] if self.mixes else self.data.batch(*plain)
         return on_its_way(inputs, self.device)
 
     def labels(self, ids: Tensor, step: int) -> Tensor:

@@ -12,7 +12,7 @@ from hybrid.solvers.kernels.operations import Coupling, Stepped, ascend, couple,
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.numerics.uncompiled import paired
-from hybrid.solvers.splitting.variables import AuxiliaryVariables, Splitting
+from hybrid.solvers.splitting.variables import AuxiliaryVariables, Splitting, channels_last
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
@@ -237,10 +237,11 @@ class PenaltyProgram(SubProblems):
         return self._input(rows) if self.variables.carried[0] else None
 
     def records(self) -> Tensors:
-        return self.variables.records()
+        return self.store.state()
 
     def load_records(self, records: Tensors) -> None:
-        self.variables.load_records(records)
+        for name, value in channels_last(records).items():
+            self.store.put(name, slice(0, self.store.samples), value)
 
     def state(self) -> State:
         return self.variables.state()

@@ -245,15 +245,6 @@ class AuxiliaryVariables:
         names = (*self._names_before, *self._names_after)
         return self.store.raw(name, rows) if name in names else None
 
-    def records(self) -> Tensors:
-        """Return all buffers by name."""
-        return self.store.state()
-
-    def load_records(self, records: Tensors) -> None:
-        """Restore the buffers of `records`."""
-        for name, value in channels_last(records).items():
-            self.store.put(name, slice(0, self.store.samples), value)
-
     def state(self) -> State:
         """Return the variables that outlive a window, at the cut before this block."""
         tensors = self.store.state(["lam", "kappa_in"]) if self.setup.carried else {}
