@@ -64,9 +64,9 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_650
+CORE = 36_670
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 245, 34_310, 5_370
+CORE_FILES, TESTS, BENCHMARKS = 245, 34_340, 5_370
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 720,
@@ -75,8 +75,8 @@ ROOMS = {
     "hybrid/data": 2_590,
     "hybrid/doctor": 280,
     "hybrid/folder": 1_080,
-    "hybrid/links": 2_460,
-    "hybrid/method": 2_340,
+    "hybrid/links": 2_470,
+    "hybrid/method": 2_350,
     "hybrid/networks": 3_530,
     "hybrid/proof": 1_050,
     "hybrid/ranks": 1_170,

@@ -82,6 +82,8 @@ class RankLinks(ABC):
     """The [links] settings that these links read, besides `kind`."""
     tensors_by = ""
     """`way` of these links."""
+    gpus = 1
+    """GPUs that the threads of this process are on."""
     peers_share_gpu = False
     """Whether some replicas are threads on one GPU, whose backward passes torch runs in turn."""
 

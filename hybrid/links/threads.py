@@ -151,7 +151,8 @@ class ThreadLinks(RankLinks):
         super().__init__(place, self._group(number, team.grid), chain)
         self._team = team
         self._num_sums = 0
-        shared = team.gpus[0] is not None and len({*team.gpus}) < len(team.gpus)
+        self.gpus = len({*team.gpus})
+        shared = team.gpus[0] is not None and self.gpus < len(team.gpus)
         self.peers_share_gpu = shared and place.replicas > 1
 
     def _group(self, rank: int, barrier: ValueBarrier) -> ThreadGroup:

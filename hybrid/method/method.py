@@ -175,6 +175,11 @@ class Method:
         late = self._steps_late(index)
         module = placed(blocks.module(index), self.device)
         named = self._named(index)
+        if links.gpus > 1 and (name := blocks.shared_module(index)):
+            raise ValueError(
+                f"the module {name!r}, which has buffers, is in several blocks, and these are on "
+                f"{links.gpus} GPUs: give each a copy, or start them with CUDA_VISIBLE_DEVICES=0"
+            )
         freezing = Freezing(named, self.frozen, late > 0)
         exact = self.make_optimizer(index) if make is None else make(module)
         optimizers = {"exact": exact, "local": exact}

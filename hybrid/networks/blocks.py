@@ -254,6 +254,13 @@ class Blocks:
         for each in self._calls:
             each.sync_buffers(self.starts, only)
 
+    def shared_module(self, index: int) -> str:
+        """Name a module with buffers that another block has, too; empty without one."""
+        others = (self.module(k) for k in range(len(self)) if k != index)
+        theirs = {id(part) for module in others for part in module.modules()}
+        mine = self.module(index).named_modules()
+        return next((name for name, part in mine if part._buffers and id(part) in theirs), "")
+
     def check_changed_buffers(self) -> None:
         """ValueError if a pass changes a buffer that several blocks use."""
         for each in self._calls:

@@ -9,6 +9,7 @@ from hybrid.settings.sections.base import (
     LARGE,
     MANY,
     TESTED,
+    TRAIN,
     TRAIN_OR_BENCH,
     TRAIN_OR_PLAN,
     Section,
@@ -61,7 +62,7 @@ class LinkSettings(Section):
     """Transport: threads, mpi, torch, virtual (simulated); auto: MPI under mpirun, torch under
     torchrun, else threads."""
     device: Annotated[
-        Literal["auto", "nccl", "mpi", "host"], _of_links("device", "auto", "mpi", "torch")
+        Literal["auto", "nccl", "mpi", "host"], TRAIN, _of_links("device", "auto", "mpi", "torch")
     ] = "auto"
     """How tensors travel between GPUs: nccl, mpi (CUDA-aware, which is tried first), or through
     the host; auto: nccl if each rank has its own GPU and links.kind is auto or torch, else host."""

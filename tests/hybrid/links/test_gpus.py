@@ -10,7 +10,8 @@ import pytest
 import torch
 from answers import output, refusal
 from safetensors.torch import load_file
-from trainings import digits, trainer
+from torch import nn
+from trainings import digits, trainer, trainer_of
 
 from hybrid.errors import AgreedError
 from hybrid.links import gpus, threads
@@ -205,6 +206,33 @@ def test_backward_passes_that_would_wait_in_one_thread_are_refused(monkeypatch, 
         made.fit(*digits(1))
     else:
         assert f"the ranks with mpirun -n {2 * blocks}, or" in refusal(made.fit, *digits(1))
+
+
+class Shift(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("by", torch.ones(1))
+
+    def forward(self, x):
+        return x + self.by
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_buffer_of_two_blocks_is_refused_on_two_gpus(monkeypatch, count):
+    dealt = [torch.device("cuda", n % count) for n in range(2)]
+    monkeypatch.setattr(threads, "deal_gpus", lambda ranks, device: dealt)
+    monkeypatch.setattr(threads, "separate_streams", lambda gpus, number: nullcontext())
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda gpu: stream)
+    shift = Shift()
+    ends = nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), nn.Linear(8, 10)
+    made = trainer_of(nn.Sequential(ends[0], shift, ends[1], shift), cuts=["2"])
+    if count == 1:
+        made.fit(*digits(1))
+    else:
+        assert "has buffers, is in several blocks, and these are on 2 GPUs" in refusal(
+            made.fit, *digits(1)
+        )
 
 
 class OnGpu:
