@@ -22,8 +22,8 @@ WARM_UPS = 3
 """Passes before a recording, in which libraries choose algorithms and allocate workspaces."""
 MOST_THREADS = 32
 """Streams that torch has for each GPU: one more thread would share one that is being recorded."""
-MOST_FORMS = 4
-"""Most forms of inputs for which passes are recorded: each recording takes memory."""
+MOST_FORMS = 8
+"""Most forms for which passes are recorded: each recording takes memory."""
 
 
 class CudaRecorder:
@@ -76,6 +76,9 @@ class RecordedPass:
 
     w is the version of the weights that the backward pass needs, so a step may come between.
     """
+
+    form: Sequence[Any]
+    """That of its input, and the modes of the block's modules."""
 
     def __init__(self, block: Block, lam: Tensor, recorder: Any) -> None:
         self.block, self.parameters = block, dict(block.module.named_parameters())
@@ -164,24 +167,27 @@ class RecordedPass:
 class Recorded(BackwardPolicy):
     """Runs another policy's passes as recorded graphs; bits stay the same.
 
-    Passes of each shape have as many recordings as there are flights under way.
+    Passes of each form (of the input, and of what Python looks at: modes, and whether BatchNorm
+    updates its statistics) have as many recordings as there are flights under way.
     """
 
     def __init__(self, policy: BackwardPolicy) -> None:
         super().__init__(policy.block)
         self.policy = policy
         self._recorder = RECORDERS[policy.block.device.type](policy.block.device)
+        self._modules = [*policy.block.module.modules()]
         self._free: dict[Sequence[Any], list[RecordedPass]] = defaultdict(list)
 
     def forward(self, flight: Flight) -> Tensor:
         lam = flight.lam
         assert lam is not None
-        form = lam.shape, lam.stride(), lam.dtype
+        modes = ((m.training, getattr(m, "track_running_stats", None)) for m in self._modules)
+        form = lam.shape, lam.stride(), lam.dtype, *modes
         if form not in self._free and len(self._free) == MOST_FORMS:
             return self.policy.forward(flight)
         free = [each for each in self._free[form] if each.fits()]
         flight.recorded = free.pop() if free else RecordedPass(self.block, lam, self._recorder)
-        self._free[form] = free
+        flight.recorded.form, self._free[form] = form, free
         with self.block.span("forward", flight.part.key):
             x = flight.recorded.go_forward(lam)
         flight.weights = flight.recorded.weights
@@ -206,8 +212,7 @@ class Recorded(BackwardPolicy):
         if p_out is not None:
             with block.span("backward", flight.part.key):
                 flight.lam.grad = recorded.go_backward(p_out)
-        form = flight.lam.shape, flight.lam.stride(), flight.lam.dtype
-        self._free[form].append(recorded)
+        self._free[recorded.form].append(recorded)
         return self.input_adjoint(flight)
 
     def before_step(self) -> None:

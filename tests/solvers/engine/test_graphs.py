@@ -13,6 +13,18 @@ from hybrid.solvers.block import Block
 from hybrid.solvers.engine import graphs
 from hybrid.solvers.engine.policies import KeepGraph, Recompute, StashWeights
 
+FLAGS = "training", "track_running_stats"
+
+
+def flags(module):
+    """What a pass of torch's modules looks at in Python."""
+    return [(m, {n: getattr(m, n) for n in FLAGS if hasattr(m, n)}) for m in module.modules()]
+
+
+def set_flags(found):
+    for module, values in found:
+        vars(module).update(values)
+
 
 class Replayer:
     """Records on the CPU: always the same memory, which a recording leaves without numbers."""
@@ -32,8 +44,16 @@ class Replayer:
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
                 tensor.data.fill_(torch.nan)
 
+        modes = flags(work.__self__.block.module)
+
         @torch.enable_grad()
         def replay():
+            now = flags(work.__self__.block.module)
+            set_flags(modes)  # what Python looks at has been recorded, too
+            repeat()
+            set_flags(now)
+
+        def repeat():
             for old, new in zip(tree_leaves(results), tree_leaves(work()), strict=True):
                 if old is not None:
                     old.data.copy_(new.detach())
@@ -61,6 +81,10 @@ CASES = {
     "fdg": (FDG(), 2, {}, 12),
     "auxiliary variables": (
         AugmentedLagrangian(), 2, {"optimizer": OptimizerSettings(lr=0.01)}, 12
+    ),
+    "observed windows": (
+        AugmentedLagrangian(), 2,
+        {"optimizer": OptimizerSettings(lr=0.01), "window": "all", "correct_every": 2}, 24,
     ),
     "two replicas": (DDG(micro_batches=1), 2, {"replicas": 2}, 2 * (2 + 1)),
     "bfloat16": (DDG(micro_batches=1), 2, {"train": {"precision": "bfloat16"}}, 2 + 1),
