@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,8 +45,9 @@ def test_a_stopped_rank_ends_the_job_with_a_reason_and_it_goes_on(tmp_path, hybr
     _, errors = job.communicate(timeout=100)
     assert monotonic() - begin > 7
     assert job.returncode not in (0, None)
-    said = "hybrid: error: rank 0: it has waited for block 1 for 8 s (links.timeout)"
-    assert errors.count(said) == errors.count("hybrid: error:") == 1, errors
+    # for its neighbor, or in a report or a test where all ranks meet
+    said = r"hybrid: error: rank 0: it has waited for (block 1|all ranks) for 8 s \(links.timeout\)"
+    assert len(re.findall(said, errors)) == errors.count("hybrid: error:") == 1, errors
     assert "Traceback" not in errors
     epochs = checkpoint.read_manifest(checkpoint.complete(out / "checkpoints")[-1])["epoch"] + 1
     status, _, err = hybrid("train", "--resume", "--epochs", epochs, "--out", out)
