@@ -87,7 +87,7 @@ ROOMS = {
     "solvers": 2_640,
     "solvers/checks": 460,
     "solvers/delayed": 1_090,
-    "solvers/engine": 1_280,
+    "solvers/engine": 1_290,
     "solvers/exact": 200,
     "solvers/kernels": 410,
     "solvers/layers": 550,

@@ -1,4 +1,8 @@
-"""A block's passes recorded as graphs of a GPU: one launch each, instead of one per operation."""
+"""A block's passes recorded as graphs of a GPU: one launch each, instead of one per operation.
+
+torch.cuda.make_graphed_callables has one pass of a module under way; here a delayed method has
+several, each at its own version of the weights.
+"""
 
 import gc
 from collections import defaultdict
@@ -198,7 +202,7 @@ class Recorded(BackwardPolicy):
 
     def backward(self, flight: Flight, receive: Receive) -> Tensor | None:
         recorded, block = flight.recorded, self.block
-        if recorded is None:  # of a checkpoint
+        if recorded is None:  # of a checkpoint, or of one form too many
             return self.policy.backward(flight, receive)
         assert flight.out is not None
         assert flight.lam is not None
