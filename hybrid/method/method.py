@@ -109,7 +109,8 @@ class Method:
         if options.side_by_side != "auto":
             return options.side_by_side
         values = sum(map(prod, self.setup.shapes)) * options.train.batch_size / R
-        weights = sum(p.numel() for p in self.problem.blocks.model.parameters())
+        parameters = self.problem.blocks.model.parameters()
+        weights = sum(p.numel() for p in parameters if p.requires_grad)
         every = getattr(options.sync, "steps", 1)
         return "chain" if values >= weights * (R - 1) / R / every else "peers"
 

@@ -20,6 +20,7 @@ from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.metrics import FAULTS, failure
 from hybrid.solvers.numerics.attributes import attributes, numbers_in, user_modules
 from hybrid.solvers.numerics.regularizer import Function
+from hybrid.solvers.numerics.weights import trained_bytes
 from hybrid.solvers.objective import Loss
 
 PROJECTIONS = 16
@@ -97,7 +98,7 @@ class UndividedPass:
         the reason, where that cannot be.
         """
         model, functions = self.model, (self.loss, self.regularizer)
-        gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        gradients = trained_bytes(model)
         modules = {id(module) for module in model.modules()}
         try:
             if device.type == "cpu" and gradients > MOST_MEMORY * os.sysconf("SC_PHYS_PAGES"):

@@ -120,7 +120,8 @@ def check_weights(block: Block, links: RankLinks, step: int) -> None:
     statistics count; other buffers do not, because a causal mask is full of infinities.
     """
     norms = [m for m in block.module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-    tensors = [*block.module.parameters(), *(b for norm in norms for b in norm.buffers())]
+    trained = (p for p in block.module.parameters() if p.requires_grad)
+    tensors = [*trained, *(b for norm in norms for b in norm.buffers())]
     finite = not tensors or bool(torch.stack([t.isfinite().all() for t in tensors]).all())
     if links.first_of(None if finite else True):
         raise DivergedError(f"the weights are not finite after step {step}")

@@ -13,6 +13,7 @@ from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import Delayed
 from hybrid.solvers.engine.policies import BackwardPolicy, StashWeights
 from hybrid.solvers.engine.unstashed import KeepActivations
+from hybrid.solvers.numerics.weights import trained_bytes
 
 DELAYS = 0.0, 3 / 8, 7 / 8, 15 / 8
 """Delays of the first block, in steps, at which it was measured what a step is worth."""
@@ -87,7 +88,7 @@ class DDG(Delayed):
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
         x, d = self.first_part(lam, count), self.delay(index, count)
-        version = sum(p.nbytes for p in module.parameters())
+        version = trained_bytes(module)
         older = self.versions(index, count, len(lam)) * version
         if self.recompute:
             return graph(module, x) + d * x.nbytes + older

@@ -19,6 +19,7 @@ from hybrid.solvers.layers.branches import nothing_left_out
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches
 from hybrid.solvers.numerics.buffers import frozen_statistics
+from hybrid.solvers.numerics.weights import trained_bytes
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window
 
@@ -128,7 +129,7 @@ class PDASGD(Delayed):
                 unit = nn.Sequential(*(part for part in parts[some] if part is not None))
                 late, kept = table.delay(number), graph(unit, x)
                 graphs, one_each = graphs + (late + 1) * kept, one_each + kept
-                older += -(-late // parts_of_batch) * sum(p.nbytes for p in unit.parameters())
+                older += -(-late // parts_of_batch) * trained_bytes(unit)
                 x = unit(x).detach().requires_grad_()
         # neighbors share what lies between them
         return round(whole / (one_each or 1) * graphs) + older

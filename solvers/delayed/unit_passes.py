@@ -133,7 +133,8 @@ class Units:
     def repeat_forward(self, flight: UnitFlight, unit: int, weights: Tensors) -> None:
         """Run a unit's forward pass again, with weights that a checkpoint held."""
         stash = self.stashes[unit]
-        flight.versions.append({name: weights[name] for name in stash.parameters})
+        shared = stash.parameters.keys() & weights.keys()
+        flight.versions.append({name: weights[name] for name in shared})
         with stash.repeated_pass(flight.versions[-1], flight.buffers):
             self._compute(flight, unit)
 

@@ -87,11 +87,10 @@ class RecordedPass:
     def __init__(self, block: Block, lam: Tensor, recorder: Any) -> None:
         self.block, self.parameters = block, dict(block.module.named_parameters())
         self.lam = lam.detach().clone().requires_grad_(lam.requires_grad)
-        self.weights = {
-            name: nn.Parameter(p.detach().clone(), p.requires_grad)
-            for name, p in self.parameters.items()
-        }
         self._trained = [name for name, p in self.parameters.items() if p.requires_grad]
+        self.weights = {
+            name: nn.Parameter(self.parameters[name].detach().clone()) for name in self._trained
+        }
         self._inputs = [self.lam] * lam.requires_grad
         buffers = [*block.module.buffers()]
         before = [buffer.clone() for buffer in buffers]
@@ -129,7 +128,7 @@ class RecordedPass:
         return made
 
     def _backward(self) -> tuple[Tensor | None, ...]:
-        ends = [*self._inputs, *(self.weights[name] for name in self._trained)]
+        ends = [*self._inputs, *self.weights.values()]
         if not self._made.requires_grad:
             return (None,) * len(ends)
         return torch.autograd.grad(self._made, ends, self.p_out, allow_unused=True)

@@ -28,7 +28,8 @@ class Stash:
     A forward pass uses the weights in the parameters' own memory, under a second name that its
     graph refers to. A step that would change this memory leaves it to the micro-batches whose
     backward pass still needs it, and gives the parameters a copy to change. So micro-batches that
-    used the same weights share one version, and a version that nobody needs costs nothing.
+    used the same weights share one version, and a version that nobody needs costs nothing. Frozen
+    parameters, which no step changes, are of no version.
     """
 
     def __init__(
@@ -44,12 +45,18 @@ class Stash:
         self._buffers: dict[int, Tensors] = {}
         """Those of each micro-batch under way, if passes may change any."""
 
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that a step may change."""
+        return {name: p for name, p in self.parameters.items() if p.requires_grad}
+
     def newest_version(self) -> Tensors:
         """The newest weights, for a forward pass; `release` them in its backward pass."""
-        parameters, newest = self.parameters.items(), self._newest
-        if any(n not in newest or newest[n].data_ptr() != p.data_ptr() for n, p in parameters):
+        trained, newest = self.trained, self._newest
+        memory = {name: weight.data_ptr() for name, weight in newest.items()}
+        if memory != {name: p.data_ptr() for name, p in trained.items()}:
             # .data counts its changes by itself: autograd would take a step for an error
-            newest = {name: nn.Parameter(p.data, p.requires_grad) for name, p in parameters}
+            newest = {name: nn.Parameter(p.data) for name, p in trained.items()}
             self._newest, self._users = newest, 0
         self._users += 1
         return newest
@@ -74,10 +81,12 @@ class Stash:
     def repeated_pass(self, weights: Tensors, buffers: Tensors) -> Iterator[None]:
         """Around a forward pass that a resume repeats, with the weights and buffers of the first.
 
-        The weights take gradients where the parameters do.
+        The weights take gradients where the parameters do. What was frozen then is as it was.
         """
-        for name, parameter in self.parameters.items():
-            weights[name].requires_grad_(parameter.requires_grad)
+        for name in weights.keys() & self.parameters.keys():
+            weights[name].requires_grad_(self.parameters[name].requires_grad)
+        for name in self.trained.keys() - weights.keys():
+            weights[name] = nn.Parameter(self.parameters[name].detach().clone())
         with frozen_statistics(self.module), replaced_buffers(self.module, buffers):
             yield
         self.follow(buffers)
@@ -96,11 +105,12 @@ class Stash:
     def before_step(self) -> None:
         """Leave the weights' memory to the micro-batches that need it, if there are any."""
         if self._users:
-            old = [parameter.data for parameter in self.parameters.values()]
+            trained = [*self.trained.values()]
+            old = [parameter.data for parameter in trained]
             new = [torch.empty_like(each) for each in old]
             if new:
                 torch._foreach_copy_(new, old)  # one launch on a GPU
-            for parameter, copy in zip(self.parameters.values(), new, strict=True):
+            for parameter, copy in zip(trained, new, strict=True):
                 parameter.data = copy
         self._newest, self._users = {}, 0
 
@@ -109,8 +119,7 @@ class CopyingStash(Stash):
     """Copies the weights for every forward pass, while a step may be changing them."""
 
     def newest_version(self) -> Tensors:
-        parameters = self.parameters.items()
-        return {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in parameters}
+        return {name: nn.Parameter(p.detach().clone()) for name, p in self.trained.items()}
 
 
 class BackwardPolicy(ABC):
@@ -190,12 +199,13 @@ class StashWeights(BackwardPolicy):
         assert version is not None
         p_out = receive(out.dtype)
         # the mini-batch's sum of gradients moves to this version and back
-        for name, parameter in self.stash.parameters.items():
-            version[name].grad, parameter.grad = parameter.grad, None
+        pairs = [(self.stash.parameters[name], weight) for name, weight in version.items()]
+        for parameter, weight in pairs:
+            weight.grad, parameter.grad = parameter.grad, None
         with self.block.replaced(version):
             self.block.backward(out, p_out, key=flight.part.key)
-        for name, parameter in self.stash.parameters.items():
-            parameter.grad, version[name].grad = version[name].grad, None
+        for parameter, weight in pairs:
+            parameter.grad, weight.grad = weight.grad, None
         self.stash.release(version, flight.buffers)
         return self.input_adjoint(flight)
 

@@ -24,6 +24,11 @@ def parameter_places(module: nn.Module) -> Places:
     return places
 
 
+def trained_bytes(module: nn.Module) -> int:
+    """The bytes of a module's parameters that are trained."""
+    return sum(p.nbytes for p in module.parameters() if p.requires_grad)
+
+
 @contextmanager
 def replaced_parameters(places: Places, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Replace a module's parameters by these weights, by name, within the body.

@@ -10,6 +10,7 @@ from hybrid.bench.recipes import Recipe
 from hybrid.method.method import Method
 from hybrid.solvers.base import values_of
 from hybrid.solvers.layers.branches import nothing_left_out
+from hybrid.solvers.numerics.weights import trained_bytes
 
 
 class Memory:
@@ -38,7 +39,7 @@ class Memory:
             weights = sum(
                 p.nbytes * (self._copies if p.requires_grad else 1) for p in module.parameters()
             )
-            summed = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+            summed = trained_bytes(module)
             whole = x.detach()[:1].expand(method.setup.batch_size, *lam).requires_grad_(k > 0)
             live, samples = self._graphs(recipe, method, module, whole, k)
             # two of a pass's tensors, and what crosses the cuts; the input is in the graph

@@ -16,6 +16,7 @@ from hybrid.networks.blocks import Blocks
 from hybrid.networks.costs import count_costs, measure_costs
 from hybrid.networks.units import BlockModule, Unit, make_single_unit_blocks
 from hybrid.settings.config import OptimizerSettings
+from hybrid.solvers.numerics.weights import trained_bytes
 
 
 @no_exit()
@@ -109,7 +110,7 @@ def _block(
 ) -> BlockPart:
     """Describe block k, whose input for two samples is x."""
     module, run, start = blocks.module(k), blocks.units_of(k), blocks.starts[k]
-    trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    trained = trained_bytes(module)
     tensors = [*module.parameters(), *module.buffers()]
     return BlockPart(
         run[0].name,
