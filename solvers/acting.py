@@ -107,7 +107,6 @@ class Facts:
         return value
 
     def copy_with(self, **facts: Any) -> Facts:
-        """The same with some other facts."""
         return Facts(**{**vars(self), **facts})
 
 

@@ -206,7 +206,6 @@ class Objective:
     """Whether all targets are known to have the same weight in the loss."""
 
     def on(self, device: torch.device) -> Objective:
-        """Return the objective with the tensors of its loss on a device."""
         loss = on_device(self.loss, device)
         return self if loss is self.loss else replace(self, loss=loss)
 

@@ -108,11 +108,9 @@ class Bench:
         self.chosen = list(dict.fromkeys([*self.bases, *chosen]))
 
     def model(self) -> Chain:
-        """Build the network with the weights of the seed."""
         return build.build_model(self.settings, self.train)
 
     def problem(self, model: Chain, count: int) -> Problem:
-        """Make the problem of methods with `count` blocks."""
         settings = self.settings.split
         cuts = settings.cuts if len(settings.cuts) == count - 1 else None
         blocks = split(model, count, cuts=cuts, balance=settings.balance)
@@ -161,7 +159,6 @@ class Bench:
         }
 
     def say(self, text: str) -> None:
-        """Print on rank 0."""
         if self.comm.rank == 0:
             print(text, flush=True)
 
@@ -198,7 +195,6 @@ class Bench:
 
 
 def _refuse(settings: Config) -> None:
-    """Reject a setting that has no effect on any row."""
     check_command("bench", settings)
     refuse_rounds(settings, "the bench's rows have rounds and --micro-batches of their own")
     if (name := settings.sampler["name"]) != SAMPLERS.default:

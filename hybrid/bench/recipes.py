@@ -66,7 +66,6 @@ class Recipe:
         return make_method(problem, options)
 
     def flags(self) -> str:
-        """Return the command-line flags of this recipe."""
         changed = _changed("solver", self.solver)
         if self.sync.name != STRATEGIES.default:
             changed["sync.name"] = self.sync.name
@@ -94,7 +93,6 @@ def accumulating(micro_batches: int) -> Recipe:
 
 
 def _changed(section: str, settings: Settings) -> dict[str, Any]:
-    """Return the settings that differ from the defaults."""
     assert is_dataclass(settings)
     values = {f.name: (getattr(settings, f.name), f.default) for f in fields(settings)}
     return {f"{section}.{name}": v for name, (v, default) in values.items() if v != default}

@@ -36,7 +36,6 @@ def list_(
 
 
 def _lines(kind: Kind) -> dict[str, str]:
-    """Return a line about each name of a kind."""
     from hybrid.data.sources import NAMES
     from hybrid.networks.models.families import FAMILIES
     from hybrid.settings.methods import NAMED

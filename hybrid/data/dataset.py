@@ -39,9 +39,12 @@ class Order(Protocol):
         ...
 
 
-def numbered(samples: Tensor, count: int) -> Tensor:
-    """Numbers (M,) of samples (M,) of `count`: the v-th time, from 0, sample i is i + v count."""
-    times, numbers = Counter[int](), []
+def numbered(samples: Tensor, count: int, times: Counter[int]) -> Tensor:
+    """Numbers (M,) of samples (M,) of `count`: the v-th time, from 0, sample i is i + v count.
+
+    `times` says how often each sample came before, and counts these.
+    """
+    numbers = []
     for sample in samples.tolist():
         numbers.append(sample + count * times[sample])
         times[sample] += 1
@@ -130,7 +133,7 @@ class Data(ABC):
         """The numbers of the samples of a test, int64 (N,): all, or those that `order` takes."""
         if self.order is None:
             return torch.arange(len(self))
-        return numbered(self.order.of_epoch(0, 0), len(self))
+        return numbered(self.order.of_epoch(0, 0), len(self), Counter())
 
     def keep(self, samples: int) -> None:  # noqa: B027
         """Set how many recent samples must stay cached."""

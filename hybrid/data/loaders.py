@@ -168,7 +168,6 @@ class SamplerOrder:
         return order
 
     def _check(self, order: Tensor, sizes: list[int], epoch: int) -> None:
-        """ValueError for an order that no epoch can have."""
         most = MOST_PASSES * self.count
         if not 0 < len(order) <= most:
             raise ValueError(

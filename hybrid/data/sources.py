@@ -114,7 +114,6 @@ class Cifar:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all files."""
         return self.train + self.test
 
     def download(self, directory: Path) -> None:

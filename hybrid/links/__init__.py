@@ -6,35 +6,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hybrid.errors import AgreedError, PeerError
-    from hybrid.links.base import Program, RankLinks, Start, Traffic
-    from hybrid.links.threads import ThreadLinks, run_threads
-    from hybrid.links.virtual import LinkSpeed, VirtualLinks, run_virtual
-
-__all__ = [
-    "AgreedError",
-    "LinkSpeed",
-    "PeerError",
-    "Program",
-    "RankLinks",
-    "Start",
-    "ThreadLinks",
-    "Traffic",
-    "VirtualLinks",
-    "run_threads",
-    "run_virtual",
-]
+    from hybrid.errors import AgreedError as AgreedError
+    from hybrid.errors import PeerError as PeerError
+    from hybrid.links.base import Program as Program
+    from hybrid.links.base import RankLinks as RankLinks
+    from hybrid.links.base import Start as Start
+    from hybrid.links.base import Traffic as Traffic
+    from hybrid.links.threads import ThreadLinks as ThreadLinks
+    from hybrid.links.threads import run_threads as run_threads
+    from hybrid.links.virtual import LinkSpeed as LinkSpeed
+    from hybrid.links.virtual import VirtualLinks as VirtualLinks
+    from hybrid.links.virtual import run_virtual as run_virtual
 
 _HOMES = {
+    **dict.fromkeys(("Program", "RankLinks", "Start", "Traffic"), "hybrid.links.base"),
     **dict.fromkeys(("AgreedError", "PeerError"), "hybrid.errors"),
     **dict.fromkeys(("ThreadLinks", "run_threads"), "hybrid.links.threads"),
     **dict.fromkeys(("LinkSpeed", "VirtualLinks", "run_virtual"), "hybrid.links.virtual"),
 }
-"""Modules of the names that are not in `hybrid.links.base`."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a name on first use: the settings, which know the registry, need no torch."""
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'hybrid.links' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "hybrid.links.base")), name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -35,12 +35,10 @@ class Traffic:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes sent to neighbors and peers."""
         return sum(self.bytes_sent.values())
 
     @property
     def total_waiting(self) -> float:
-        """Seconds spent waiting for other ranks."""
         return sum(self.waiting_seconds.values())
 
 
@@ -113,14 +111,12 @@ class RankLinks(ABC):
         """Run the program on every rank; return the result of this process's first rank."""
 
     def run(self, program: Program[T]) -> T:
-        """Run this rank's program."""
         return program(self)
 
     def close(self) -> None:  # noqa: B027
         """Free communicators and buffers, and drop messages under way. All ranks call it."""
 
     def now(self) -> float:
-        """Seconds on this rank's clock, from an arbitrary start."""
         return perf_counter()
 
     def epoch(self) -> float:
@@ -128,11 +124,9 @@ class RankLinks(ABC):
         return time() - self.now()
 
     def to_next(self, tensor: Tensor) -> None:
-        """Send a tensor to the next block."""
         self.send_to("next", self.place.number + 1, tensor)
 
     def to_previous(self, tensor: Tensor) -> None:
-        """Send a tensor to the previous block."""
         self.send_to("previous", self.place.number - 1, tensor)
 
     def from_previous(self) -> Tensor:

@@ -100,7 +100,6 @@ class Communicator(RankGroup):
         """Wait for all ranks, leaving the cores to those that still work."""
 
     def host_ranks(self) -> list[int]:
-        """Return the ranks of this rank's host, in order."""
         names = self.allgather(gethostname())
         return [rank for rank, name in enumerate(names) if name == names[self.rank]]
 
@@ -160,32 +159,25 @@ def waits_limited(
     `wait` returns the start of the current wait and the ranks it waits for.
     """
     ended, seconds = Event(), limit_of_waits(timeout)
+
+    def watch() -> None:
+        now = awake = perf_counter()
+        # one second more for each rank: the first to report ends the others
+        limit = seconds + min(comm.rank, 10)
+        while not ended.wait(min(1.0, seconds / 4)):
+            before, now = now, perf_counter()
+            if now - before > limit / 2:
+                awake = now  # this rank itself was suspended
+            if (waiting := wait()) and now - max(waiting[0], awake) > limit:
+                text = f"it has waited for {waiting[1]} for {seconds:g} s (links.timeout): {remedy}"
+                abort(comm, TimeoutError(text))
+
     if seconds:
-        Thread(target=_watch, args=(comm, seconds, wait, remedy, ended), daemon=True).start()
+        Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         ended.set()
-
-
-def _watch(
-    comm: Communicator,
-    timeout: float,
-    wait: Callable[[], tuple[float, str] | None],
-    remedy: str,
-    ended: Event,
-) -> None:
-    """End the job when this rank has waited too long: another rank, or its host, is stuck."""
-    now = awake = perf_counter()
-    # one second more for each rank: the first to report ends the others
-    limit = timeout + min(comm.rank, 10)
-    while not ended.wait(min(1.0, timeout / 4)):
-        before, now = now, perf_counter()
-        if now - before > limit / 2:
-            awake = now  # this rank itself was suspended
-        if (waiting := wait()) and now - max(waiting[0], awake) > limit:
-            text = f"it has waited for {waiting[1]} for {timeout:g} s (links.timeout): {remedy}"
-            abort(comm, TimeoutError(text))
 
 
 def abort(comm: Communicator, error: BaseException) -> None:

@@ -51,7 +51,6 @@ class Grid(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """K R."""
         return self.blocks * self.replicas
 
     def __str__(self) -> str:

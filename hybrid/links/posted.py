@@ -83,7 +83,6 @@ class Channel:
             self._send_data(tensor, index)
 
     def receive(self) -> Tensor:
-        """Wait for the next tensor."""
         self._listen()
         transfer, label = self._labels.popleft()
         self._wait(transfer)
@@ -110,7 +109,6 @@ class Channel:
             self.pending.popleft()
 
     def flush(self) -> None:
-        """Wait until all sends are complete."""
         while self.pending:
             self.pending.popleft()[0].wait()
 

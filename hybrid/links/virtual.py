@@ -39,7 +39,6 @@ class LinkSpeed:
 
     @classmethod
     def of(cls, links: LinkSettings) -> LinkSpeed:
-        """Read the speed from the settings of [links]."""
         rate = links.gigabits_per_second * 1e9 / 8
         return cls(rate, links.latency_microseconds * 1e-6)
 

@@ -59,7 +59,6 @@ class ExactPasses:
         return replace(method, setup=replace(method.setup, batch_size=len(share), total=total))
 
     def run(self, method: Method, block: Block, links: RankLinks, window: Window) -> PhaseStats:
-        """Step on the mini-batch of a window."""
         return ExactPass(self.settings(method), block, links, method.setup).train(window)
 
 

@@ -216,7 +216,6 @@ def _state_of(function: Any, model: nn.Module) -> dict[tuple[int, str], Any]:
 def _check_state(
     what: str, before: dict[tuple[int, str], Any], after: dict[tuple[int, str], Any]
 ) -> None:
-    """ValueError if a call has changed the state of a function."""
     # what has come to be, such as an item of a list of losses, may be a record for its user
     if changed := [key[1] for key, x in after.items() if key in before and unlike(x, before[key])]:
         raise ValueError(

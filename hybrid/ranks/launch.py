@@ -256,16 +256,15 @@ def numerics(deterministic: bool) -> Iterator[None]:
 
     memory: Any = torch.utils.deterministic
     cudnn = torch.backends.cudnn
-    flags = torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = memory.fill_uninitialized_memory
+    mode, fills = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
+    flags = cudnn.deterministic, cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory = True, False, False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(flags[0], warn_only=warns)
-        _, cudnn.deterministic, cudnn.benchmark = flags
+        torch.set_deterministic_debug_mode(mode)
+        cudnn.deterministic, cudnn.benchmark = flags
         memory.fill_uninitialized_memory = fills
 
 

@@ -67,7 +67,6 @@ def say(line: str) -> None:
 
 
 def _output(pid: int, number: int) -> int:
-    """Open an output of another process."""
     how = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
     return os.open(f"/proc/{pid}/fd/{number}", how)
 

@@ -42,7 +42,6 @@ class Bar(AbstractContextManager["Bar"]):
 
     @property
     def shown(self) -> bool:
-        """Whether the bar is on a screen."""
         return self._progress is not None
 
     def update(
@@ -56,7 +55,6 @@ class Bar(AbstractContextManager["Bar"]):
             self._draw()
 
     def count(self, done: int, total: int) -> None:
-        """Update the count and the total."""
         self.total = total
         self.update(done)
 

@@ -94,14 +94,12 @@ def _label(key: str, value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """Format the value of a setting."""
     if value in (None, "", (), [], {}):
         return "unset"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _overview(groups: Sequence[Group]) -> Html:
-    """Make a table with a row for each group."""
     result = ("epochs", "test accuracy", "test loss")
     header = ("", "runs", *result, "training", "samples/s", "idle, most", "peak memory")
     rows = [

@@ -64,7 +64,6 @@ class Chart:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is drawn."""
         return not self.axes.has_data()
 
     def curve(

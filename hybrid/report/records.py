@@ -155,7 +155,6 @@ class RunRecord:
 
     @property
     def time_unit(self) -> str:
-        """The unit of all times in the run."""
         links = self.summary.links
         return "s, simulated" if links in LINKS and LINKS[links].clocked else "s"
 

@@ -90,7 +90,6 @@ def _metrics(summary: Results) -> list[tuple[str, float]]:
 
 
 def _selection(summary: Results) -> str | None:
-    """Describe the selected weights, if there was a selection."""
     if not summary.selected_on or summary.selected_epoch is None:
         return None
     on = "training" if summary.selected_on == "training" else f"{summary.selected_on} set's"
@@ -98,7 +97,6 @@ def _selection(summary: Results) -> str | None:
 
 
 def _ranks(summary: Results) -> list[Html]:
-    """Make a table with a row for each rank, if the summary has values by rank."""
     columns: list[tuple[str, list[str]]] = [
         ("idle share", [f"{idle:.1%}" for idle in summary.idle_share]),
         ("sent", [*map(amount, summary.bytes_sent)]),

@@ -44,7 +44,6 @@ class Summary(Results):
         return Drawing("".join(curves))
 
     def _record(self) -> RunRecord:
-        """Make the run's record for a report."""
         if self.out is not None and (self.out / "metrics.jsonl").is_file():
             return read(self.out)
         lines, seconds, samples = list[MetricsLine](), 0.0, 0

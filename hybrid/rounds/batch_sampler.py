@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid.data.dataset import Data
+from hybrid.data.dataset import Data, numbered
 from hybrid.data.samplers.base import Learning, Sampler, check_ids, check_tensor
 from hybrid.errors import AgreedError, one_line
 from hybrid.links import RankLinks
@@ -107,12 +107,8 @@ class BatchSampler:
         if (epoch, first) != self._counted:
             earlier = self.choice.choose(epoch, 0, first).tolist() if first else []
             self._times = Counter(earlier)
-        numbers = []
-        for sample in ids.tolist():
-            numbers.append(sample + self.choice.count * self._times[sample])
-            self._times[sample] += 1
         self._counted = epoch, first + len(ids)
-        return torch.tensor(numbers, dtype=torch.int64)
+        return numbered(ids, self.choice.count, self._times)
 
     def take_losses(self, losses: Sequence[Sequence[Tensor]]) -> None:
         """Take the losses (N,) that each replica's last block had since the last call, in order."""

@@ -36,22 +36,18 @@ class EpochSource:
 
     @property
     def mixes(self) -> bool:
-        """Whether a transform mixes the samples of a mini-batch."""
         return self.augment and self.mix is not None
 
     @property
     def joint(self) -> bool:
-        """Whether the data set makes several samples at once."""
         return self.data.joint
 
     def images(self, ids: Tensor, step: int) -> Tensor:
-        """Inputs (N, ...), such as normalized images (N, C, H, W)."""
         plain = ids, self.seed, self.epoch, self.augment
         inputs = self._mixed(ids, step)[0] if self.mixes else self.data.batch(*plain)
         return on_its_way(inputs, self.device)
 
     def labels(self, ids: Tensor, step: int) -> Tensor:
-        """Targets (N, ...), such as classes (N,)."""
         if self.mixes:
             return on_its_way(self._mixed(ids, step)[1], self.device)
         return on_its_way(self.data.targets(ids, self.seed, self.epoch), self.device)

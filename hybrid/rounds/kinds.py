@@ -168,6 +168,5 @@ class MiniBatchRounds(Rounds):
             local.stats, local.watch = PhaseStats(), Stopwatch()
 
     def _drain_into(self, stats: PhaseStats) -> None:
-        """Drain the pipeline; the time counts as the method's."""
         with stats.timed(self.links):
             stats.add(self.drain())

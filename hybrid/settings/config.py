@@ -5,28 +5,20 @@ from typing import Any
 from pydantic import Field
 
 from hybrid.registries import SAMPLERS
-from hybrid.settings.sections.base import Section, field_docs
-from hybrid.settings.sections.placement import CheckpointSettings, LinkSettings, SplitSettings
-from hybrid.settings.sections.rounds import RoundSettings
-from hybrid.settings.sections.steps import DelaySettings, OptimizerSettings, ScheduleSettings
-from hybrid.settings.sections.training import DataSettings, ModelSettings, TrainSettings
+from hybrid.settings.sections.base import Section as Section
+from hybrid.settings.sections.base import field_docs
+from hybrid.settings.sections.placement import CheckpointSettings as CheckpointSettings
+from hybrid.settings.sections.placement import LinkSettings as LinkSettings
+from hybrid.settings.sections.placement import SplitSettings as SplitSettings
+from hybrid.settings.sections.rounds import RoundSettings as RoundSettings
+from hybrid.settings.sections.steps import DelaySettings as DelaySettings
+from hybrid.settings.sections.steps import OptimizerSettings as OptimizerSettings
+from hybrid.settings.sections.steps import ScheduleSettings as ScheduleSettings
+from hybrid.settings.sections.training import DataSettings as DataSettings
+from hybrid.settings.sections.training import ModelSettings as ModelSettings
+from hybrid.settings.sections.training import TrainSettings as TrainSettings
 from hybrid.solvers import registry
 from hybrid.solvers.registry import LOCAL_METHODS, STRATEGIES
-
-__all__ = [
-    "CheckpointSettings",
-    "Config",
-    "DataSettings",
-    "DelaySettings",
-    "LinkSettings",
-    "ModelSettings",
-    "OptimizerSettings",
-    "RoundSettings",
-    "ScheduleSettings",
-    "Section",
-    "SplitSettings",
-    "TrainSettings",
-]
 
 
 class Config(Section):

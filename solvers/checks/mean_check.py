@@ -59,7 +59,6 @@ class MeanCheck:
             self._compare(parts)
 
     def _check_weights(self, part: MicroBatch, loss: Tensor) -> None:
-        """Reject a loss that reads weights outside the last block."""
         weights = {p.data_ptr() for p in self.block.module.parameters()}
         for leaf in graph_leaves(loss):
             if isinstance(leaf, nn.Parameter) and leaf.data_ptr() not in weights:

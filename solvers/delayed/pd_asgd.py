@@ -167,7 +167,6 @@ class PDASGDProgram(UnitProgram):
         return stats
 
     def _train_by_table(self, window: Window, stats: PhaseStats) -> None:
-        """Do what the table says, up to the end of the window."""
         last, flights = self.units.count - 1, self.unit_flights
         passes: list[UnitPass] = []
         for batch in window.batches:

@@ -54,7 +54,6 @@ class Timetable:
         return self.units * item
 
     def backward_start(self, item: int) -> int:
-        """When its backward pass begins."""
         if self.backward_slots == 0:
             return self.units * (3 * item + self.queue + 1)
         if self.backward_slots == 1:

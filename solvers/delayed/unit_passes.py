@@ -124,7 +124,6 @@ class Units:
         )
 
     def forward(self, flight: UnitFlight, unit: int) -> None:
-        """The forward pass of a unit."""
         stash = self.stashes[unit]
         flight.versions.append(stash.newest_version())
         with stash.forward_pass(flight.buffers):
@@ -191,7 +190,6 @@ class Units:
             parameter.grad = g if parameter.grad is None else parameter.grad + g
 
     def step(self, unit: int, rate: float) -> None:
-        """Step the unit's weights by the gradients at hand."""
         trained = [p for p in self.parameters[unit].values() if p.requires_grad]
         if trained:
             self.stashes[unit].before_step()
@@ -234,7 +232,6 @@ class UnitProgram(DelayedProgram):
     units: Units
 
     def forward_units(self, flight: UnitFlight) -> None:
-        """The forward passes of all units."""
         for unit in range(self.units.count):
             self.units.forward(flight, unit)
 

@@ -111,7 +111,6 @@ class Bundle:
 
     @property
     def size(self) -> int:
-        """D."""
         return sum(map(prod, self.shapes))
 
     def pack(self, value: Any) -> Tensor:
@@ -186,7 +185,6 @@ def _of_width(shapes: Shapes, growth: Shapes | None, width: int) -> Shapes | Non
 
 
 def _shapes(leaves: Iterable[Tensor]) -> Shapes:
-    """Return the shapes of one sample."""
     return tuple(tuple(leaf.shape[1:]) for leaf in leaves)
 
 

@@ -99,7 +99,6 @@ class Head:
 
     @classmethod
     def of_state(cls, kind: str, block: Block, state: dict[str, Tensor]) -> Head:
-        """The head that gave `state`."""
         head = cls(kind, block, tuple(state["shape"].tolist()), tuple(state["output"].tolist()))
         head.module.load_state_dict(entries(state, "head."))
         parameters = [p for group in head.optimizer.param_groups for p in group["params"]]

@@ -95,7 +95,6 @@ class LocalWork:
         self._earlier, self._compatible = earlier, compatible
 
     def forget(self) -> None:
-        """Forget the records."""
         self._batches: dict[int, Batch] = {}
         """By their step: the mini-batches under way, and the recorded one."""
         self._recorded: int | None = None
@@ -190,7 +189,6 @@ class LocalWork:
         return state | {_SUMS + names[p]: gradient for p, gradient in self._sums.items()}
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
         saved = state.flight
         self._batches = {batch.step: batch for batch in self._earlier}
         if "local_work" not in saved or not self._compatible:

@@ -58,7 +58,6 @@ class FactorCut:
         return z
 
     def state(self) -> dict[str, Tensor]:
-        """Return the averages, for a checkpoint."""
         names = ("factors.cross", "factors.gram")
         return dict(zip(names, self._averages, strict=True)) if self._averages else {}
 

@@ -179,7 +179,6 @@ class PenaltyProgram(SubProblems):
         return x if block.last else x.detach(), p_in  # a network may give more than a tensor
 
     def _input(self, rows: Rows) -> Tensor:
-        """Return the block's input."""
         return self.variables.lam(rows)
 
     def _step(self, batch: Batch) -> None:

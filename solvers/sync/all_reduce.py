@@ -126,7 +126,6 @@ class AllReduced(Sync):
         self.compare()
 
     def _send(self, kind: str, bucket: list[nn.Parameter]) -> None:
-        """Begin the sum of a bucket's gradients."""
         vector = pack([_gradient(p) for p in bucket])
         name = f"{kind} {len(self._under_way)}"
         self._under_way.append((bucket, self._gradients.start(vector, name)))

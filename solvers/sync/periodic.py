@@ -32,11 +32,9 @@ class Outer(torch.optim.Optimizer):
             self.state[p] = {"anchor": p.detach().clone(), "momentum": torch.zeros_like(p)}
 
     def weights(self) -> list[Any]:
-        """List the parameters, in order."""
         return [p for group in self.param_groups for p in group["params"]]
 
     def slots(self, name: str) -> list[Tensor]:
-        """List one slot of all weights."""
         return [self.state[p][name] for p in self.weights()]
 
 

@@ -199,7 +199,6 @@ class AllTies:
         return [[g for g in gradients if id(g) not in tied], *sets]
 
     def state(self) -> State:
-        """Return the states of all ties."""
         states = enumerate(each.state().flight for each in self.ties)
         return State(flight={f"{i} {name}": x for i, each in states for name, x in each.items()})
 

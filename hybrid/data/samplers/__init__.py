@@ -1,17 +1,9 @@
 """Who chooses the samples of a mini-batch: one file a sampler."""
 
-from hybrid.data.samplers.auto_assist import AutoAssist
-from hybrid.data.samplers.base import Choice, Learning, Sampler
-from hybrid.data.samplers.selective_backprop import SelectiveBackprop
-from hybrid.data.samplers.uniform import Uniform
-from hybrid.registries import SAMPLERS
-
-__all__ = [
-    "SAMPLERS",
-    "AutoAssist",
-    "Choice",
-    "Learning",
-    "Sampler",
-    "SelectiveBackprop",
-    "Uniform",
-]
+from hybrid.data.samplers.auto_assist import AutoAssist as AutoAssist
+from hybrid.data.samplers.base import Choice as Choice
+from hybrid.data.samplers.base import Learning as Learning
+from hybrid.data.samplers.base import Sampler as Sampler
+from hybrid.data.samplers.selective_backprop import SelectiveBackprop as SelectiveBackprop
+from hybrid.data.samplers.uniform import Uniform as Uniform
+from hybrid.registries import SAMPLERS as SAMPLERS

@@ -88,7 +88,6 @@ class OptimizerSettings(Section):
     """Further arguments of the class, e.g. optimizer.arguments.eps = 1e-6."""
 
     def usual(self) -> dict[str, Any]:
-        """Return the defaults that depend on the name."""
         return torch_classes.usual_values(self.name)
 
     @model_validator(mode="before")
@@ -139,7 +138,6 @@ class ScheduleSettings(Section):
         return torch_classes.SHORT.get(self.name, self.name) == torch_classes.SHORT["plateau"]
 
     def warm_up(self, steps_per_epoch: int) -> int:
-        """Return the number of steps of linear warm-up."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         usual = 1.0 if self.name in torch_classes.SCHEDULES else 0.0

@@ -170,7 +170,6 @@ class TrainSettings(Section):
 
     @property
     def selection(self) -> Selection:
-        """The metric that early_stop and checkpoint.best follow."""
         return Selection(self.metric, self.metric_mode)
 
     @field_validator("frozen")
