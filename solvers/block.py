@@ -74,6 +74,8 @@ class Block:
     """Whether passes are recorded as graphs of a GPU, where they can be."""
     check: LossCheck | None = None
     """Checks now and then that the loss is a mean of parts."""
+    first_trained: int = 0
+    """The first block with parameters to train, which needs no adjoint of its input."""
     watch: Callable[[str, Key], AbstractContextManager[None]] | None = None
     """Makes a context around a pass or step, from its name and key."""
     companions: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
@@ -92,6 +94,11 @@ class Block:
     def first(self) -> bool:
         """Whether this block's input is the image."""
         return self.index == 0
+
+    @cached_property
+    def sends_adjoint(self) -> bool:
+        """Whether the block before this one needs the adjoint of its output."""
+        return self.index > self.first_trained
 
     @cached_property
     def last(self) -> bool:

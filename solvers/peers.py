@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hybrid.solvers.state import State, Stateful
+from hybrid.solvers.state import State, Stateful, digests
 
 
 class Peers(Protocol):
@@ -92,10 +92,17 @@ class Sync(ABC):
     def copy_first_replica(self) -> None:
         """Copy the weights and buffers of the first replica to all others.
 
-        A script that does not seed torch builds a different network on each rank.
+        A script that does not seed torch builds a different network on each rank. Frozen weights
+        are copied only where any replica has others.
         """
         module, peers = self.block.module, self.peers
-        for tensor in (*module.parameters(), *module.buffers()):
+        tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
+        if frozen := [p for p in module.parameters() if not p.requires_grad]:
+            everyone = torch.stack(peers.exchange([digests(frozen)] * peers.replicas)())
+            equal = (everyone == everyone[0]).all(2).all(0).tolist()
+            alike = {id(p) for p, same in zip(frozen, equal, strict=True) if same}
+            tensors = [tensor for tensor in tensors if id(tensor) not in alike]
+        for tensor in tensors:
             # a copy, because training may change the tensor before the message has left
             message = torch.empty(0) if peers.replica else tensor.detach().clone()
             first, *_ = peers.exchange([message] * peers.replicas)()

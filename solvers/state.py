@@ -1,8 +1,11 @@
 """The state of a program, a block or the rounds for a checkpoint."""
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -31,6 +34,18 @@ class State:
 def entries(tensors: Tensors, prefix: str) -> Tensors:
     """The tensors whose names begin with `prefix`, in order, by the rest of their names."""
     return {k.removeprefix(prefix): tensors[k] for k in sorted(tensors) if k.startswith(prefix)}
+
+
+def sha256(tensor: Tensor) -> str:
+    """The SHA-256 of a tensor's bytes in the order of its indices."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+
+
+def digests(tensors: Iterable[Tensor]) -> Tensor:
+    """Their SHA-256 as a message, (n, 32) bytes."""
+    rows = [[*bytes.fromhex(sha256(tensor))] for tensor in tensors]
+    return torch.tensor(rows, dtype=torch.uint8).reshape(-1, 32)
 
 
 class Stateful(Protocol):

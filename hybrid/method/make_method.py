@@ -1,5 +1,6 @@
 """Make a method from options, blocks and data, for a run, a bench or a plan."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,12 +45,14 @@ def make_method(problem: Problem, options: Options) -> Method:
     if isinstance(options.fill, Solver) and not options.rounds.local_budget:
         # recounted: a resumed run has only the cuts, and must get the same costs
         costs = tuple(problem.blocks.count_costs(problem.inputs))
+    frozen = frozen_epochs(options.train.frozen, problem.blocks, options.train.epochs)
     method = Method(
         options=options,
         problem=problem,
         user_optimizer=user_optimizer,
         rates=_common_rates(problem, options, user_optimizer),
-        frozen=frozen_epochs(options.train.frozen, problem.blocks, options.train.epochs),
+        frozen=frozen,
+        first_trained=_first_trained(problem, options, frozen),
         setup=_setup(problem, options),
         local_budgets=tuple(LocalBudget(*pair) for pair in options.rounds.local_budget),
         costs=costs,
@@ -65,6 +68,18 @@ def make_method(problem: Problem, options: Options) -> Method:
     _check_lengths(method)
     _check_memory(method.of_replica(GridPlace(replicas=options.replicas)))
     return method
+
+
+def _first_trained(problem: Problem, options: Options, frozen: Mapping[str, int]) -> int:
+    """Find the first block that needs an adjoint of its output, for its weights or its records."""
+    if options.solver.alternates or isinstance(options.fill, Solver):
+        return 0
+    always, blocks = {name for name, count in frozen.items() if not count}, problem.blocks
+    for k in range(len(blocks)):
+        named = (pair for unit in blocks.units_of(k) for pair in unit.parameters().items())
+        if any(p.requires_grad and name not in always for name, p in named):
+            return k
+    return 0
 
 
 def _common_rates(problem: Problem, options: Options, user: UserOptimizer | None) -> Rate | None:

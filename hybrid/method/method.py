@@ -63,6 +63,8 @@ class Method:
     """The schedule of the user's groups, if it is a function of the step alone."""
     frozen: Mapping[str, int] = field(default_factory=dict)
     """By parameter name, the epochs for which it is frozen; 0: all."""
+    first_trained: int = 0
+    """The first block that needs an adjoint: those before it train nothing, and record nothing."""
     local_budgets: tuple[LocalBudget, ...] = ()
     """The local work of each block in a tick, as set by the user; empty: as much as fits."""
     costs: tuple[Cost, ...] = ()
@@ -226,6 +228,7 @@ class Method:
             records=train.compile == "graphs",
             regularizer=options.regularizer and Regularizer(options.regularizer, named),
             formats=problem.formats[max(0, index - 1) : index + 1],
+            first_trained=self.first_trained,
         )
         if blocks.ties:
             block.ties = AllTies(self._ties(links, named, optimizers))

@@ -253,7 +253,8 @@ class UnitProgram(DelayedProgram):
         if unit == 0 and not self.block.first:
             lam, (p_in,) = flight.lam, flight.adjoint
             assert lam is not None
-            p_in = torch.zeros_like(lam) if p_in is None else with_strides_of(p_in, lam)
+            if self.block.sends_adjoint:
+                p_in = torch.zeros_like(lam) if p_in is None else with_strides_of(p_in, lam)
             self._send_adjoint(p_in, flight)
 
     @property

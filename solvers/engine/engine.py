@@ -206,8 +206,7 @@ class Engine(Program):
 
     def _backward(self, flight: Flight, keep: Keep | None) -> None:
         p_in = self.policy.backward(flight, partial(self._receive_adjoint, flight))
-        if p_in is not None:
-            p_in = p_in if self.solver.shrink == 1.0 else self.solver.shrink * p_in  # b p_k
+        if not self.block.first:
             self._send_adjoint(p_in, flight)
         if keep is not None:
             keep(flight, p_in)
@@ -224,15 +223,17 @@ class Engine(Program):
         return self._wire.receive(self.links.from_previous, self.block.formats[0])
 
     def _leaf(self, lam: Tensor) -> Tensor:
-        """lam_k; the first block's gets no gradient."""
-        return lam.detach() if self.block.first else lam.detach().requires_grad_()
+        """lam_k; it gets a gradient if the block before needs that."""
+        return lam.detach().requires_grad_() if self.block.sends_adjoint else lam.detach()
 
     def _receive_adjoint(self, flight: Flight, dtype: torch.dtype) -> Tensor | None:
-        """p_{k+1} of the oldest flight, for an output of `dtype`; None on the last block."""
+        """p_{k+1} of the oldest flight, for an output of `dtype`; None if there is none."""
         block = self.block
         if block.last:
             return None
         message = self._inbox.popleft() if self._inbox else self._receive_message()
+        if not self._gets_adjoint:
+            return None
         take = partial(next, iter(message))
         if self.solver.returns_inputs:
             flight.returned = self._wire.receive(take, block.formats[-1])
@@ -243,10 +244,23 @@ class Engine(Program):
     def _receive_message(self) -> tuple[Tensor, ...]:
         """One message of the next block, as it is on the wire."""
         count = self._wire.tensors * (2 if self.solver.returns_inputs else 1)
+        count = count if self._gets_adjoint else 1
         return tuple(self.links.from_next() for _ in range(count))
 
-    def _send_adjoint(self, p_in: Tensor, flight: Flight) -> None:
-        """One message to the previous block."""
+    @property
+    def _gets_adjoint(self) -> bool:
+        """Whether messages of the next block have numbers."""
+        return self.block.index >= self.block.first_trained
+
+    def _send_adjoint(self, p_in: Tensor | None, flight: Flight) -> None:
+        """One message to the previous block, with b p_k if it needs that.
+
+        It comes without numbers, too: a block must not run ahead of those behind it.
+        """
+        if p_in is None:
+            self.links.to_previous(torch.empty(0, device=self.block.device))
+            return
+        p_in = p_in if self.solver.shrink == 1.0 else self.solver.shrink * p_in
         if self.solver.returns_inputs:
             assert flight.lam is not None
             self._wire.send(self.links.to_previous, flight.lam.detach())

@@ -19,7 +19,8 @@ from hybrid.solvers.numerics.buffers import (
 from hybrid.solvers.state import Tensors
 
 Receive = Callable[[torch.dtype], Tensor | None]
-"""Gives p_{k+1} of the flight for an output of that type; None on the last block."""
+"""Gives p_{k+1} of the flight for an output of that type; None on the last block, and where neither
+it nor one before it is trained."""
 
 
 class Stash:
@@ -139,7 +140,7 @@ class BackwardPolicy(ABC):
 
     @abstractmethod
     def backward(self, flight: Flight, receive: Receive) -> Tensor | None:
-        """Receive p_{k+1} and add the gradient; p_k, or None on the first block."""
+        """Receive p_{k+1} and add the gradient; p_k, or None if nobody needs it."""
 
     def before_step(self) -> None:  # noqa: B027
         """Prepare for a step, which changes the parameters in place."""
@@ -153,9 +154,9 @@ class BackwardPolicy(ABC):
         return out
 
     def input_adjoint(self, flight: Flight) -> Tensor | None:
-        """p_k, as a backward pass has left it at lam_k; None on the first block."""
+        """p_k, as a backward pass has left it at lam_k; None if nobody needs it."""
         assert flight.lam is not None
-        return None if self.block.first else self.block.input_adjoint(flight.lam)
+        return self.block.input_adjoint(flight.lam) if self.block.sends_adjoint else None
 
 
 class KeepGraph(BackwardPolicy):

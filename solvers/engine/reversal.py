@@ -38,7 +38,8 @@ class Reverse(BackwardPolicy):
     def backward(self, flight: Flight, receive: Receive) -> Tensor | None:
         block = self.block
         p, x = receive(block.formats[-1]), flight.returned
-        assert p is not None
+        if p is None:
+            return None
         assert x is not None
         self._draw_for(flight)
         with block.span("backward", flight.part.key):
@@ -47,7 +48,7 @@ class Reverse(BackwardPolicy):
                     with block.numbers():
                         x, p = unit.reverse(x, p, self._branch_backward)
                     continue
-                wanted = not (block.first and i == 0)
+                wanted = block.sends_adjoint or i > 0
                 x = flight.stash[str(i)].detach().requires_grad_(wanted)
                 with block.numbers():
                     out = unit(x)
@@ -55,7 +56,7 @@ class Reverse(BackwardPolicy):
                 if wanted:
                     x, p = x.detach(), block.input_adjoint(x)
         flight.lam = x
-        return None if block.first else p
+        return p if block.sends_adjoint else None
 
     def _draw_for(self, flight: Flight) -> None:
         if self.block.draws is not None:

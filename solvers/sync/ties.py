@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hybrid.solvers import peers
 from hybrid.solvers.base import Links
 from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
-from hybrid.solvers.state import State, entries
+from hybrid.solvers.state import State, digests, entries
 
 
 def lags(steps_late: Sequence[float]) -> list[int]:
@@ -29,7 +29,8 @@ class Ties:
     in back-propagation. All blocks add up the same tensors in the same order, clip by the norm of
     these or of the network, and take the j-th step at the same rate and by the same rule, so the
     copies keep the same bits. A step sends one gradient to each other block and, with
-    `peers.COMPARED`, a checksum of the copy before that step, which must equal the others'.
+    `peers.COMPARED`, a checksum of the copy before that step, which must equal the others'. For a
+    frozen weight a digest is sent before the first step, and the weight itself if they differ.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class Ties:
         lags: Sequence[int],
         optimizers: Mapping[str, torch.optim.Optimizer],
     ) -> None:
-        self.links, self.parameters, self.blocks = links, list(parameters), list(blocks)
+        self.links, self.blocks = links, list(blocks)
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.frozen = [p for p in parameters if not p.requires_grad]
         self.optimizers = optimizers
         self.lags = dict(zip(blocks, lags, strict=True))
         self.size = sum(p.numel() for p in self.parameters)
@@ -59,6 +62,8 @@ class Ties:
     def sum_gradients(self, exact: bool) -> None:
         """Replace this block's gradient by g_j, before its j-th step."""
         self.begin()
+        if not self.parameters:
+            return
         gradient, j = torch.cat([*map(_gradient, self.parameters)]), self.steps
         if peers.COMPARED:  # as bytes, which are exact in every number format
             bits = peers.checksum(self.parameters).to_bytes(4, "big")
@@ -108,6 +113,9 @@ class Ties:
         if self._started:
             return
         self._started = True
+        self._copy_frozen()
+        if not self.parameters:
+            return
         # after a resume on another grid the gradients under way are unknown
         count = torch.tensor([self.steps if self._resumed else -1])
         for block in self._others:
@@ -125,6 +133,20 @@ class Ties:
         for block in self._others:
             for step in range(max(0, steps[block] - self.lags[self.links.rank]), self.steps):
                 self.links.to_block(block, self._gradients[step])
+
+    def _copy_frozen(self) -> None:
+        """Copy the first block's frozen weights to the blocks that have other ones."""
+        local = digests(self.frozen)
+        partners = self._others if self.is_owner else self.blocks[:1]
+        for block in partners if self.frozen else ():
+            self.links.to_block(block, local)
+        for block in partners if self.frozen else ():
+            other = self.links.from_block(block)
+            for p, same in zip(self.frozen, (other == local).all(1).tolist(), strict=True):
+                if not same and self.is_owner:
+                    self.links.to_block(block, p.detach().clone())
+                elif not same:
+                    p.detach().copy_(self.links.from_block(block))
 
     def _copy_optimizer_state(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> None:
         """Copy the state, possibly empty, of the first block's parameter to all blocks."""

@@ -10,6 +10,7 @@ from trainings import assert_same, stopped
 
 from hybrid import Trainer, split
 from hybrid.folder import checkpoint
+from hybrid.links.base import RankLinks
 from hybrid.networks.local_init import build_local, divide
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.phase_report import DivergedError
@@ -218,6 +219,28 @@ def test_what_other_blocks_have_is_clipped_by_its_own_norm_where_there_is_no_cha
     block.step("local", 1.0, clip_norm=1.0)
     for p, value in ((a, [0.6, 0.8]), (own, [0.6, 0.8]), (b, [0.1])):
         torch.testing.assert_close(p.detach(), -torch.tensor(value))
+
+
+@pytest.mark.parametrize("solver", [Backprop(), DDG(1)], ids=repr)
+def test_a_frozen_weight_costs_a_digest_and_is_copied_where_it_differs(solver, monkeypatch):
+    sent, send = [], RankLinks.to_block
+
+    def counted(self, block, tensor):
+        sent.append(tensor.numel())
+        send(self, block, tensor)
+
+    monkeypatch.setattr(RankLinks, "to_block", counted)
+    model = Shared()
+    model.embedding.weight.requires_grad_(False)
+    blocks = split(model, 3, sample=IDS[:4])
+    for words in ([], [7 * 16, 7 * 16]):
+        sent.clear()
+        given = {"epochs": 1, "batch_size": 4, "threads": 1}
+        Trainer(blocks, solver, loss=loss, metrics={}, train=given, quiet=True).fit((IDS, IDS))
+        assert sorted(sent) == [*[32] * 8, *words]  # once in the trial before the run
+        assert_alike(blocks)
+        for copy in copies(blocks)[1:]:
+            copy.data.add_(1)
 
 
 def test_a_factory_that_steps_copies_unlike_is_refused():
