@@ -13,7 +13,7 @@ from hybrid.networks.blocks import Blocks
 from hybrid.settings import torch_classes
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers.acting import unknown
-from hybrid.solvers.numerics.optimizer_state import optimizer_state
+from hybrid.solvers.numerics.optimizer_state import clone_optimizer, optimizer_state
 
 M = TypeVar("M", bound=nn.Module)
 Group = dict[str, Any]
@@ -172,10 +172,15 @@ def is_matrix(p: torch.Tensor) -> bool:
     return p.ndim > 1 and len(p) > 1 and p.numel() > len(p)
 
 
-def count_copies(settings: OptimizerSettings) -> int:
+def count_copies(wanted: OptimizerSettings | Factory | torch.optim.Optimizer) -> int:
     """Count the numbers per weight of a large matrix: weight, gradient, optimizer state."""
     weight = nn.Parameter(torch.zeros(64, 64))
-    optimizer = _optimizer_of_settings([{"params": [weight]}], settings)
+    if isinstance(wanted, torch.optim.Optimizer):
+        optimizer = clone_optimizer(wanted, [{**wanted.param_groups[0], "params": [weight]}])
+    elif isinstance(wanted, OptimizerSettings):
+        optimizer = _optimizer_of_settings([{"params": [weight]}], wanted)
+    else:
+        optimizer = _optimizer_of_factory([("weight", weight)], wanted)
     slots = optimizer_state(optimizer, weight).values()
     numbers = sum(slot.numel() for slot in slots if isinstance(slot, torch.Tensor))
     return 2 + round(numbers / weight.numel())

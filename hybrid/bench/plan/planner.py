@@ -12,7 +12,6 @@ from torch import nn
 from hybrid.bench.contenders import CPU, MethodContender
 from hybrid.bench.measure import still_batches
 from hybrid.bench.plan.device import Device
-from hybrid.bench.plan.memory import Memory
 from hybrid.bench.plan.prediction import Prediction
 from hybrid.bench.plan.representative import RepresentativeLinks
 from hybrid.bench.plan.standin import clocked
@@ -22,8 +21,8 @@ from hybrid.data import Data
 from hybrid.links import LinkSpeed, run_virtual
 from hybrid.links.grid import Grid, GridPlace, grids, share_size
 from hybrid.links.virtual import VirtualLinks
+from hybrid.method.memory import Memory
 from hybrid.method.method import Method
-from hybrid.method.optimizers import count_copies
 from hybrid.method.problem import Problem, check_size
 from hybrid.networks.blocks import Blocks
 from hybrid.ranks import launch
@@ -72,8 +71,7 @@ class Planner:
         self.timed = TimedNetwork(settings, model, data, tell, device)
         self._alone: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.timed.model
-        copies = count_copies(settings.optimizer) + (settings.train.ema > 0)
-        self._memory = Memory(copies + (settings.delay.mend != "none"))
+        self._memory = Memory()
 
     def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:
         """Cut the model into `count` blocks, balanced by the time of passes over `samples`."""
@@ -175,7 +173,7 @@ class Planner:
     def memory(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> list[int]:
         """Estimate the bytes of each block of the first replica, which has the largest share."""
         method = self.method(blocks, recipe, replicas).of_replica(GridPlace(replicas=replicas))
-        return self._memory.needed(recipe, method, self.timed.inputs(blocks))
+        return self._memory.needed(method, self.timed.inputs(blocks))
 
     def solvers(self) -> list[Solver]:
         """List the solver of the settings, and others with a known progress per step."""

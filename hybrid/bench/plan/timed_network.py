@@ -9,10 +9,10 @@ from torch.utils._pytree import tree_map
 
 from hybrid.bench.contenders import CPU
 from hybrid.bench.plan.device import Device
-from hybrid.bench.plan.memory import laid_out
 from hybrid.bench.plan.standin import stand_in
 from hybrid.data import Data
 from hybrid.errors import one_line
+from hybrid.method.memory import laid_out
 from hybrid.method.optimizers import placed
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.costs import measure_passes

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
-from hybrid.bench.plan.memory import laid_out, saved_bytes
 from hybrid.bench.show.description import BlockPart, CutPart, Description, Form, UnitPart
 from hybrid.errors import format_error, no_exit, one_line
+from hybrid.method.memory import laid_out, saved_bytes
 from hybrid.method.optimizers import count_copies
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.costs import count_costs, measure_costs

@@ -122,6 +122,14 @@ def test_the_memory_of_a_weight_counts_what_is_kept_of_it(name, count):
     assert optimizers.count_copies(OptimizerSettings(name=name)) == count
 
 
+def test_the_numbers_per_weight_of_an_own_optimizer_are_its_states():
+    def factory(parameters):
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    own = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))], amsgrad=True)
+    assert (optimizers.count_copies(factory), optimizers.count_copies(own)) == (3, 5)
+
+
 def test_a_factory_gets_the_groups_and_its_rate_is_the_peak():
     made = make_optimizer(
         nn.Linear(2, 2), lambda groups: torch.optim.RAdam(groups, 0.03, weight_decay=0.1)

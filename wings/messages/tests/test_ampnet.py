@@ -18,9 +18,9 @@ from trainings import assert_same, digits, interrupted, lines, trained_weights, 
 from unit_steps import trained as by_units
 
 from hybrid import split
-from hybrid.bench.plan.memory import saved_bytes
 from hybrid.data.samplers import SelectiveBackprop
 from hybrid.links import run_virtual
+from hybrid.method.memory import saved_bytes
 from hybrid.networks import models
 from hybrid.settings.config import CheckpointSettings
 from hybrid.solvers import Backprop, registry

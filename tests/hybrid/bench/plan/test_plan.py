@@ -9,9 +9,9 @@ import torch
 from answers import assert_one_line, output
 
 from hybrid.bench.plan import planner as plan
-from hybrid.bench.plan.memory import saved_bytes
 from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
+from hybrid.method.memory import saved_bytes
 from hybrid.networks.models import build as build_model
 from hybrid.networks.partition import split
 from hybrid.settings.resolve import load

@@ -6,9 +6,10 @@ from math import ceil, prod
 import torch
 from torch import Tensor, nn
 
-from hybrid.bench.recipes import Recipe
 from hybrid.method.method import Method
+from hybrid.method.optimizers import count_copies
 from hybrid.solvers.base import values_of
+from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.layers.branches import nothing_left_out
 from hybrid.solvers.numerics.weights import trained_bytes
 
@@ -16,12 +17,10 @@ from hybrid.solvers.numerics.weights import trained_bytes
 class Memory:
     """Estimates bytes from passes over two samples; each run of units is measured once."""
 
-    def __init__(self, copies: int) -> None:
-        self._copies = copies
-        """Numbers per weight: the weight, its gradient, optimizer state."""
+    def __init__(self) -> None:
         self._saved: dict[tuple[object, ...], tuple[float, float]] = {}
 
-    def needed(self, recipe: Recipe, method: Method, inputs: Sequence[Tensor]) -> list[int]:
+    def needed(self, method: Method, inputs: Sequence[Tensor]) -> list[int]:
         """Estimate the bytes of each block of a replica.
 
         `inputs` go into the blocks, a few samples each. The sum has weights, optimizer, state of
@@ -31,43 +30,45 @@ class Memory:
         It is the memory of tensors. A C library that keeps freed memory takes more, because buffers
         of other sizes do not fill all of it.
         """
-        blocks, replicas = method.problem.blocks, method.setup.replicas
-        copies = recipe.sync.copies(replicas) if replicas > 1 else 0.0
+        blocks, options, replicas = method.problem.blocks, method.options, method.setup.replicas
+        # the weight, its gradient, the optimizer's state
+        copies = count_copies(options.optimizer) + (options.train.ema > 0)
+        copies += options.delay.mend != "none"
+        of_sync = options.sync.copies(replicas) if replicas > 1 else 0.0
         needed = []
         for k, x in enumerate(inputs):
             module, lam = blocks.module(k), x.shape[1:]
             weights = sum(
-                p.nbytes * (self._copies if p.requires_grad else 1) for p in module.parameters()
+                p.nbytes * (copies if p.requires_grad else 1) for p in module.parameters()
             )
             summed = trained_bytes(module)
             whole = x.detach()[:1].expand(method.setup.batch_size, *lam).requires_grad_(k > 0)
-            live, samples = self._graphs(recipe, method, module, whole, k)
+            live, samples = self._graphs(method, module, whole, k)
             # two of a pass's tensors, and what crosses the cuts; the input is in the graph
             largest, after = self._of_a_sample(module, whole)[1], method.setup.shape_after(k)
             crossing = 2 * values_of(after) + prod(lam) * (k > 0)
             passing = round(samples * (2 * largest + crossing * whole.element_size()))
-            needed.append(weights + round(copies * summed) + live + passing + method.memory(k))
+            needed.append(weights + round(of_sync * summed) + live + passing + method.memory(k))
         return needed
 
-    def _graphs(
-        self, recipe: Recipe, method: Method, module: nn.Module, whole: Tensor, k: int
-    ) -> tuple[int, int]:
+    def _graphs(self, method: Method, module: nn.Module, whole: Tensor, k: int) -> tuple[int, int]:
         """Return the bytes of block k's live graphs, and the samples of its largest pass.
 
         Local work has a separate graph.
         """
-        exact, K = recipe.serial, method.setup.blocks
+        solver, K = method.solver, method.setup.blocks
+        exact = solver if isinstance(solver, PassSettings) else method.correction
         size, m = len(whole), exact.micro_batches or 1
-        if not (recipe.solver.alternates or recipe.solver.exact):
-            part = ceil(size / recipe.solver.num_micro_batches(size, K))
+        if not (solver.alternates or solver.exact):
+            part = ceil(size / solver.num_micro_batches(size, K))
             local = self.graph(module, whole[:part]) if method.setup.local_work else 0
-            return recipe.solver.held_bytes(module, whole, k, K, self.graph) + local, part
+            return solver.held_bytes(module, whole, k, K, self.graph) + local, part
         share, a_sample = ceil(size / m), self.graph(module, whole) / size
         graph = stored = share * a_sample
         if exact.recompute:
             stored = share * prod(whole.shape[1:]) * whole.element_size()
         live = graph + (min(m, K - k) - 1) * stored
-        if recipe.windowed:
+        if method.setup.stored_batches:
             live, share = max(live, size * a_sample), size
         return round(live), share
 
