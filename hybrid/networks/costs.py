@@ -8,6 +8,7 @@ from statistics import median
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -28,6 +29,8 @@ The value fits each residual block of ResNet-20 within 8 % and of WRN-16-4 withi
 core. A wrong value shifts the balance between layers that compute much
 and layers that move much memory.
 """
+FEW = 2, 4
+"""Numbers of samples for which operations are counted."""
 BUDGET = 1.5
 """Seconds for which passes over one batch are repeated."""
 
@@ -39,6 +42,10 @@ class Moved(NamedTuple):
     """Floating-point operations."""
     num_bytes: float
     """Read and written."""
+
+
+Ways = tuple[list[Moved], list[Moved]]
+"""Operations of a forward and a backward pass."""
 
 
 @contextmanager
@@ -58,9 +65,10 @@ def count_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list
     `sample` is a batch (N, ...). A unit counts by the share of passes that it runs in. The model is
     not changed.
     """
+    (counted,) = count_moved(model, chain, sample, [len(sample)])
     return [
         Cost(*(survival_rate(unit) * weigh(moved) / len(sample) for moved in passes))
-        for unit, passes in zip(chain, count_moved(model, chain, sample), strict=True)
+        for unit, passes in zip(chain, counted, strict=True)
     ]
 
 
@@ -70,26 +78,62 @@ def weigh(moved: Sequence[Moved]) -> float:
 
 
 def count_moved(
-    model: nn.Module, chain: Sequence[Unit], sample: Tensor
-) -> list[tuple[list[Moved], list[Moved]]]:
-    """What each operation of every unit's forward and backward pass over `sample` does.
+    model: nn.Module, chain: Sequence[Unit], sample: Tensor, sizes: Sequence[int]
+) -> list[list[Ways]]:
+    """What each operation of every unit's passes does, for each number of samples like `sample`.
 
-    The model is not changed.
+    Work is a line over the number of samples: passes over two and four tell it for all, unless the
+    number of operations depends on that, too. The model is not changed.
     """
+
+    def counted(n: int) -> list[Ways]:
+        x = sample[:n] if n <= len(sample) else sample[:1].repeat_interleave(n, 0)
+        return _count_passes(model, chain, x)
+
+    if max(sizes) <= FEW[1]:
+        return [counted(n) for n in sizes]
+    of_two, of_four = map(counted, FEW)
+    pairs = [*zip(of_two, of_four, strict=True)]
+    if any(len(a) != len(b) for each in pairs for a, b in zip(*each, strict=True)):
+        return [counted(n) for n in sizes]
+    return [[(_extended(a[0], b[0], n), _extended(a[1], b[1], n)) for a, b in pairs] for n in sizes]
+
+
+def _count_passes(model: nn.Module, chain: Sequence[Unit], x: Tensor) -> list[Ways]:
+    """What the operations of every unit's forward and backward pass over x do."""
     counts = []
-    x = sample
-    with _unchanged_model(model):
+    with _unchanged_model(model), _gradients_dropped(model):
         for i, module in enumerate(make_single_unit_blocks(chain)):
             counts.append(count_operations(module, x, i > 0))
-            module.zero_grad(set_to_none=True)  # or gradients of the whole network add up
             with torch.no_grad():
                 x = module(x)
     return counts
 
 
-def count_operations(
-    module: nn.Module, x: Tensor, with_input: bool
-) -> tuple[list[Moved], list[Moved]]:
+@contextmanager
+def _gradients_dropped(model: nn.Module) -> Iterator[None]:
+    """A context in which no gradient of a parameter stays: together they may fill the memory."""
+
+    def drop(p: Tensor) -> None:
+        p.grad = None
+
+    trained = (p for p in model.parameters() if p.requires_grad)
+    handles = [p.register_post_accumulate_grad_hook(drop) for p in trained]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _extended(of_two: list[Moved], of_four: list[Moved], n: int) -> list[Moved]:
+    """Extrapolate the operations of a pass to n samples, each linear in n."""
+    a, b = np.array(of_two, dtype=float), np.array(of_four, dtype=float)
+    line = a + (b - a) * ((n - FEW[0]) / (FEW[1] - FEW[0]))
+    return [Moved(*row) for row in np.maximum(line, 0.0).reshape(-1, 2).tolist()]
+
+
+def count_operations(module: nn.Module, x: Tensor, with_input: bool) -> Ways:
     """What each operation of a module's forward and backward pass does."""
     with _Counter() as counter:
         out = module(x.detach().requires_grad_(with_input))

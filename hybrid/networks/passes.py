@@ -11,6 +11,7 @@ from functools import partial
 from math import inf
 from threading import local
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -149,12 +150,14 @@ class WatchedPass(TorchFunctionMode):
         self.network = network
         self.open = [ModuleCall(())]
         """The calls that have not ended, the innermost last."""
-        self._dependent: dict[int, Tensor] = {}
-        """What depends on parameters or samples, by identity."""
+        self._dependent: dict[int, ReferenceType[Tensor]] = {}
+        """What depends on parameters or samples, by identity; it may live no longer."""
 
     def is_dependent(self, x: Any) -> bool:
         """Whether a value is a tensor that depends on parameters or samples."""
-        return isinstance(x, RemoteTensor | nn.Parameter) or id(x) in self._dependent
+        if isinstance(x, RemoteTensor | nn.Parameter):
+            return True
+        return id(x) in self._dependent and self._dependent[id(x)]() is x
 
     def call(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of a module in code that is watched."""
@@ -204,5 +207,5 @@ class WatchedPass(TorchFunctionMode):
 
     def tensor(self, x: Tensor, key: TensorKey) -> Tensor:
         """What takes the place of a tensor that has come to be."""
-        self._dependent[id(x)] = x
+        self._dependent[id(x)] = ref(x)
         return x

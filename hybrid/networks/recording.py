@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import inf
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,9 @@ SAMPLES = 2
 class TensorLife:
     """A tensor of a pass that depends on parameters or samples."""
 
-    tensor: Tensor
+    tensor: ReferenceType[Tensor]
+    """It may live no longer: all tensors of a pass would take much memory."""
+    shape: torch.Size
     births: list[tuple[int, TensorKey]] = field(default_factory=list)
     """When it came to be, or was written to, and how."""
     last_use: float = -1
@@ -49,8 +52,9 @@ class PassRecorder(WatchedPass):
         self.time = 0
         self.calls: dict[CallId, ModuleCall] = {(): self.open[0]}
         """All calls, in the order in which they begin."""
-        self.lives: dict[int, TensorLife] = {}
-        self.uses: dict[int, tuple[Tensor, list[tuple[int, str]]]] = {}
+        self.lives: list[TensorLife] = []
+        self._by_id: dict[int, TensorLife] = {}
+        self.uses: dict[int, tuple[ReferenceType[Tensor], list[tuple[int, str]]]] = {}
         """By identity of a tensor: when it is used, and the path of the module that uses it."""
         self.drawing: dict[str, set[Any]] = {}
         """By path of a module: the operations of its code that draw random numbers."""
@@ -80,8 +84,8 @@ class PassRecorder(WatchedPass):
             if after.get(name, x) is not x or x._version != version:
                 self.changed[name] = after.get(name, x)
         for x in tree_leaves(out):
-            if id(x) in self.lives:
-                self.lives[id(x)].last_use = inf
+            if life := self._life_of(x):
+                life.last_use = inf
             if isinstance(x, nn.Parameter):
                 self._note_use(x, "")
             if id(x) in self._of_integers:
@@ -130,21 +134,33 @@ class PassRecorder(WatchedPass):
         return out
 
     def _note_use(self, x: Tensor, path: str) -> None:
-        if id(x) in self.lives:
-            self.lives[id(x)].last_use = self.time
+        if life := self._life_of(x):
+            life.last_use = self.time
         while torch._C._functorch.is_functorch_wrapped_tensor(x):
             x = torch._C._functorch.get_unwrapped(x)
-        self.uses.setdefault(id(x), (x, []))[1].append((self.time, path))
+        if id(x) not in self.uses or self.uses[id(x)][0]() is not x:
+            self.uses[id(x)] = ref(x), []
+        self.uses[id(x)][1].append((self.time, path))
+
+    def _life_of(self, x: Any) -> TensorLife | None:
+        life = self._by_id.get(id(x))
+        return life if life and life.tensor() is x else None
 
     def tensor(self, x: Tensor, key: TensorKey) -> Tensor:
         if not isinstance(x, nn.Parameter):
-            self.lives.setdefault(id(x), TensorLife(x)).births.append((self.time, key))
+            life = self._life_of(x)
+            if life is None:
+                life = self._by_id[id(x)] = TensorLife(ref(x), x.shape)
+                self.lives.append(life)
+            life.shape = x.shape
+            life.births.append((self.time, key))
         return super().tensor(x, key)
 
     def uses_of(self, name: str, x: Tensor) -> list[tuple[int, str]]:
         """When a parameter or buffer of that name is used, and by which module."""
-        versions = {id(each) for each in (x, self.changed.get(name, x))}
-        return [use for each in versions for use in self.uses.get(each, (x, []))[1]]
+        versions = {id(each): each for each in (x, self.changed.get(name, x))}
+        noted = [(*self.uses[i], each) for i, each in versions.items() if i in self.uses]
+        return [use for tensor, uses, each in noted if tensor() is each for use in uses]
 
     def begins(self, path: str) -> list[int]:
         """When calls of a module begin, or of the next one around it that is called."""
@@ -227,7 +243,7 @@ def find_boundaries(recorder: PassRecorder) -> dict[CallId, StageInterface]:
     Calls between which no tensor comes to be begin at one place.
     """
     births = sorted(
-        time for x in recorder.lives.values() for time, key in x.births if key.operation != INPUT
+        time for x in recorder.lives for time, key in x.births if key.operation != INPUT
     )
     weights = {id(p) for p in recorder.network.copy.parameters()}
     uses = [use for each in weights & recorder.uses.keys() for use in recorder.uses[each][1]]
@@ -247,9 +263,9 @@ def find_boundaries(recorder: PassRecorder) -> dict[CallId, StageInterface]:
 def _crossing(recorder: PassRecorder, time: int) -> dict[TensorKey, torch.Size]:
     """The shapes of what is alive at a time, in the order in which it came to be."""
     crossing: list[tuple[int, TensorKey, torch.Size]] = []
-    for x in recorder.lives.values():
+    for x in recorder.lives:
         if past := [birth for birth in x.births if birth[0] < time <= x.last_use]:
-            crossing.append((*past[-1], x.tensor.shape))
+            crossing.append((*past[-1], x.shape))
     return {key: shape for _, key, shape in sorted(crossing)}
 
 

@@ -27,10 +27,6 @@ HOST_SECONDS = 4e-6
 3.7 to 4.2 microseconds in passes through layers of 4 values, and 4.6 through a transformer of 8, on
 one core of an AMD EPYC.
 """
-_COUNTED = 2, 4
-"""Numbers of samples for which operations are counted."""
-_Ways = tuple[list[Moved], list[Moved]]
-"""Operations of a forward and a backward pass."""
 STEP_BYTES = 5
 """Bytes moved per byte of weights: SGD with momentum reads three vectors and writes two."""
 
@@ -72,16 +68,14 @@ class Device(Section):
         self, model: nn.Module, chain: Sequence[Unit], samples: Sequence[Tensor]
     ) -> list[list[Cost]]:
         """Predict the time of passes over each of `samples`, as `measure_passes` measures it."""
-        of_two, of_four = (
-            count_moved(model, chain, samples[0][:1].repeat_interleave(n, 0)) for n in _COUNTED
-        )
-        units = [*zip(map(survival_rate, chain), of_two, of_four, strict=True)]
-
-        def cost(often: float, of_two: _Ways, of_four: _Ways, n: int) -> Cost:
-            ways = (_extended(*way, n) for way in zip(of_two, of_four, strict=True))
-            return Cost(*(often * self.roofline.seconds(way) / n for way in ways))
-
-        return [[cost(*unit, len(x)) for unit in units] for x in samples]
+        often, counted = [*map(survival_rate, chain)], [len(x) for x in samples]
+        passes = []
+        for n, units in zip(counted, count_moved(model, chain, samples[0], counted), strict=True):
+            seconds = [[self.roofline.seconds(way) / n for way in ways] for ways in units]
+            passes.append(
+                [Cost(rate * f, rate * b) for rate, (f, b) in zip(often, seconds, strict=True)]
+            )
+        return passes
 
     def step_seconds(self, weights: Sequence[Tensor]) -> float:
         """Predict the time of an optimizer step, with about one operation per weight tensor.
@@ -89,13 +83,3 @@ class Device(Section):
         SGD with momentum takes 3.6 microseconds per tensor where `HOST_SECONDS` was measured.
         """
         return self.roofline.seconds([Moved(0.0, STEP_BYTES * p.nbytes) for p in weights])
-
-
-def _extended(of_two: list[Moved], of_four: list[Moved], n: int) -> list[Moved]:
-    """Extrapolate the operations of a pass to n samples, each linear in n."""
-    first, second = _COUNTED
-    if len(of_two) != len(of_four):  # the number of operations depends on the batch
-        return [Moved(n / second * flops, n / second * moved) for flops, moved in of_four]
-    a, b = np.array(of_two, dtype=float), np.array(of_four, dtype=float)
-    line = a + (b - a) * ((n - first) / (second - first))
-    return [Moved(*row) for row in np.maximum(line, 0.0).reshape(-1, 2)]
