@@ -28,6 +28,15 @@ def counted(samples=8):
     return count_costs(model, units(model), torch.randn(samples, 2, 5, 5))
 
 
+def test_costs_of_a_batch_are_those_of_passes_over_all_of_it():
+    x = torch.randn(9, 2, 5, 5)
+    for i, (unit, cost) in enumerate(zip(network(), counted(9), strict=True)):
+        passes = count_operations(unit, x, i > 0)
+        if i != 1:  # BatchNorm, whose statistics are kept as they are
+            assert [weigh(each) / 9 for each in passes] == pytest.approx([*cost], rel=1e-12)
+        x = unit(x)
+
+
 def test_costs_are_of_one_sample():
     for small, large in zip(counted(8), counted(64), strict=True):
         # what a batch reads once, the weights, weighs less in a larger one

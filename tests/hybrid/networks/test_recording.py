@@ -1,6 +1,8 @@
 """Cuts beside code with a life of its own: Functions, gradients, code of others, shared weights."""
 
+import weakref
 from copy import deepcopy
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -320,3 +322,27 @@ torch.utils._pytree.register_pytree_node(
     lambda x: ([*x.values()], [*x]),
     lambda values, names: Results(dict(zip(names, values, strict=True))),
 )
+
+
+class Watching(nn.Module):
+    """Counts how many of its layers' results are alive when a forward without a graph ends."""
+
+    alive: ClassVar = []
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+
+    def forward(self, x):
+        results = []
+        for layer in self.layers:
+            x = layer(x) + 1
+            results.append(weakref.ref(x))
+        if not torch.is_grad_enabled():
+            self.alive.append(sum(result() is not None for result in results))
+        return x
+
+
+def test_a_recorded_pass_keeps_no_activations_that_the_network_does_not_keep():
+    split(Watching(), 3, sample=torch.zeros(2, 4))
+    assert Watching.alive[0] == 1  # later passes are those of stages
