@@ -42,6 +42,7 @@ GROUPS = {
         "tests/hybrid/data/samplers/test_every_sampler",
         "tests/hybrid/data/test_mapped",
         "tests/hybrid/data/test_stream",
+        "tests/hybrid/folder/test_disks",
         "tests/hybrid/links/test_processes",
         "tests/hybrid/proof/test_proof",
         "tests/hybrid/training/test_any_network",

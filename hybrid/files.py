@@ -4,6 +4,7 @@ A folder may hold a pipe, which would block a reader for ever, a link to another
 file of any size that takes no room on the disk. Nothing is written through a link either.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -51,6 +52,24 @@ def read_whole(path: Path, most: int, links: bool = False) -> bytes:
     """The content of such a file."""
     with naming(path), opened(path, most, links) as file:
         return file.read(most + 1)[:most]
+
+
+def read_part(path: Path, offset: int, size: int) -> bytes:
+    """Some bytes of a file; OSError if it ends before them."""
+    with naming(path), path.open("rb", buffering=0) as file:
+        content = os.pread(file.fileno(), size, offset)
+        if len(content) < size:
+            raise OSError(errno.EIO, f"it ends before byte {offset + size}", str(path))
+        return content
+
+
+def write_part(path: Path, offset: int, content: bytes) -> None:
+    """Write bytes at their place in a file, which begins anew with its first byte."""
+    check_file(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (0 if offset else os.O_TRUNC)
+    with naming(path), os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+        file.seek(offset)
+        file.write(content)
 
 
 def read_lines(

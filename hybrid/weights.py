@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from hybrid.files import read_whole, write_durably
+from hybrid.files import read_part, read_whole, write_durably
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_BYTES = 1 << 28
@@ -58,6 +58,17 @@ class Weights:
             with _opened(file) as tensors:
                 for name in names_in_file:
                     yield name, tensors.get_tensor(name)
+
+    @property
+    def all_files(self) -> list[Path]:
+        """The files, with their index if they have one."""
+        return sorted({self._find(), *self.files.values()})
+
+    def span(self, name: str) -> tuple[int, int]:
+        """The first byte of a tensor in its file, and the number of its bytes."""
+        head = read_head(self.files[name])
+        begin, end = json.loads(head[8:])[name]["data_offsets"]
+        return len(head) + begin, end - begin
 
     def _find(self) -> Path:
         """Find the file, or the index of several."""
@@ -190,6 +201,13 @@ def _read_index(path: Path) -> dict[str, str]:
     if not plain or not listed:
         raise ValueError(f"weights {path}: it is no index of safetensors files: copy it anew")
     return dict(listed)
+
+
+def read_head(file: Path) -> bytes:
+    """What stands before a safetensors file's tensors; all of another file, such as an index."""
+    if file.suffix != ".safetensors":
+        return read_whole(file, MOST_BYTES, links=True)
+    return read_part(file, 0, 8 + int.from_bytes(read_part(file, 0, 8), "little"))
 
 
 def _opened(file: Path) -> safe_open:

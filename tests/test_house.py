@@ -64,39 +64,39 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 36_680
+CORE = 37_270
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 245, 34_360, 5_370
+CORE_FILES, TESTS, BENCHMARKS = 248, 34_850, 5_370
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
-    "hybrid": 720,
-    "hybrid/bench": 2_440,
-    "hybrid/cli": 970,
-    "hybrid/data": 2_590,
+    "hybrid": 760,
+    "hybrid/bench": 2_300,
+    "hybrid/cli": 980,
+    "hybrid/data": 2_570,
     "hybrid/doctor": 280,
-    "hybrid/folder": 1_080,
-    "hybrid/links": 2_470,
-    "hybrid/method": 2_350,
-    "hybrid/networks": 3_530,
+    "hybrid/folder": 1_370,
+    "hybrid/links": 2_450,
+    "hybrid/method": 2_490,
+    "hybrid/networks": 3_590,
     "hybrid/proof": 1_050,
-    "hybrid/ranks": 1_170,
-    "hybrid/report": 1_010,
+    "hybrid/ranks": 1_160,
+    "hybrid/report": 1_000,
     "hybrid/rounds": 1_210,
     "hybrid/settings": 1_460,
-    "hybrid/training": 2_910,
-    "solvers": 2_640,
+    "hybrid/training": 3_110,
+    "solvers": 2_650,
     "solvers/checks": 460,
     "solvers/delayed": 1_090,
-    "solvers/engine": 1_290,
+    "solvers/engine": 1_310,
     "solvers/exact": 200,
     "solvers/kernels": 410,
     "solvers/layers": 550,
     "solvers/local": 330,
-    "solvers/local_work": 560,
+    "solvers/local_work": 550,
     "solvers/numerics": 1_110,
     "solvers/optimizers": 330,
     "solvers/splitting": 1_340,
-    "solvers/sync": 1_230,
+    "solvers/sync": 1_250,
 }
 """Lines of each room, as `.ci/house.py` counts them."""
 

@@ -19,7 +19,7 @@ from hybrid.rounds.phase_report import DivergedError
 from hybrid.settings import methods
 from hybrid.settings.methods import NAMED
 from hybrid.solvers import registry
-from hybrid.training import build
+from hybrid.training import build, run_settings
 
 
 class Result(NamedTuple):
@@ -64,7 +64,7 @@ def asked(mode, **more):
 def train(given):
     """Train a tiny network; ValueError for what is refused."""
     with TemporaryDirectory() as folder:
-        config = build.read_settings(None, given, None, False)
+        config = run_settings.read_settings(None, given)
         loaded = build.load_rank_data(config)
         trainer = build.build_trainer(config, loaded, Path(folder), False)
         trainer.options.quiet = True
@@ -77,7 +77,7 @@ def train(given):
 def others(setting, mode):
     """Settings by which one differs from what a mode has."""
     section, _, key = setting.partition(".")
-    settings = build.read_settings(None, asked(mode), None, False)
+    settings = run_settings.read_settings(None, asked(mode))
     config = {**settings.model_dump(), "rounds": vars(build.build_options(settings).rounds)}
     current = config[section][key]
     values = mode.tries.get(setting) or OTHERS.get(setting) or OTHERS.get(key)

@@ -26,7 +26,7 @@ from hybrid.links.mpi import MpiCommunicator
 from hybrid.networks.units import Chain
 from hybrid.ranks import launch
 from hybrid.settings.resolve import parse_override
-from hybrid.training import build
+from hybrid.training import run_settings
 
 
 class TorchBench(Bench):
@@ -50,7 +50,7 @@ def main() -> None:
     comm = launch.communicator()
     given: dict[str, Any] = {"model.name": options.model, "data.name": options.data}
     given |= {"train.batch_size": options.batch_size, **dict(map(parse_override, options.set))}
-    settings = build.read_settings(None, given, None, False)
+    settings = run_settings.read_settings(None, given)
     words = [word.strip() for word in options.rows.split(",") if word.strip()]
     made = TorchBench(comm, settings, parts, words, options.out)
     made.connect()

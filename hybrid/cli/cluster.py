@@ -76,7 +76,7 @@ def submit(
     """
     from hybrid.ranks import slurm
     from hybrid.settings.resolve import load
-    from hybrid.training import build, references
+    from hybrid.training import references, run_settings
 
     if launch.launched_rank() > 0:
         return
@@ -85,7 +85,7 @@ def submit(
     references.check_code_is_given(resolved, settings)
     if gpus_per_rank is None:
         gpus_per_rank = 0 if resolved.train.device == "cpu" else 1
-    out = out or build.name_run_folder(resolved, now())
+    out = out or run_settings.name_run_folder(resolved, now())
     values = {f.name: context.params.get(f.name) for f in fields(slurm.SlurmJob)}
     values |= {"config": config.absolute(), "out": Path(os.path.abspath(out))}
     named = {"model.name": model, "data.name": data, "train.loss": loss}

@@ -50,12 +50,12 @@ def bench(
             "hybrid bench needs several ranks, and there is 1: mpirun -n 2 hybrid bench"
         )
     from hybrid.bench.bench import Bench
-    from hybrid.training import build
+    from hybrid.training import run_settings
 
     with options.together():
         parts = options.numbers("--micro-batches", micro_batches)
         words = [word.strip() for word in rows.split(",") if word.strip()]
-        resolved = build.read_settings(config, _settings(context), None, False)
+        resolved = run_settings.read_settings(config, _settings(context))
         measurements = Bench(comm, resolved, parts, words, out)
     measurements.connect()
     if (table := measurements.run(turns, steps)) is not None:

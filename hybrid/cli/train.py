@@ -65,39 +65,49 @@ def train(
 
     Under mpirun or torchrun, blocks times replicas are the ranks; otherwise each is a thread.
     """
-    from hybrid.settings.resolve import to_toml
-    from hybrid.training import build
+    from hybrid.links.threads import ThreadGroup, ValueBarrier
+    from hybrid.settings.resolve import read_toml, to_toml
+    from hybrid.training import build, run_settings
+    from hybrid.training.remote_weights import weights_of_all
 
-    comm = launch.communicator()
-    going_on, notices = False, list[str]()
+    group = launch.communicator() or ThreadGroup(0, ValueBarrier(1))
+    run, notices = None, list[str]()
     with options.together():
-        if auto_resume and out is None:
-            raise ValueError("--auto-resume needs --out, the run folder to continue")
-        if (resume or auto_resume) and out is not None and launch.launched_rank() == 0:
-            going_on, notices = build.repair_run_folder(out)
+        if (resume or auto_resume) and out is None:
+            asked = "resume" if resume else "auto-resume"
+            raise ValueError(f"--{asked} needs --out, the run folder to go on with")
+    if (resume or auto_resume) and out is not None:
+        run, notices = run_settings.find_run(out, group)
     for notice in notices:
-        tell(f"hybrid: {notice}")
-    time = options.now()
-    if comm is not None:
-        # ranks may have different clocks and views of the folder
-        time, going_on = comm.bcast((time, going_on))
-    resume = resume or going_on
-    settings = options.overrides(context)
+        options.say_once(notice)
+    file, time = None, options.now()
     with options.together():
-        resolved = build.read_settings(config, settings, out, resume)
+        if resume and run is None:
+            raise ValueError(f"{out} has no checkpoint to resume from: start a new run")
+        if config is not None and group.rank == 0:
+            file = read_toml(config)
+    # ranks may have different clocks, and the first rank's host alone the file
+    time, file = group.bcast((time, file))
+    with options.together():
+        resolved = run_settings.read_settings(file or {}, options.overrides(context), run)
     if print_config:
         options.first_says(lambda: to_toml(resolved).strip())
         return
     with options.together():
         loaded = build.load_rank_data(resolved)
-    division = None
-    with options.together():
-        if comm is not None and comm.rank == 0:
-            division = build.divide(resolved, loaded[0])
-    if comm is not None:
-        division = comm.bcast(division)
-    with options.together():
-        folder = out or build.name_run_folder(resolved, time)
-        trainer = build.build_trainer(resolved, loaded, folder, resume, division)
-    trainer.fit(loaded.train, loaded.test, validation=loaded.validation)
+    with weights_of_all(resolved.model.weights, group) as remote:
+        division = None
+        with options.together():
+            if group.rank == 0:
+                division = build.divide(resolved, loaded[0])
+        division = group.bcast(division)
+        with options.together():
+            folder = out or run_settings.name_run_folder(resolved, time)
+            where = None if remote is None else remote.path
+            trainer = build.build_trainer(
+                resolved, loaded, folder, run is not None, division, where
+            )
+        if remote is not None:
+            remote.fetch(trainer.blocks, build.local_blocks(group, resolved.split))
+        trainer.fit(loaded.train, loaded.test, validation=loaded.validation)
     tell(f"run folder {trainer.options.out}", sys.stdout)

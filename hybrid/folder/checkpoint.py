@@ -77,11 +77,27 @@ def _is_whole(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir():
         return False
     try:
-        manifest = read_manifest(folder)
-        entries = [*manifest["units"].values(), *manifest["states"].values()]
-        return all((folder / e["file"]).stat().st_size == e["bytes"] for e in entries)
+        return not missing_files(folder, read_manifest(folder))
     except (OSError, ValueError):
         return False
+
+
+def file_sizes(manifest: Mapping[str, Any]) -> dict[str, int]:
+    """The files of a checkpoint beside its manifest, and their bytes."""
+    entries = [*manifest["units"].values(), *manifest["states"].values()]
+    return {entry["file"]: entry["bytes"] for entry in entries}
+
+
+def missing_files(folder: Path, manifest: Mapping[str, Any]) -> set[str]:
+    """The files of a checkpoint that are not in its folder, or have other sizes."""
+    present = sizes(folder)
+    return {name for name, size in file_sizes(manifest).items() if present.get(name) != size}
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """The bytes of the regular files in a folder; none if there is no such folder."""
+    files = folder.iterdir() if folder.is_dir() else ()
+    return {f.name: f.stat().st_size for f in files if f.is_file() and not f.is_symlink()}
 
 
 def best(folders: Iterable[Path], selection: Selection) -> Path | None:
@@ -138,7 +154,9 @@ def _load(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         content = read_whole(path, entry["bytes"])
     except FileNotFoundError:
-        raise ValueError(damaged(path, "is missing")) from None
+        host = entry.get("host", "")
+        elsewhere = f"{path} is on the disk of {host}: copy it from there"
+        raise ValueError(elsewhere if host else damaged(path, "is missing")) from None
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise ValueError(damaged(path))
     try:

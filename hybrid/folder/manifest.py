@@ -30,12 +30,16 @@ class TensorFile(ManifestPart):
     file: FileName
     sha256: str
     bytes: Count
+    host: Annotated[str, Field(max_length=255)] = ""
+    """Whose disk has it, where each host keeps its own."""
 
 
 class CheckpointFiles(ManifestPart):
     """The parts of every checkpoint's manifest."""
 
     step: Count
+    run: Annotated[str, Field(max_length=64)] = ""
+    """The same in all checkpoints of a run."""
     units: dict[str, TensorFile]
     states: dict[str, TensorFile]
 

@@ -37,7 +37,10 @@ A summary of a thousand ranks has 0.3 MB, a start of 4,096 ranks 0.06.
 """
 MOST_STARTS = 250
 """The starts that are kept, the newest ones."""
-_FILES = ("config.toml", "starts.jsonl", "metrics.jsonl", "summary.json", "trace.json")
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+COURSE = ("config.toml", "starts.jsonl", METRICS)
+"""The files that a run goes on with, beside its checkpoints."""
+_FILES = (*COURSE, SUMMARY, "trace.json")
 DISTRIBUTION = "hybrid-blocks"
 """This package's name where packages are installed from."""
 PACKAGES = ("torch", "numpy", "safetensors", "mpi4py", "cupy-cuda12x", "cupy-cuda13x")
@@ -91,16 +94,15 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The content of summary.json, which a run that has ended leaves; None without it."""
         try:
-            content = json.loads(read_whole(self.path / "summary.json", MOST_BYTES))
+            content = json.loads(read_whole(self.path / SUMMARY, MOST_BYTES))
         except (OSError, ValueError, RecursionError):
             return None
         return content if isinstance(content, dict) else None
 
-    def check(self, resume: bool) -> None:
-        """Raise ValueError if a new run would start in a run's folder, or none can be resumed.
+    def check_links(self) -> None:
+        """Raise ValueError for a link within the folder where the run would write.
 
-        A link within the folder is refused, too, where the run would write: it may lead anywhere.
-        The folder itself may be a link, for instance to a scratch disk.
+        It may lead anywhere. The folder itself may be a link, for instance to a scratch disk.
         """
         for name in _FILES:
             check_file(self.path / name)
@@ -108,9 +110,16 @@ class RunFolder:
             check_folder(folder)
             for inside in folder.iterdir() if folder.exists() else ():
                 (check_file if inside.suffix == ".json" else check_link)(inside)
-        if resume and self.newest() is None:
+
+    def check(self, resume: bool, first: bool = True) -> None:
+        """Raise ValueError if a new run would start in a run's folder, or none can be resumed.
+
+        A folder that is not the `first` disk's needs no checkpoint.
+        """
+        self.check_links()
+        if resume and first and self.newest() is None:
             raise ValueError(f"{self.path} has no checkpoint to resume from: start a new run")
-        metrics = self.path / "metrics.jsonl"
+        metrics = self.path / METRICS
         if not resume and metrics.exists() and (metrics.stat().st_size or self.newest()):
             way = (
                 f"give {given_by('--resume', 'resume=True')} to go on with it"
@@ -126,18 +135,22 @@ class RunFolder:
 
         `rollbacks` is the number of roll-backs before it, `hosts` are the hosts of the ranks.
         """
-        self.check_owner()
-        for folder in (self.path, self.path / traces.FOLDER, self.checkpoints):
-            for partial in folder.glob(".*.partial"):  # of a killed run
-                remove(partial)
+        self.clear()
         write_atomically(self.path / "config.toml", config)
         starts = deque(self._lines("starts.jsonl", MOST_BYTES) if from_step else (), MOST_STARTS)
         starts.append(json.dumps(origin(hosts, from_step)) + "\n")
         write_atomically(self.path / "starts.jsonl", "".join(starts))
-        (self.path / "summary.json").unlink(missing_ok=True)
         self._write_course(from_step, rollbacks)
-        self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
+        self._metrics = (self.path / METRICS).open("a", buffering=1)
         self._board = Board(self.events, from_step)
+
+    def clear(self) -> None:
+        """Remove what a killed run has left, and the summary of the run that goes on."""
+        self.check_owner()
+        for folder in (self.path, self.path / traces.FOLDER, self.checkpoints):
+            for partial in folder.glob(".*.partial"):
+                remove(partial)
+        (self.path / SUMMARY).unlink(missing_ok=True)
 
     def rewind(self, to_step: int) -> None:
         """Continue after step `to_step`, to which the run was rolled back.
@@ -152,7 +165,7 @@ class RunFolder:
     def metric(self, line: Mapping[str, Any]) -> None:
         """Append one object to metrics.jsonl and its numbers to TensorBoard."""
         self.check_owner()
-        with naming(self.path / "metrics.jsonl"):
+        with naming(self.path / METRICS):
             self._metrics.write(json.dumps(line) + "\n")
         if self._board is not None:
             self._board.add(line)
@@ -175,12 +188,12 @@ class RunFolder:
             self._board.close()
         if summary is not None:
             self._write_course()
-            write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+            write_atomically(self.path / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
     def _write_course(self, last_step: float = inf, most_rollbacks: float = inf) -> None:
         """Write the lines of metrics again that are of the run's present course."""
-        lines = _course(self._lines("metrics.jsonl"), last_step, most_rollbacks)
-        write_atomically(self.path / "metrics.jsonl", "".join(lines))
+        lines = _course(self._lines(METRICS), last_step, most_rollbacks)
+        write_atomically(self.path / METRICS, "".join(lines))
 
     def _lines(self, name: str, most: int = MOST_OF_LINES) -> Iterator[str]:
         """Read the whole lines of a file of at most `most` bytes, if it exists."""

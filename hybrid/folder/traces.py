@@ -46,12 +46,17 @@ class StoredSpan(ManifestPart):
     args: dict[Literal["name", "step", "micro_batch"], Word | int] = Field({})
 
 
+def name(rank: int) -> str:
+    """The file of a rank's spans in the run folder."""
+    return f"{FOLDER}/{rank}.json"
+
+
 def write(run: Path, rank: int, spans: Sequence[dict[str, Any]]) -> None:
     """Write a rank's spans, after those before the run was resumed. Other ranks do theirs."""
     folder = run / FOLDER
     check_folder(folder)
     folder.mkdir(exist_ok=True)
-    file = folder / f"{rank}.json"
+    file = run / name(rank)
     earlier = _spans(file, MOST_SPANS + 1)
     earlier = earlier if len(earlier) <= MOST_SPANS else []
     write_atomically(file, _text([*earlier, *spans]))

@@ -193,6 +193,11 @@ class RankLinks(ABC):
         with self.waiting("everyone"):
             return self._grid.first_of(value)
 
+    @property
+    def everyone(self) -> RankGroup:
+        """The ranks of the grid, by place number; for use within `waiting`."""
+        return self._grid
+
     def agree(self, value: T) -> list[T]:
         """Send the values of the first replica's blocks to every rank of the grid."""
         return self.broadcast((self.gather(value) or [])[: self.size])

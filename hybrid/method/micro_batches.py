@@ -37,7 +37,7 @@ def fit_micro_batches(
     with links.agreement():
         part = stored()
     m, said, options = 1, "", copy(method.options)
-    if part := links.broadcast(part):
+    if (part := links.first_of(part or None) or 0) > 0:
         while ceil(share / m) > part:
             m *= 2
     else:

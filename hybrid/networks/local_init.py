@@ -201,17 +201,11 @@ def read_weights(blocks: Blocks, local: Collection[int]) -> None:
 
     Tensors that are read have separate memory.
     """
-    pending = blocks.pending
+    pending, targets = blocks.pending, unread_tensors(blocks, local)
     if pending is None:
         return
-    targets: dict[str, Tensor] = {}
     for unit in (u for k in local for u in blocks.units_of(k)):
-        parameters = unit.parameters()
-        once = {id(p): name for name, p in parameters.items() if name in pending.waiting}
-        targets |= {pending.names[name]: parameters[name] for name in once.values()}
-        buffers = ((n, x) for n, x in unit.tensors().items() if n not in parameters)
-        targets |= {pending.names[n]: x for n, x in buffers if n in pending.waiting}
-        pending.waiting.difference_update(parameters, unit.tensors())
+        pending.waiting.difference_update(unit.parameters(), unit.tensors())
     for name, stored in pending.weights.read(targets):
         target = targets[name]
         if isinstance(target, nn.Parameter):
@@ -223,6 +217,19 @@ def read_weights(blocks: Blocks, local: Collection[int]) -> None:
                 )
         else:
             target.copy_(stored)
+
+
+def unread_tensors(blocks: Blocks, local: Collection[int]) -> dict[str, Tensor]:
+    """The tensors of these blocks that have not been read, by their names in the file."""
+    pending, targets = blocks.pending, dict[str, Tensor]()
+    for unit in (u for k in local for u in blocks.units_of(k) if pending is not None):
+        assert pending is not None
+        parameters = unit.parameters()
+        once = {id(p): name for name, p in parameters.items() if name in pending.waiting}
+        buffers = {n: x for n, x in unit.tensors().items() if n not in parameters}
+        named = {name: parameters[name] for name in once.values()} | buffers
+        targets |= {pending.names[n]: x for n, x in named.items() if n in pending.waiting}
+    return targets
 
 
 class _OnCPU(TorchFunctionMode):

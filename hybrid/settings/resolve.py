@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -32,14 +33,17 @@ TABLES = ("arguments", "frozen")
 """Settings that are tables, merged entry by entry."""
 
 
-def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
-    """Read a TOML file, lay `overrides` ("section.key" -> value) over it, validate.
+Tables = Path | Mapping[str, Any] | None
+"""A TOML file, or what it holds; None: an empty one."""
 
-    `base` is the TOML file of a run, below both; its [solver], [correction] and [rounds] hold only
-    for its method.
+
+def load(file: Tables, overrides: Mapping[str, Any], base: Tables = None) -> Config:
+    """Lay `overrides` ("section.key" -> value) over a file of settings, and validate them.
+
+    `base` is a run's file, below both; its [solver], [correction] and [rounds] hold only for its
+    method.
     """
-    tree = read_toml(base, links=False) if base is not None else {}
-    upper = read_toml(path) if path is not None else {}
+    tree, upper = as_tables(base, links=False), as_tables(file)
     for dotted, value in overrides.items():
         section, _, key = dotted.partition(".")
         table = upper.setdefault(section, {})
@@ -63,6 +67,11 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         both = isinstance(below, dict) and isinstance(table, dict)
         tree[section] = _merge(below, table) if both else table
     return resolve(tree)
+
+
+def as_tables(file: Tables, links: bool = True) -> dict[str, Any]:
+    """What a file of settings holds."""
+    return read_toml(file, links) if isinstance(file, Path) else deepcopy(dict(file or {}))
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:

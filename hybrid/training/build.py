@@ -1,6 +1,5 @@
 """Objects from settings: data, model, blocks, options, trainer."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,7 @@ from torch import Tensor, nn
 from hybrid import data
 from hybrid.data import Data, Dataset, Sets, Texts
 from hybrid.data.samplers.base import Learning
-from hybrid.folder import checkpoint
-from hybrid.folder.runfolder import RunFolder
-from hybrid.links.communicator import Communicator
+from hybrid.links.communicator import RankGroup
 from hybrid.links.grid import Arrangement, Grid, GridPlace
 from hybrid.method.objectives import MODEL
 from hybrid.method.options import Options
@@ -26,131 +23,13 @@ from hybrid.ranks import launch
 from hybrid.registries import TEXT
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings, SplitSettings
-from hybrid.settings.resolve import load, read_toml
 from hybrid.settings.sections.base import is_reference
 from hybrid.solvers import registry
 from hybrid.solvers.acting import Facts, check
-from hybrid.solvers.base import Solver
 from hybrid.solvers.layers.projection import Projection
 from hybrid.training import references
 from hybrid.training.summary import OWN_DATA
 from hybrid.training.trainer import Trainer
-
-
-def read_settings(
-    path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool
-) -> Config:
-    """Resolve a run's settings: defaults < a resumed run's settings < TOML file < command line."""
-    stored = None
-    if resume:
-        if out is None:
-            raise ValueError("--resume needs --out, the run folder to go on with")
-        RunFolder(out).check(resume=True)
-        stored = out / "config.toml"
-    resolved = load(path, overrides, base=stored if stored and stored.exists() else None)
-    references.check_code_is_given(resolved, overrides)
-    if not resume:
-        _resolve_grid(resolved)
-        return resolved
-    file = {} if path is None else read_toml(path)
-    chosen = {*overrides} | {f"{section}.{key}" for section, of in file.items() for key in of}
-    _resume_grid(resolved, overrides)
-    _resolve_grid(resolved)
-    if resolved.rounds.local_budget and "rounds.local_budget" not in chosen:
-        assert stored is not None
-        _drop_timetable(resolved, load(None, {}, base=stored))
-    if resolved.split.replicas == 1:
-        _drop_settings_of_replicas(resolved, chosen)
-    return resolved
-
-
-def _resume_grid(resolved: Config, overrides: Mapping[str, Any]) -> None:
-    """Choose a resumed run's grid: the one asked for, its earlier one, or one that fits."""
-    before = Grid(len(resolved.split.cuts) + 1, resolved.split.replicas)
-    asked = Grid(overrides.get("split.blocks", 0), overrides.get("split.replicas", 0))
-    comm = launch.communicator()
-    grid = Grid(asked.blocks or before.blocks, asked.replicas or before.replicas)
-    if comm is not None:
-        grid = before.resumed(asked, comm.size).on(comm.size)
-    _update(resolved, "split", **grid._asdict())
-    if grid.blocks != before.blocks:
-        _update(resolved, "split", cuts=[])
-
-
-def _drop_timetable(resolved: Config, before: Config) -> None:
-    """Drop a resumed run's timetable of local work if its blocks or micro-batches have changed.
-
-    With other replicas it stays, as its cuts do, unless their micro-batches are too small for it.
-    """
-
-    def micro_batch(config: Config) -> int:
-        share = max(1, config.train.batch_size // resolved.split.replicas)
-        count = len(config.split.cuts) + 1
-        return methods.solver(config).micro_batch(share, count)
-
-    part = micro_batch(resolved)
-    same = (resolved.split.cuts, part) == (before.split.cuts, micro_batch(before))
-    fits = all(sum(pair) <= part for pair in resolved.rounds.local_budget)
-    if not (same and fits and isinstance(methods.named(resolved, "fill"), Solver)):
-        _update(resolved, "rounds", local_budget=())
-
-
-def _update(resolved: Config, section: str, **values: Any) -> None:
-    setattr(resolved, section, getattr(resolved, section).model_copy(update=values))
-
-
-def _drop_settings_of_replicas(resolved: Config, chosen: set[str]) -> None:
-    """Drop a resumed run's replica settings that do nothing with one replica, unless chosen."""
-    if not any(name.startswith("sync.") for name in chosen):
-        resolved.sync = dict(Config().sync)
-    if "train.sync_batchnorm" not in chosen:
-        _update(resolved, "train", sync_batchnorm=False)
-    if "split.side_by_side" not in chosen:
-        _update(resolved, "split", side_by_side="auto")
-
-
-def _resolve_grid(resolved: Config) -> None:
-    """Resolve the grid: blocks times replicas are the ranks under mpirun; else 2 blocks, 1 replica.
-
-    Where one of the two is asked for, the ranks tell the other; else each rank is a block.
-    """
-    wanted, comm = resolved.split, launch.communicator()
-    blocks = wanted.blocks or (len(wanted.cuts) + 1 if wanted.cuts else 0)
-    if wanted.cuts and blocks != len(wanted.cuts) + 1:
-        raise ValueError(
-            f"split.blocks is {blocks} but split.cuts names {len(wanted.cuts)} cuts, which make "
-            f"{len(wanted.cuts) + 1} blocks: leave one of the two out"
-        )
-    grid = Grid(blocks, wanted.replicas)
-    grid = Grid(blocks or 2, wanted.replicas or 1) if comm is None else grid.on(comm.size)
-    _update(resolved, "split", **grid._asdict())
-    train = resolved.train
-    on_gpu = torch.cuda.is_available() and train.device != "cpu" and not train.deterministic
-    if on_gpu and "balance" not in wanted.model_fields_set and not resolved.model.weights:
-        _update(resolved, "split", balance="measured")  # a GPU's launches take much of the time
-
-
-def repair_run_folder(out: Path) -> tuple[bool, list[str]]:
-    """Whether a run folder has a checkpoint to resume from, after its repair; and its notices.
-
-    ValueError if the folder is in use.
-    """
-    folder = RunFolder(out)
-    if not out.exists():
-        return False, []
-    folder.claim()
-    try:
-        notices = checkpoint.recover(folder.checkpoints)
-        return folder.newest() is not None, notices
-    finally:
-        folder.release()
-
-
-def name_run_folder(resolved: Config, now: str) -> Path:
-    """A run folder named after the time and the run."""
-    return Path(
-        "runs", f"{now}-{resolved.model.name}-{resolved.data.name}-{resolved.solver['name']}"
-    )
 
 
 def load_rank_data(resolved: Config) -> Sets:
@@ -167,13 +46,18 @@ def load_rank_data(resolved: Config) -> Sets:
     return sets
 
 
-def _places(comm: Communicator, wanted: SplitSettings) -> list[GridPlace]:
+def _places(comm: RankGroup, wanted: SplitSettings) -> list[GridPlace]:
     """This rank's possible places in the grid, whose arrangement may still be open."""
     sides: tuple[Arrangement, ...] = ("chain", "peers")
     if wanted.side_by_side != "auto":
         sides = (wanted.side_by_side,)
     grid = Grid(comm.size // wanted.replicas, wanted.replicas)
     return [grid.place(comm.rank, side) for side in sides]
+
+
+def local_blocks(comm: RankGroup, wanted: SplitSettings) -> set[int]:
+    """The blocks that may be this rank's."""
+    return {place.block for place in _places(comm, wanted)}
 
 
 def load_data_sets(wanted: DataSettings, loss: str = "") -> tuple[Data, Data | None]:
@@ -337,7 +221,7 @@ def build_blocks(resolved: Config, train: Data, division: Division | None = None
     comm = launch.communicator()
     if comm is None or division is None:
         return _cut(resolved, train, build_network(resolved, train))
-    own = {place.block for place in _places(comm, resolved.split)}
+    own = local_blocks(comm, resolved.split)
     made = local_init.build_local(partial(build_network, resolved, train), division, own)
     blocks = _cut(resolved, train, made, division.cuts)
     blocks = replace(blocks, starts=division.starts, costs=division.costs)
@@ -363,11 +247,22 @@ def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None 
 
 
 def build_trainer(
-    resolved: Config, loaded: Sets, out: Path, resume: bool, division: Division | None = None
+    resolved: Config,
+    loaded: Sets,
+    out: Path,
+    resume: bool,
+    division: Division | None = None,
+    weights: Path | None = None,
 ) -> Trainer:
-    """The trainer of a run; under a launcher with the division that one rank has found."""
+    """The trainer of a run; under a launcher with the division that one rank has found.
+
+    `weights` is where this rank finds those of model.weights, if not there.
+    """
+    found = resolved.model_copy()
+    if weights is not None:
+        found.model = resolved.model.model_copy(update={"weights": str(weights)})
     trainer = Trainer(
-        build_blocks(resolved, loaded[0], division),
+        build_blocks(found, loaded[0], division),
         **_objects(resolved),
         out=out,
         resume=resume,

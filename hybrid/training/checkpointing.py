@@ -128,6 +128,13 @@ class StateFiles:
                     files.setdefault(file, {}).update(named)
         return files, shared
 
+    def wanted(self, manifest: Mapping[str, Any]) -> list[str]:
+        """The names of the files of a checkpoint that this rank reads."""
+        states = manifest["states"]
+        entries = [manifest["units"].get(u.name) for u in self.blocks.units_of(self.place.block)]
+        entries += map(states.get, (self.before, self.after, self.output, self.flights))
+        return [entry["file"] for entry in entries if entry is not None]
+
     def restore(
         self,
         parts: Mapping[str, Stateful],

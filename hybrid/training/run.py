@@ -99,7 +99,7 @@ class Run:
         try:
             notices = [*self.folder.claim(self.options.resume)]
             if self.options.resume:
-                notices += self.training.restore(self.folder.checkpoints()[-1])
+                notices += self._restore(self.folder.checkpoints()[-1])
                 self.callbacks.agree()
             ended = self.folder.stored_summary() if self._is_done else None
             summary = self._train(notices) if ended is None else ended
@@ -230,7 +230,12 @@ class Run:
         self.training.block.release()
         self.training.attributes.load_state(State())  # as the run found them
         self.training = self._make_training(callbacks)
-        self.training.restore(checkpoint)
+        self._restore(checkpoint)
+
+    def _restore(self, checkpoint: Path) -> list[str]:
+        """Restore the training from a checkpoint; give notices for the user."""
+        with self.folder.fetched(checkpoint, self.training.files.wanted) as local:
+            return self.training.restore(local)
 
     def _select(self) -> None:
         """Load the weights of the best checkpoint, if it is kept; all ranks call it."""

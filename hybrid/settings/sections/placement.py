@@ -101,6 +101,9 @@ class CheckpointSettings(Section):
     """Age at which a checkpoint is also written within an epoch; 0: never."""
     keep_last: int = Field(default=2, ge=0, le=MANY)
     """Number of checkpoints to keep; 0: all."""
+    copies: int = Field(default=2, ge=0, le=MANY)
+    """Disks with whole checkpoints, where hosts do not share the run folder; 0: each host keeps the
+    files of its ranks."""
     best: Annotated[bool, DROPS, TESTED] = False
     """Also keep the checkpoint with the best train.metric, and end with its weights."""
     rollbacks: int = Field(default=3, ge=0, le=MANY)

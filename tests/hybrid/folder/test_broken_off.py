@@ -58,7 +58,7 @@ def test_replacing_a_checkpoint_leaves_a_whole_one_at_every_moment(tmp_path) -> 
         root = Path(shutil.copytree(first, tmp_path / str(operation)))
 
         def write(links, root=root) -> None:
-            Writer(root, links, 1, "token").write(7, units_of(0, cut, optimizers), {}, MANIFEST)
+            Writer(root, links, 1).write(7, units_of(0, cut, optimizers), {}, MANIFEST)
 
         with killed_at(operation) as seen, suppress(KilledError):
             run_threads(1, write)

@@ -6,7 +6,7 @@ import pytest
 
 from hybrid.ranks import launch
 from hybrid.settings.resolve import load, to_toml
-from hybrid.training import build
+from hybrid.training import run_settings
 
 CUTS, WAITS = ["layer1.0"], [(4, 0), (0, 4)]
 STORED = {
@@ -26,7 +26,6 @@ STORED = {
 @pytest.fixture
 def resumed(tmp_path, monkeypatch):
     """The settings of a run of two blocks that is resumed on so many ranks; 0: on threads."""
-    monkeypatch.setattr(build.RunFolder, "check", lambda *_, **__: None)
 
     def read(ranks=0, file=None, **asked):
         stored = {**STORED, **asked.pop("stored", {})}
@@ -36,7 +35,9 @@ def resumed(tmp_path, monkeypatch):
         comm = SimpleNamespace(size=ranks) if ranks else None
         monkeypatch.setattr(launch, "communicator", lambda: comm)
         given = {key.replace("__", "."): value for key, value in asked.items()}
-        return build.read_settings(path if file else None, given, tmp_path, resume=True)
+        return run_settings.read_settings(
+            path if file else None, given, run_settings.read_toml(tmp_path / "config.toml")
+        )
 
     return read
 

@@ -20,7 +20,7 @@ from hybrid import Callback
 from hybrid.data import Stream
 from hybrid.data.loaders import as_data
 from hybrid.settings.config import CheckpointSettings
-from hybrid.training import build, restore
+from hybrid.training import build, restore, run_settings
 
 OFTEN = CheckpointSettings(keep_last=0, minutes=1e-9)
 
@@ -110,7 +110,7 @@ def test_a_function_may_give_training_data_alone(function, tmp_path, monkeypatch
     names = {"data.name": f"{__name__}:{function.__name__}", "model.name": f"{__name__}:network"}
     asked = {**names, "train.epochs": 1, "split.blocks": 2, "solver.name": "backprop"}
     asked |= {"train.batch_size": 16} if function is only_training else {}
-    config = build.read_settings(None, asked, None, False)
+    config = run_settings.read_settings(None, asked)
     loaded = build.load_rank_data(config)
     assert loaded[1] is None
     made = build.build_trainer(config, loaded, tmp_path / "run", False)

@@ -22,7 +22,7 @@ from hybrid.settings.config import OptimizerSettings, ScheduleSettings
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.optimizers import muon
 from hybrid.solvers.optimizers.muon import orthogonalize
-from hybrid.training import build, restore
+from hybrid.training import build, restore, run_settings
 
 CONSTANT = ScheduleSettings(name="constant", warmup_epochs=0)
 
@@ -103,7 +103,7 @@ def test_the_command_tests_evaluates_and_exports_the_average(tmp_path):
         "solver.name": "backprop",
         "model.name": "resnet8",
     }
-    config = build.read_settings(None, given, None, False)
+    config = run_settings.read_settings(None, given)
     loaded = build.load_rank_data(config)
     made = build.build_trainer(config, loaded, tmp_path / "run", False)
     made.options.quiet = True

@@ -267,6 +267,7 @@ LISTED = {
     "checkpoint.every": "what is kept",
     "checkpoint.minutes": "what is kept",
     "checkpoint.keep_last": "what is kept",
+    "checkpoint.copies": "what is kept",
     "checkpoint.rollbacks": "a guard",
 }
 """What must not change the result, wherever it is not refused, and why."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hybrid.errors import AgreedError, StoppedError, tell
+from hybrid.folder.checkpoint import file_sizes
 from hybrid.links import RankLinks
 from hybrid.links.grid import Grid
 from hybrid.ranks import launch, starting
@@ -184,8 +185,8 @@ class Run:
 
     def _go_on(self) -> None:
         folder = self.folder.checkpoints()[-1]
-        with self.links.agreement():
-            found = checkpointing.restore(folder, self.rl, self.course)
+        with self.folder.fetched(folder, file_sizes) as local, self.links.agreement():
+            found = checkpointing.restore(local, self.rl, self.course)
             self.rounds, self.returns, self.seconds = found.rounds, found.returns, found.seconds
         self._say(f"going on after step {self._steps}")
 
