@@ -89,7 +89,9 @@ def train(
     # ranks may have different clocks, and the first rank's host alone the file
     time, file = group.bcast((time, file))
     with options.together():
-        resolved = run_settings.read_settings(file or {}, options.overrides(context), run)
+        elastic = auto_resume and launch.may_restart()
+        given = options.overrides(context)
+        resolved = run_settings.read_settings(file or {}, given, run, elastic)
     if print_config:
         options.first_says(lambda: to_toml(resolved).strip())
         return

@@ -45,6 +45,11 @@ def launched_rank() -> int:
     return _launched()[1]
 
 
+def may_restart() -> bool:
+    """Whether torchrun starts the ranks again when one is lost, perhaps as another number."""
+    return bool(_number("TORCHELASTIC_MAX_RESTARTS"))
+
+
 def screen() -> os.terminal_size | None:
     """Return the size of the terminal that shows this rank's output, if there is one."""
     return launcher.screen(by_mpirun=_mpi() is not None)

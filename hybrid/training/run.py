@@ -348,7 +348,9 @@ class Run:
             states, manifest = training.collect()
             with training.block.joined():
                 units = training.collect_units()
-                self.folder.write_checkpoint(training.position.step, units, states, manifest)
+                at = training.position.step
+                if notice := self.folder.write_checkpoint(at, units, states, manifest):
+                    self.progress.say(notice)
 
     def _stop_with_checkpoint(self) -> None:
         """Write a checkpoint and raise StoppedError."""

@@ -19,18 +19,24 @@ from hybrid.training import references
 
 
 def read_settings(
-    file: Tables, overrides: Mapping[str, Any], run: Mapping[str, Any] | None = None
+    file: Tables,
+    overrides: Mapping[str, Any],
+    run: Mapping[str, Any] | None = None,
+    elastic: bool = False,
 ) -> Config:
-    """Resolve a run's settings: defaults < the `run` that is resumed < file < command line."""
+    """Resolve a run's settings: defaults < the `run` that is resumed < file < command line.
+
+    An `elastic` run has as many blocks as there are ranks where no other grid fits.
+    """
     file = as_tables(file)
     resolved = load(file, overrides, base=run)
     references.check_code_is_given(resolved, overrides)
-    if run is None:
-        _resolve_grid(resolved)
-        return resolved
     chosen = {*overrides} | {f"{section}.{key}" for section, of in file.items() for key in of}
-    _resume_grid(resolved, overrides)
-    _resolve_grid(resolved)
+    if run is not None:
+        _resume_grid(resolved, overrides, elastic)
+    _resolve_grid(resolved, elastic)
+    if run is None:
+        return resolved
     if resolved.rounds.local_budget and "rounds.local_budget" not in chosen:
         _drop_timetable(resolved, load({}, {}, base=run))
     if resolved.split.replicas == 1:
@@ -38,14 +44,18 @@ def read_settings(
     return resolved
 
 
-def _resume_grid(resolved: Config, overrides: Mapping[str, Any]) -> None:
+def _resume_grid(resolved: Config, overrides: Mapping[str, Any], elastic: bool) -> None:
     """Choose a resumed run's grid: the one asked for, its earlier one, or one that fits."""
     before = Grid(len(resolved.split.cuts) + 1, resolved.split.replicas)
     asked = Grid(overrides.get("split.blocks", 0), overrides.get("split.replicas", 0))
     comm = launch.communicator()
     grid = Grid(asked.blocks or before.blocks, asked.replicas or before.replicas)
     if comm is not None:
-        grid = before.resumed(asked, comm.size).on(comm.size)
+        try:
+            grid = before.resumed(asked, comm.size).on(comm.size)
+        except ValueError:
+            if not elastic:
+                raise
     _update(resolved, "split", **grid._asdict())
     if grid.blocks != before.blocks:
         _update(resolved, "split", cuts=[])
@@ -83,7 +93,7 @@ def _drop_settings_of_replicas(resolved: Config, chosen: set[str]) -> None:
         _update(resolved, "split", side_by_side="auto")
 
 
-def _resolve_grid(resolved: Config) -> None:
+def _resolve_grid(resolved: Config, elastic: bool) -> None:
     """Resolve the grid: blocks times replicas are the ranks under mpirun; else 2 blocks, 1 replica.
 
     Where one of the two is asked for, the ranks tell the other; else each rank is a block.
@@ -96,8 +106,14 @@ def _resolve_grid(resolved: Config) -> None:
             f"{len(wanted.cuts) + 1} blocks: leave one of the two out"
         )
     grid = Grid(blocks, wanted.replicas)
-    grid = Grid(blocks or 2, wanted.replicas or 1) if comm is None else grid.on(comm.size)
-    _update(resolved, "split", **grid._asdict())
+    try:
+        grid = Grid(blocks or 2, wanted.replicas or 1) if comm is None else grid.on(comm.size)
+        _update(resolved, "split", **grid._asdict())
+    except ValueError:
+        if comm is None or not elastic:
+            raise
+        _update(resolved, "split", blocks=comm.size, replicas=1, cuts=[])
+        _drop_settings_of_replicas(resolved, set())
     train = resolved.train
     on_gpu = torch.cuda.is_available() and train.device != "cpu" and not train.deterministic
     if on_gpu and "balance" not in wanted.model_fields_set and not resolved.model.weights:

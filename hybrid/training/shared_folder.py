@@ -22,6 +22,9 @@ from hybrid.rounds.trace import Trace
 from hybrid.settings.config import CheckpointSettings
 from hybrid.settings.selection import Selection
 
+RARITY = 20
+"""Times the seconds of a checkpoint between those that checkpoint.minutes asks for."""
+
 
 class SharedFolder:
     """Does nothing where a run has no folder (`path` is None). All ranks call public methods."""
@@ -41,6 +44,8 @@ class SharedFolder:
         self._folder = RunFolder(path or Path())
         self._disks: Disks | None = None
         self._writer: Writer | None = None
+        self._cost = 0.0
+        """Seconds that the newest checkpoint has taken."""
         self._copied = 0
         """The bytes of the metrics that the other disks with checkpoints have, too."""
         self._run = ""
@@ -161,17 +166,25 @@ class SharedFolder:
 
     def checkpoint_is_due(self) -> bool:
         """Whether, by this rank's clock, it is time for a checkpoint."""
-        minutes = self.settings.minutes
-        return bool(minutes) and monotonic() - self._saved_at >= 60 * minutes
+        age = max(60 * self.settings.minutes, RARITY * self._cost)
+        return self.settings.minutes > 0 and monotonic() - self._saved_at >= age
 
     def write_checkpoint(
         self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]
-    ) -> None:
-        """Write a checkpoint; AgreedError if a rank cannot."""
+    ) -> str:
+        """Write a checkpoint; AgreedError if a rank cannot. Gives a notice, or an empty text."""
         assert self._writer is not None
+        begin, before = monotonic(), self._cost
         self._copied = self._copy_to_others((METRICS,), self._copied)
         self._writer.write(step, units, states, {**manifest, "run": self._run})
         self._saved_at, self.saved_since_rollback = monotonic(), True
+        self._cost, seconds = self._saved_at - begin, 60 * self.settings.minutes
+        if before or not 0 < seconds < RARITY * self._cost:
+            return ""
+        return (
+            f"checkpoint.minutes is {self.settings.minutes:g}, but a checkpoint takes "
+            f"{self._cost:.2g} s: within an epoch there is one every {RARITY * self._cost:.2g} s"
+        )
 
     def write_results(self, summary: dict[str, Any] | None, trace: Trace) -> None:
         """Write all ranks' traces, then the summary.

@@ -1,10 +1,14 @@
 """Nodes of `torchrun --nnodes 1:N` that are lost and that join, and what the run does meanwhile.
 
-    python -m tests.faults.nodes [--changes 20] [--nodes 3] [--seed 0] [--shared] [--out FILE]
+    python -m tests.faults.nodes [--changes 20] [--nodes 3] [--seed 0] [--apart] [--shared]
+        [--out FILE]
 
-A node is an agent of torchrun on a port of this host, with one rank. It is lost by kill -9 of its
+A node is an agent of torchrun on a port of this host, with one rank and, if they are `--apart`, a
+disk of its own: a folder that is mounted where the others have theirs. It is lost by kill -9 of its
 whole process group, or joins. After every change the run has to make steps again within LIMIT
-seconds. In the end its metrics are those of one run: every step is there, once, in order. Exit
+seconds. In the end it trains on to the end of an epoch, from whatever disk has its newest
+checkpoint. Its metrics are then those of one run, with every mini-batch once and in order, and its
+weights have the bits of an undisturbed run's on one rank, since it trains by exact gradients. Exit
 status 1 if not.
 
 An agent that joins needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with it the first rank of every
@@ -25,22 +29,29 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from time import monotonic, sleep
 from typing import Any
 
+from hybrid.folder import checkpoint
 from tests.faults.processes import descendants, send
 from tests.support.ranks.world import for_mpirun
 
 LIMIT = 120.0
 """Seconds from a change to the next steps; a meeting that fails takes 300."""
-WORDS = (
-    *("train", "--model", "resnet8", "--data", "digits", "--epochs", "100000", "--auto-resume"),
-    *("--set", "train.threads=1", "--set", "checkpoint.minutes=0.02", "--set", "links.timeout=60"),
-    *("--set", "checkpoint.every=1000000", "--set", "train.evaluate_every=1000000"),
+BATCH = 64
+RUN = (
+    *("train", "--model", "resnet8", "--data", "digits", "--solver", "backprop"),
+    *("--batch-size", str(BATCH), "--set", "train.threads=1", "--set", "schedule.name=constant"),
+    *("--set", "schedule.warmup_epochs=0", "--set", "train.evaluate_every=1000000"),
 )
+WORDS = (
+    *(*RUN, "--epochs", "100000", "--auto-resume", "--set", "checkpoint.minutes=0.02"),
+    *("--set", "links.timeout=60", "--set", "checkpoint.every=1000000"),
+)
+MEETING = "last_call_timeout=2,timeout=120,keep_alive_interval=1,keep_alive_max_attempt=3"
+"""Agents that notice within 3 s, instead of 15, that one is lost."""
 
 
 @dataclass
@@ -52,13 +63,16 @@ class Change:
     """That are there afterwards."""
     seconds: float | None
     """To the next steps; None: the run stood still."""
+    repeated: int
+    """Steps that were made again, since they are newer than the checkpoint."""
 
 
 class Nodes:
     """The agents of one job, by number."""
 
-    def __init__(self, most: int, root: Path, shared: bool) -> None:
-        self.root, self.out = root, root / "run"
+    def __init__(self, most: int, root: Path, shared: bool, apart: bool) -> None:
+        self.root, self.out, self.apart = root, root / "runs" / "run", apart
+        self.disks = [root / f"disk-{n}" if apart else root / "runs" for n in range(most)]
         self.environment = for_mpirun() | {"CI": "1"}
         if not shared:
             self.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -70,14 +84,20 @@ class Nodes:
             *(str(torchrun), "--nnodes", f"1:{most}", "--nproc-per-node", "1"),
             *("--max-restarts", "1000", "--rdzv-backend", "c10d", "--rdzv-id", "job"),
             *("--rdzv-endpoint", f"127.0.0.1:{port}", "--monitor-interval", "0.2"),
-            *("--rdzv-conf", "last_call_timeout=2,timeout=120"),
+            *("--rdzv-conf", MEETING),
             *("-m", "hybrid", *WORDS, "--out", str(self.out)),
         ]
 
     def join(self, number: int) -> None:
+        for folder in (self.disks[number], self.out.parent):
+            folder.mkdir(exist_ok=True)
+        command = self.command
+        if self.apart:
+            mount = f'mount --bind {self.disks[number]} {self.out.parent} && exec "$@"'
+            command = ["unshare", "-m", "sh", "-c", mount, "_", *command]
         with (self.root / f"node-{number}.log").open("a") as log:
             self.agents[number] = subprocess.Popen(
-                self.command,
+                command,
                 env=os.environ | self.environment,
                 stdout=log,
                 stderr=log,
@@ -94,33 +114,47 @@ class Nodes:
             send(pid, signal.SIGKILL)
         agent.wait()
 
+    def run(self) -> Path:
+        """The run folder that was started last."""
+        runs = [disk / "run" for disk in self.disks]
+        return max(runs, key=lambda run: _changed(run / "starts.jsonl"))
+
     def steps(self) -> int:
         """The steps that the metrics tell of."""
         with suppress(OSError):
-            lines = (self.out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+            lines = (self.run() / "metrics.jsonl").read_bytes().splitlines(keepends=True)
             whole = [line for line in lines if line.endswith(b"\n")]
             return int(json.loads(whole[-1])["step"]) if whole else 0
         return 0
 
-    def start(self) -> int:
-        """When the run was last started, in nanoseconds; 0: not yet."""
-        file = self.out / "starts.jsonl"
-        return file.stat().st_mtime_ns if file.exists() else 0
+    def start(self) -> tuple[int, int]:
+        """When the run was last started, in nanoseconds, and at which step; 0: not yet."""
+        file = self.run() / "starts.jsonl"
+        with suppress(OSError, ValueError, IndexError):
+            return _changed(file), int(json.loads(file.read_text().splitlines()[-1])["step"])
+        return 0, 0
 
 
-def job(count: int, most: int, random: Random, root: Path, shared: bool) -> list[Change]:
-    """Up to so many changes of a run on up to `most` nodes."""
-    nodes, done = Nodes(most, root, shared), list[Change]()
+def _changed(file: Path) -> int:
+    return file.stat().st_mtime_ns if file.exists() else 0
 
-    def changed(what: str, start: int) -> bool:
-        done.append(Change(what, len(nodes.agents), _await_steps(nodes, start)))
+
+def job(count: int, nodes: Nodes, random: Random, shared: bool) -> list[Change]:
+    """Up to `count` changes of a run."""
+    done, most = list[Change](), len(nodes.disks)
+
+    def changed(what: str, start: tuple[int, int]) -> bool:
+        step = nodes.steps()
+        seconds = _await_steps(nodes, start)
+        repeated = max(0, step - nodes.start()[1])
+        done.append(Change(what, len(nodes.agents), seconds, repeated))
         print(done[-1], flush=True)
         return done[-1].seconds is not None
 
     try:
         for number in range(most):
             nodes.join(number)
-        goes_on = changed("all start", 0)
+        goes_on = changed("all start", (0, 0))
         while goes_on and len(done) <= count:
             sleep(random.uniform(0, 4))
             there, start = sorted(nodes.agents), nodes.start()
@@ -142,7 +176,7 @@ def job(count: int, most: int, random: Random, root: Path, shared: bool) -> list
     return done
 
 
-def _await_steps(nodes: Nodes, start: int) -> float | None:
+def _await_steps(nodes: Nodes, start: tuple[int, int]) -> float | None:
     """Seconds until a run that has started anew has made steps; None after LIMIT."""
     begin, before = monotonic(), None
     while monotonic() - begin < LIMIT:
@@ -154,14 +188,30 @@ def _await_steps(nodes: Nodes, start: int) -> float | None:
     return None
 
 
-def _fault(out: Path) -> str:
-    """What is wrong with the metrics of a run that was often restarted."""
-    steps = []
-    for line in (out / "metrics.jsonl").read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n") and (found := json.loads(line))["phase"] != "test":
-            steps.append((found["step"], found["samples"]))
-    wrong = [(a, b) for a, b in pairwise(steps) if b[0] <= a[0]]
-    return f"steps {wrong[0]} follow each other" if wrong else ""
+def _faults(nodes: Nodes) -> list[str]:
+    """What is wrong with a run that was often restarted, once it has trained on to an epoch's end.
+
+    Its first disk, the newest one, goes on without the others.
+    """
+    run, alone = nodes.run(), nodes.root / "undisturbed"
+    stored = _manifest(run)
+    epochs = str(stored["step"] // stored["steps_per_epoch"] + 1)
+    for words in (["--resume", "--out", run], [*RUN[1:], "--out", alone]):
+        command = [sys.executable, "-m", "hybrid", "train", *map(str, words), "--epochs", epochs]
+        subprocess.run([*command, "--blocks", "1"], check=True, stdout=subprocess.DEVNULL)
+    steps, faults = 0, []
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        found = json.loads(line)
+        if found["phase"] in ("serial", "parallel"):
+            if found["step"] * BATCH != steps * BATCH + found["samples"]:
+                faults.append(f"step {found['step']}, of {found['samples']} samples, after {steps}")
+            steps = found["step"]
+    same = _manifest(run)["units"] == _manifest(alone)["units"]
+    return faults + ["other bits than an undisturbed run's"] * (not same)
+
+
+def _manifest(run: Path) -> dict[str, Any]:
+    return checkpoint.read_manifest(checkpoint.complete(run / "checkpoints")[-1])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -172,21 +222,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="JSON")
+    parser.add_argument("--apart", action="store_true", help="a disk for each node")
     parser.add_argument("--shared", action="store_true", help="one store for all starts")
     options = parser.parse_args(arguments)
     random, done, faults = Random(options.seed), list[Change](), list[str]()
     while sum(change.what != "all start" for change in done) < options.changes:
         with tempfile.TemporaryDirectory(prefix="hybrid-nodes-") as root:
             left = options.changes - sum(change.what != "all start" for change in done)
-            done += job(left, options.nodes, random, Path(root), options.shared)
-            faults += filter(None, [_fault(Path(root, "run"))])
+            nodes = Nodes(options.nodes, Path(root), options.shared, options.apart)
+            done += job(left, nodes, random, options.shared)
+            faults += _faults(nodes)
         if done[-1].seconds is None:
             break
     body: dict[str, Any] = facts("python -m tests.faults.nodes " + " ".join(sys.argv[1:]))
     body |= {"changes": [asdict(change) for change in done], "faults": faults}
     if options.out is not None:
         options.out.write_text(json.dumps(body, indent=1) + "\n")
-    print(*(faults or ["every step is there once"]), sep="\n")
+    print(*(faults or ["every mini-batch once, and the bits of an undisturbed run"]), sep="\n")
     return int(bool(faults) or any(change.seconds is None for change in done))
 
 

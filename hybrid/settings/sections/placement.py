@@ -98,7 +98,8 @@ class CheckpointSettings(Section):
     every: int = Field(default=1, ge=1, le=MANY)
     """Epochs between checkpoints."""
     minutes: float = Field(default=15.0, ge=0, le=LARGE)
-    """Age at which a checkpoint is also written within an epoch; 0: never."""
+    """Age at which a checkpoint is also written within an epoch, unless such checkpoints would take
+    more than a twentieth of the time; 0: never."""
     keep_last: int = Field(default=2, ge=0, le=MANY)
     """Number of checkpoints to keep; 0: all."""
     copies: int = Field(default=2, ge=0, le=MANY)

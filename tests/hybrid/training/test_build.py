@@ -27,7 +27,7 @@ STORED = {
 def resumed(tmp_path, monkeypatch):
     """The settings of a run of two blocks that is resumed on so many ranks; 0: on threads."""
 
-    def read(ranks=0, file=None, **asked):
+    def read(ranks=0, file=None, elastic=False, **asked):
         stored = {**STORED, **asked.pop("stored", {})}
         (tmp_path / "config.toml").write_text(to_toml(load(None, stored)))
         path = tmp_path / "more.toml"
@@ -35,9 +35,8 @@ def resumed(tmp_path, monkeypatch):
         comm = SimpleNamespace(size=ranks) if ranks else None
         monkeypatch.setattr(launch, "communicator", lambda: comm)
         given = {key.replace("__", "."): value for key, value in asked.items()}
-        return run_settings.read_settings(
-            path if file else None, given, run_settings.read_toml(tmp_path / "config.toml")
-        )
+        before = run_settings.read_toml(tmp_path / "config.toml")
+        return run_settings.read_settings(path if file else None, given, before, elastic)
 
     return read
 
@@ -61,6 +60,17 @@ def test_cuts_and_timetable_of_other_blocks_are_dropped(resumed):
     ):
         assert (found.split.blocks, found.split.replicas) == grid
         assert (found.split.cuts, list(found.rounds.local_budget)) == ([], [])
+
+
+def test_an_elastic_run_has_the_grid_that_was_asked_for_where_it_fits(resumed):
+    stored = {"split.replicas": 2, "train.sync_batchnorm": True, "sync.name": "local-sgd"}
+    asked = {"split__blocks": 2, "split__replicas": 2, "stored": stored}
+    for ranks, grid in ((4, (2, 2)), (3, (3, 1)), (5, (5, 1))):
+        found = resumed(ranks, elastic=True, **asked).split
+        assert (found.blocks, found.replicas) == grid
+        assert found.cuts == (CUTS if ranks == 4 else [])
+    with pytest.raises(ValueError, match="3 ranks cannot form a grid of 2 blocks x 2 replicas"):
+        resumed(3, **asked)
 
 
 @pytest.mark.parametrize(
