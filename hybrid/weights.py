@@ -98,9 +98,9 @@ def find_names(weights: Weights, model: nn.Module) -> dict[str, str]:
     """Names of a module's parameters and persistent buffers -> those of the tensors to load.
 
     The names of transformers' base models may have the prefix of the base in one of the two alone.
-    Of tied parameters one will do. ValueError, with counts, for a tensor that is missing, for one
-    that the module has not, unless its class says that it is to be ignored, for other shapes, and
-    for tied parameters with unlike values.
+    Of tied parameters one will do, and is loaded for all. ValueError, with counts, for a tensor
+    that is missing, for one that the module has not, unless its class says that it is to be
+    ignored, for other shapes, and for tied parameters with unlike values.
     """
     prefix = getattr(model, "base_model_prefix", "") or ""
     state, tied = model.state_dict(), dict[int, list[str]]()
@@ -155,7 +155,7 @@ def find_names(weights: Weights, model: nn.Module) -> dict[str, str]:
                     f"weights {weights.path}: {one!r} and {other!r} have unlike values, and are "
                     f"one weight of {kind}: untie them in its configuration, or leave one out"
                 )
-    return stored
+    return {n: next(stored[each] for each in same.get(n, [n]) if each in stored) for n in state}
 
 
 def _kind(number_format: str) -> str:

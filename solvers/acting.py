@@ -95,6 +95,8 @@ class Facts:
     """Whether layers draw random numbers."""
     normed: bool = NOT_YET
     """Whether the network has running statistics."""
+    frozen: bool = NOT_YET
+    """Whether a parameter is frozen for the whole run."""
     survival: float = NOT_YET
     """Least probability that a unit is there in a pass."""
     link_settings: frozenset[str] = NOT_YET

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from hybrid.folder.manifest import MOST_BYTES, CheckpointFiles, ManifestPart, Ru
 from hybrid.networks.units import Unit
 from hybrid.settings.selection import Selection
 from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
-from hybrid.solvers.state import entries
+from hybrid.solvers.state import entries, sha256
 
-FORMAT = 11
+FORMAT = 12
 STATE = ".."
 """Between a parameter's name, in which two dots never meet, and an entry of its state."""
 MANIFEST = "manifest.json"
@@ -31,14 +31,36 @@ MANIFEST = "manifest.json"
 Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
-def tensors_of(unit: Unit, optimizers: Optimizers) -> dict[str, Tensor]:
+References = dict[str, dict[str, Any]]
+"""By name what a manifest says of the frozen weights that no file of a checkpoint has."""
+
+
+def tensors_of(
+    unit: Unit, optimizers: Optimizers, left_out: Container[str] = ()
+) -> dict[str, Tensor]:
     """The tensors of a unit's file: its parameters and buffers, and their optimizer state."""
-    tensors = unit.tensors()
+    tensors = {name: x for name, x in unit.tensors().items() if name not in left_out}
     for kind, optimizer in _distinct(optimizers).items():
         for name, parameter in unit.parameters().items():
             for slot, value in to_tensors(optimizer.state.get(parameter, {})).items():
                 tensors[f"{name}{STATE}{kind}.{slot}"] = value
     return tensors
+
+
+def reference(tensor: Tensor) -> dict[str, Any]:
+    """What a manifest says of a tensor that is left out."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"shape": [*tensor.shape], "dtype": dtype, "sha256": sha256(tensor)}
+
+
+def check_left_out(folder: Path, references: References, found: References) -> None:
+    """ValueError unless the weights that a checkpoint leaves out are `found` in a network."""
+    if others := [name for name, each in references.items() if found.get(name) != each]:
+        raise ValueError(
+            f"{folder} leaves out {len(references)} frozen weights, of which the network has "
+            f"{len(others)} other ones ({', '.join(others[:3])}): give the network with the frozen "
+            "weights that the run began with"
+        )
 
 
 def write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -166,7 +188,10 @@ def _load(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def load_model(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Load the state dict of the composed network, with averaged weights if it has any."""
+    """Load the state dict of the composed network, with averaged weights if it has any.
+
+    The frozen weights that the checkpoint leaves out are not there.
+    """
     tensors: dict[str, Tensor] = {}
     for name in manifest["units"]:
         loaded = load_unit(folder, manifest, name)
@@ -176,15 +201,28 @@ def load_model(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def restore(
-    folder: Path, manifest: Mapping[str, Any], units: Iterable[Unit], optimizers: Optimizers
+    folder: Path,
+    manifest: Mapping[str, Any],
+    units: Iterable[Unit],
+    optimizers: Optimizers,
+    left_out: References | None = None,
 ) -> None:
-    """Load units and their optimizer state in place; ValueError if they are other units."""
+    """Load units and their optimizer state in place; ValueError if they are other units.
+
+    What the checkpoint leaves out must be there. Of `left_out`, what is known of the frozen weights
+    that are there, those that the checkpoint changes are removed.
+    """
+    known, references = {} if left_out is None else left_out, manifest.get("frozen", {})
+    found: References = {}
     for unit in units:
         if unit.name not in manifest["units"]:
             raise ValueError(f"{folder} has no unit {unit.name!r}: it is of another model")
         loaded = load_unit(folder, manifest, unit.name)
         for name, tensor in unit.tensors().items():
             stored = loaded.get(name)
+            if stored is None and name in references:
+                found[name] = known.get(name) or reference(tensor)
+                continue
             if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
                 what = "nothing" if stored is None else f"{tuple(stored.shape)} of {stored.dtype}"
                 raise ValueError(
@@ -193,6 +231,8 @@ def restore(
                 )
             with torch.no_grad():
                 tensor.copy_(stored)
+            if name in known and reference(stored) != known[name]:
+                del known[name]
         for kind, optimizer in _distinct(optimizers).items():
             for name, parameter in unit.parameters().items():
                 slots = entries(loaded, f"{name}{STATE}{kind}.")
@@ -200,6 +240,7 @@ def restore(
                 if slots and model:
                     _check_slots(folder, name, optimizer, slots, model)
                     optimizer.state[parameter] = from_tensors(model, slots)
+    check_left_out(folder, {name: references[name] for name in found}, found)
 
 
 def _check_slots(

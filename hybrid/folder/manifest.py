@@ -34,6 +34,14 @@ class TensorFile(ManifestPart):
     """Whose disk has it, where each host keeps its own."""
 
 
+class LeftOut(ManifestPart):
+    """A frozen weight that no file has: the network that is given has it."""
+
+    shape: list[Count]
+    dtype: str
+    sha256: str
+
+
 class CheckpointFiles(ManifestPart):
     """The parts of every checkpoint's manifest."""
 
@@ -42,6 +50,7 @@ class CheckpointFiles(ManifestPart):
     """The same in all checkpoints of a run."""
     units: dict[str, TensorFile]
     states: dict[str, TensorFile]
+    frozen: dict[str, LeftOut] = {}
 
 
 class RoundsState(ManifestPart):
@@ -89,6 +98,7 @@ class RunPosition(ManifestPart):
     carried_as: list[Any]
     fill: list[str]
     part: Count
+    first_trained: Count
     ties: list[list[Count]]
     local_budget: list[list[Annotated[int, Field(ge=0, le=LARGEST_BUDGET)]]]
     tested: dict[str, Annotated[float, Field(allow_inf_nan=True)]]

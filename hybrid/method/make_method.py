@@ -202,6 +202,8 @@ def facts_of(method: Method) -> Facts:
         steps=problem.steps,
         draws=problem.draws,
         normed=problem.normed,
+        frozen=0 in method.frozen.values()
+        or not all(p.requires_grad for p in problem.blocks.model.parameters()),
         survival=problem.survival,
     )
 

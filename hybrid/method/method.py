@@ -65,6 +65,8 @@ class Method:
     """By parameter name, the epochs for which it is frozen; 0: all."""
     first_trained: int = 0
     """The first block that needs an adjoint: those before it train nothing, and record nothing."""
+    references: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """By rank: its frozen weights that checkpoints leave out, once they have been looked at."""
     local_budgets: tuple[LocalBudget, ...] = ()
     """The local work of each block in a tick, as set by the user; empty: as much as fits."""
     costs: tuple[Cost, ...] = ()
@@ -88,6 +90,12 @@ class Method:
     def steps(self) -> int:
         """Mini-batches per epoch."""
         return self.problem.steps
+
+    @property
+    def keeps_frozen(self) -> bool:
+        """Whether checkpoints have the weights that are frozen for the whole run."""
+        wanted, modules = self.options.checkpoint.frozen, self.problem.blocks.model.modules()
+        return not any(hasattr(m, "peft_config") for m in modules) if wanted == "auto" else wanted
 
     @property
     def whole(self) -> bool:

@@ -206,8 +206,8 @@ def read_weights(blocks: Blocks, local: Collection[int]) -> None:
         return
     for unit in (u for k in local for u in blocks.units_of(k)):
         pending.waiting.difference_update(unit.parameters(), unit.tensors())
-    for name, stored in pending.weights.read(targets):
-        target = targets[name]
+    read = pending.weights.read(targets)
+    for name, stored, target in ((n, x, t) for n, x in read for t in targets[n]):
         if isinstance(target, nn.Parameter):
             target.data = torch.empty_like(target.data).copy_(stored)
             if not target.isfinite().all():
@@ -219,16 +219,17 @@ def read_weights(blocks: Blocks, local: Collection[int]) -> None:
             target.copy_(stored)
 
 
-def unread_tensors(blocks: Blocks, local: Collection[int]) -> dict[str, Tensor]:
+def unread_tensors(blocks: Blocks, local: Collection[int]) -> dict[str, list[Tensor]]:
     """The tensors of these blocks that have not been read, by their names in the file."""
-    pending, targets = blocks.pending, dict[str, Tensor]()
+    pending, targets = blocks.pending, dict[str, list[Tensor]]()
     for unit in (u for k in local for u in blocks.units_of(k) if pending is not None):
         assert pending is not None
         parameters = unit.parameters()
         once = {id(p): name for name, p in parameters.items() if name in pending.waiting}
         buffers = {n: x for n, x in unit.tensors().items() if n not in parameters}
         named = {name: parameters[name] for name in once.values()} | buffers
-        targets |= {pending.names[n]: x for n, x in named.items() if n in pending.waiting}
+        for name in (n for n in named if n in pending.waiting):
+            targets.setdefault(pending.names[name], []).append(named[name])
     return targets
 
 

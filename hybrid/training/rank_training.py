@@ -58,6 +58,8 @@ class RankTraining:
             self.block.check = MeanCheck(self.block, method.steps, network)
         if self.block.sync is not None:
             self.block.sync.copy_first_replica()
+        self.left_out = self._find_left_out()
+        """Frozen weights that checkpoints leave out: the network that the user gives has them."""
         exact = self.block.optimizers["exact"]
         if options.out is not None:
             self.block.watch = trace.span
@@ -145,6 +147,7 @@ class RankTraining:
     def collect(self) -> tuple[dict[str, Tensors], dict[str, Any]]:
         """A checkpoint's files of states, and its manifest."""
         files, shared = self.files.collect(self._parts(self._kinds))
+        left_out = self.links.gather({} if self.links.place.replica else self.left_out) or ()
         manifest = {
             **self.options.names,
             **self._kinds,
@@ -158,6 +161,7 @@ class RankTraining:
             "carried_as": self.method.carried_layout,
             "local_budget": [list(pair) for pair in self.rounds.local_budgets],
             "shared": shared,
+            "frozen": {name: each for rank in left_out for name, each in rank.items()},
             "totals": self.links.gather(dict(self.position.totals)),
         }
         return files, manifest
@@ -166,7 +170,25 @@ class RankTraining:
         """A checkpoint's files of weights; the first replica alone writes them."""
         place, blocks = self.links.place, self.method.problem.blocks
         units = [] if place.replica else blocks.units_of(place.block)
-        return {unit.name: checkpoint.tensors_of(unit, self.block.optimizers) for unit in units}
+        return {
+            unit.name: checkpoint.tensors_of(unit, self.block.optimizers, self.left_out)
+            for unit in units
+        }
+
+    def _find_left_out(self) -> checkpoint.References:
+        """What is frozen for the whole run, as the network has it before anything is restored."""
+        place, references = self.links.place, self.method.references
+        if place.number not in references:
+            kept, blocks = self.method.keeps_frozen, self.method.problem.blocks
+            units = [] if kept else blocks.units_of(place.block)
+            pairs = ((unit.parameters(), unit.tensors()) for unit in units)
+            references[place.number] = {
+                name: checkpoint.reference(p)
+                for parameters, saved in pairs
+                for name, p in parameters.items()
+                if name in saved and not p.requires_grad
+            }
+        return references[place.number]
 
     def restore(self, folder: Path) -> list[str]:
         """Go on from a checkpoint, also of another grid; give notices for the user."""
@@ -175,7 +197,8 @@ class RankTraining:
             manifest = checkpoint.read_manifest(folder)
             check(RunPosition, manifest, folder / "manifest.json")
             check_same_run(self.method, self.options.names, self.num_samples, folder, manifest)
-            checkpoint.restore(folder, manifest, blocks.units_of(links.rank), self.block.optimizers)
+            units, optimizers = blocks.units_of(links.rank), self.block.optimizers
+            checkpoint.restore(folder, manifest, units, optimizers, self.left_out)
             number = links.place.number if self.files.same_grid(manifest) else None
             self.position.restore(manifest, blocks.cuts, number)
             parts = self._parts(manifest)
@@ -217,6 +240,7 @@ class RankTraining:
             "solver": self.options.names["solver"],
             "fill": self.method.local_layout,
             "part": self.method.micro_batch,
+            "first_trained": self.method.first_trained,
             "ties": self.method.ties_layout,
             "sync": self.options.sync.name,
         }
@@ -232,7 +256,7 @@ class RankTraining:
         }
         if self.plateau is not None:
             parts["schedule"] = self.plateau
-        if same >= {"solver", "ties"}:
+        if same >= {"solver", "ties", "first_trained"}:
             # what is under way and how far the copies have come belong together
             if self.block.ties is not None:
                 parts["ties"] = self.block.ties

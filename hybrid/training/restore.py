@@ -80,7 +80,7 @@ def load(
     settings = _settings(Path(run))
     if model is not None:
         network = _user_network(model, settings)
-        return _load_weights(network, _read(Path(run), best), "model=").eval()
+        return _load_weights(network, _read(Path(run), best), "model=", settings).eval()
     if settings.data.name == TEXT:  # a network that needs no text
         return _restore_network(Path(run), settings, None, None, best)[0].eval()
     return restore(Path(run), data_dir=data_dir, best=best)[2].eval()
@@ -181,7 +181,7 @@ def _restore_network(
         network = build.build_model(settings, samples)
     loaded = _read(run, best)
     where = f"{run / 'config.toml'}" if model is None else f"--model {model}"
-    return _load_weights(network, loaded, where), loaded.folder
+    return _load_weights(network, loaded, where, settings), loaded.folder
 
 
 def export(
@@ -220,6 +220,11 @@ def export(
         )
     most = int(1e9 * size)
     stored = _read(run, best)
+    if stored.frozen and model is None:
+        raise ValueError(
+            f"{stored.folder} leaves out {len(stored.frozen)} frozen weights, which {target} would "
+            f"lack: name a folder, and give {given_by('--model package.module:function', _MODEL)}"
+        )
     if file:
         content = {k: v.contiguous() for k, v in stored.tensors.items()}
         write_atomically(target, save(content, {"model": stored.model}))
@@ -228,8 +233,9 @@ def export(
         if model is None:
             weights.write(partial, stored.tensors, most)
             return
-        network = _user_network(model, _settings(run))
-        _save_itself(_load_weights(network, stored, "model="), partial, most)
+        settings = _settings(run)
+        network = _user_network(model, settings)
+        _save_itself(_load_weights(network, stored, "model=", settings), partial, most)
 
 
 def _save_itself(network: nn.Module, folder: Path, most: int) -> None:
@@ -281,15 +287,28 @@ class CheckpointWeights(NamedTuple):
     model: str
     """The network's name."""
     tensors: dict[str, Tensor]
+    frozen: checkpoint.References
+    """What is known of the weights that it leaves out."""
 
 
-def _load_weights(network: nn.Module, stored: CheckpointWeights, where: str) -> nn.Module:
-    """The network, with the weights of a checkpoint."""
+def _load_weights(
+    network: nn.Module, stored: CheckpointWeights, where: str, settings: Config
+) -> nn.Module:
+    """The network, with the weights of a checkpoint, and of those that it leaves out its own."""
     if any(x.is_meta for x in network.state_dict().values()):
+        file = settings.model.weights if stored.frozen else None
+        pending = file and local_init.find_pending_weights(network, file)
         local_init.lay_zeros(network)
         local_init.lay_under(network, torch.empty_like)
+        if pending:  # tied weights may have one name there
+            names = {pending.names[n]: n for n in stored.frozen if n in pending.names}
+            for name, x in pending.weights.read(names):
+                network.state_dict()[names[name]].copy_(x)
+    own = {n: x for n, x in network.state_dict().items() if n in stored.frozen}
+    found = {name: checkpoint.reference(x) for name, x in own.items()}
+    checkpoint.check_left_out(stored.folder, stored.frozen, found)
     try:
-        network.load_state_dict(stored.tensors)
+        network.load_state_dict({**stored.tensors, **own})
     except RuntimeError as error:
         raise ValueError(
             f"{stored.folder} is not of the model that {where} describes: put back what it was "
@@ -319,9 +338,8 @@ def _read(run: Path, best: bool) -> CheckpointWeights:
         try:
             if folder is not None:
                 manifest = checkpoint.read_manifest(folder)
-                return CheckpointWeights(
-                    folder, manifest["model"], checkpoint.load_model(folder, manifest)
-                )
+                tensors, frozen = checkpoint.load_model(folder, manifest), manifest["frozen"]
+                return CheckpointWeights(folder, manifest["model"], tensors, frozen)
         except (ValueError, FileNotFoundError):
             if folder is not None and (folder / checkpoint.MANIFEST).is_file():
                 raise

@@ -87,6 +87,7 @@ class LinkSettings(Section):
         return kind
 
 
+FREEZES = Acts("a parameter is frozen for the whole run", lambda run: run.frozen)
 DROPS = Acts("checkpoint.keep_last is above 0", lambda run: run.checkpoint.keep_last)
 
 
@@ -109,3 +110,6 @@ class CheckpointSettings(Section):
     """Also keep the checkpoint with the best train.metric, and end with its weights."""
     rollbacks: int = Field(default=3, ge=0, le=MANY)
     """How often a diverging run goes back to a checkpoint with smaller steps; 0: never."""
+    frozen: Annotated[bool | Literal["auto"], FREEZES] = "auto"
+    """Whether checkpoints have the weights that are frozen for the whole run; false: the SHA-256
+    of each, and the network that is given has them; auto: true, but not for a network of peft's."""

@@ -50,6 +50,13 @@ def tied() -> Any:
     return make("tied")
 
 
+def frozen() -> Any:
+    """A GPT-2 whose embedding, and with it its head, is not trained."""
+    model = make("tied")
+    model.lm_head.weight.requires_grad_(False)
+    return model
+
+
 def loss(output: Any, targets: Tensor) -> Tensor:
     logits = output["logits"] if isinstance(output, Mapping) else output
     return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())

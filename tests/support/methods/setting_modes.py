@@ -269,6 +269,7 @@ LISTED = {
     "checkpoint.keep_last": "what is kept",
     "checkpoint.copies": "what is kept",
     "checkpoint.rollbacks": "a guard",
+    "checkpoint.frozen": "what is kept",
 }
 """What must not change the result, wherever it is not refused, and why."""
 
