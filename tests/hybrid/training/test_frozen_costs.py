@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from trainings import OFTEN, assert_same, digits, newest, stopped, trained_weights, trainer_of
+from trainings import assert_same, digits, newest, stopped, trained_weights, trainer_of
 
 from hybrid.folder import checkpoint
 from hybrid.links import run_threads
@@ -20,6 +20,7 @@ from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
 from hybrid.training.rank_training import RankTraining
+from hybrid.training.shared_folder import SharedFolder
 
 SIZE = 37 * 41
 """Numbers in each frozen matrix, and in nothing else."""
@@ -96,7 +97,9 @@ def test_no_step_makes_a_tensor_of_the_size_of_a_frozen_matrix(solver, monkeypat
 
 
 @pytest.mark.parametrize("solver", [DDG(micro_batches=1), PDASGD()], ids=lambda s: s.name)
-def test_what_is_under_way_resumes_without_frozen_weights(solver, tmp_path):
+def test_what_is_under_way_resumes_without_frozen_weights(solver, tmp_path, monkeypatch):
+    monkeypatch.setattr(SharedFolder, "checkpoint_is_due", lambda folder: True)
+
     def made(resume=False):
         return trainer_of(
             adapted(),
@@ -106,7 +109,7 @@ def test_what_is_under_way_resumes_without_frozen_weights(solver, tmp_path):
             train={"epochs": 1, "batch_size": 8, "report_every": 1},
             out=tmp_path / "run",
             resume=resume,
-            checkpoint=OFTEN,
+            checkpoint={"keep_last": 0},
         )
 
     expected = trained_weights(made(), digits(2))
