@@ -8,17 +8,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
-from hybrid.errors import (
-    STOPPED,
-    AgreedError,
-    CodeError,
-    StoppedError,
-    format_error,
-    printable,
-    reason,
-    silence,
-    tell,
-)
+from hybrid import errors
 from hybrid.errors import command as as_command
 from hybrid.links.communicator import Communicator, abort
 from hybrid.ranks import launch, progress
@@ -44,9 +34,9 @@ def run_command(command: Callable[[], Any]) -> int:
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt as error:
         return _say(str(error) or ctrl_c(), INTERRUPTED)
-    except StoppedError:  # its reason has been printed
-        return _together(comm, STOPPED)
-    except AgreedError as error:
+    except errors.StoppedError:  # its reason has been printed
+        return _together(comm, errors.STOPPED)
+    except errors.AgreedError as error:
         return _together(comm, _say(error, FAILED))
     except BaseException as error:
         error = _of_output(error)
@@ -54,10 +44,10 @@ def run_command(command: Callable[[], Any]) -> int:
             words = error.format_message().split() or ["see hybrid --help"]
             return _together(comm, _say(" ".join(words), USAGE))
         if not isinstance(error, Exception):  # such as SystemExit in user code
-            error = CodeError(format_error(error))
+            error = errors.CodeError(errors.format_error(error))
         if comm is not None:
             abort(comm, error)
-        return _say(reason(error), FAILED, getattr(error, "speaks", False))
+        return _say(errors.reason(error), FAILED, getattr(error, "speaks", False))
 
 
 def _of_output(error: BaseException) -> BaseException:
@@ -68,7 +58,7 @@ def _of_output(error: BaseException) -> BaseException:
     if not (isinstance(error, OSError) and frame.f_code.co_name == "echo"):
         return error
     with suppress(OSError, ValueError):
-        silence(sys.stdout.fileno())
+        errors.silence(sys.stdout.fileno())
     return OSError(error.errno, error.strerror, "standard output")
 
 
@@ -82,5 +72,5 @@ def _together(comm: Communicator | None, status: int) -> int:
 def _say(error: object, status: int, speaks: bool = False) -> int:
     progress.close()
     if speaks or launch.launched_rank() == 0:
-        tell(f"hybrid: error: {printable(str(error))}")
+        errors.tell(f"hybrid: error: {errors.printable(str(error))}")
     return status

@@ -30,13 +30,8 @@ def measure_pipeline(links: Links, block: Block, inputs: Tensor, wire: Wire) -> 
     wire.send(packed.append, crossing[-1])
     alone, in_stream = _time_message(links, block, packed), _time_stream(links, block, packed)
     everyone = links.agree((seconds, fixed, packing, alone, in_stream))
-    return Measured(
-        [each[0] for each in everyone],
-        [each[1] for each in everyone],
-        [each[2] for each in everyone],
-        [each[3] for each in everyone[:-1]],
-        [each[4] for each in everyone[1:]],
-    )
+    passes, of_one, packings, messages, occupied = map(list, zip(*everyone, strict=True))
+    return Measured(passes, of_one, packings, messages[:-1], occupied[1:])
 
 
 def time_one_rank(links: Links, block: Block, inputs: Tensor, size: int) -> float:
