@@ -124,15 +124,15 @@ def find_names(weights: Weights, model: nn.Module) -> dict[str, str]:
         if not (of_base and not name.startswith(f"{prefix}."))  # a head, which the base has not
         and not any(re.search(pattern, name) for pattern in ignored)
     ]
-    kind = type(model).__name__
-    if missing or strange:
-        parts = (
-            [f"lacks {len(missing)} of {len(state)} tensors ({missing[0]!r})"] if missing else []
-        )
-        parts += [f"has {len(strange)} others ({min(strange)!r})"] if strange else []
+    kind, faults = type(model).__name__, list[str]()
+    if missing:
+        faults.append(f"lacks {len(missing)} of {len(state)} tensors ({missing[0]!r})")
+    if strange:
+        faults.append(f"has {len(strange)} others ({min(strange)!r})")
+    if faults:
         raise ValueError(
-            f"weights {weights.path}: not those of {kind}: it {' and '.join(parts)}; give those of "
-            "this very class, which its from_pretrained and save_pretrained make of others"
+            f"weights {weights.path}: not those of {kind}: it {' and '.join(faults)}; give those "
+            "of this very class, which its from_pretrained and save_pretrained make of others"
         )
     for name, other in stored.items():
         if weights.shapes[other] != tuple(state[name].shape):

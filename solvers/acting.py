@@ -227,7 +227,11 @@ def check(sections: Mapping[str, Any], facts: Facts) -> None:
         for name, value, all_of in asked:
             unmet = next((condition for condition in all_of if not _holds(condition, run)), None)
             if unmet is not None:
-                raise ValueError(_refusal(f"{section}.{name}", value, unmet, run))
+                here = "" if unmet.here is None else f", and here {unmet.here(run)}"
+                raise ValueError(
+                    f"{section}.{name} is {value!r}, which {unmet.verb} only where {unmet.where}"
+                    f"{here}: {unmet.remedy}"
+                )
 
 
 def conditions(cls: Any, section: str, name: str, whole_section: bool = True) -> list[Acts]:
@@ -276,10 +280,3 @@ def _holds(condition: Acts, run: Facts) -> bool:
         return bool(condition.holds(run))
     except NotYetKnown:
         return True
-
-
-def _refusal(setting: str, value: Any, unmet: Acts, run: Facts) -> str:
-    here = "" if unmet.here is None else f", and here {unmet.here(run)}"
-    return (
-        f"{setting} is {value!r}, which {unmet.verb} only where {unmet.where}{here}: {unmet.remedy}"
-    )

@@ -230,7 +230,9 @@ class Objective:
         count = len(targets)
         unpacked = self._unpacked(targets)
         loss = self._mean(out, unpacked, count, weight)
-        if torch.is_grad_enabled() and not loss.requires_grad and _has_graph(out):
+        outputs = (x for x in tree_leaves(out) if isinstance(x, Tensor))
+        has_graph = torch.is_grad_enabled() and any(x.requires_grad for x in outputs)
+        if has_graph and not loss.requires_grad:
             raise ValueError(
                 "the loss gave a tensor without a gradient: let torch compute it from the output, "
                 "without detach(), item() or a comparison"
@@ -325,10 +327,6 @@ def denominator(title: str, loss: Weighted, targets: Any) -> Tensor:
             "number, the sum of the targets' weights"
         )
     return weight.detach().double().reshape(())
-
-
-def _has_graph(out: Any) -> bool:
-    return any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(out))
 
 
 def mean(values: Tensor, count: int) -> Tensor:

@@ -115,8 +115,7 @@ class Items(Data):
         if self.labels_are_inputs:
             return dict(batch), batch[targets[0]]
         inputs = {key: value for key, value in batch.items() if key != targets[0]}
-        one = len(inputs) == 1
-        return next(iter(inputs.values())) if one else inputs, batch[targets[0]]
+        return next(iter(inputs.values())) if len(inputs) == 1 else inputs, batch[targets[0]]
 
 
 def _lengths(pair: tuple[Any, Any]) -> list[Any]:
@@ -135,8 +134,7 @@ def _shorter(pair: tuple[Any, Any]) -> list[tuple[Any, Any]]:
             x = x.narrow(dim, 0, length - 1) if dim and n == length else x
         return x
 
-    inputs, targets = tree_map(shorter, pair)
-    return [(inputs, targets)]
+    return [tree_map(shorter, pair)]
 
 
 def collate_numbers(items: list[Any]) -> Any:

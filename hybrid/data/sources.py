@@ -198,22 +198,15 @@ def digits() -> tuple[Dataset, Dataset]:
     raw = load_file(_DIGITS)
     images = (raw["images"].double() * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
     labels = raw["labels"].long()
-    test = _stratified(labels, _DIGITS_TEST)
+    n, test = len(labels), torch.zeros(len(labels), dtype=torch.bool)
+    # labels first, a random order within each: evenly spaced picks then keep the proportions
+    order = (labels + uniform(0, 0, torch.arange(n), 0)).argsort()
+    test[order[torch.arange(_DIGITS_TEST) * n // _DIGITS_TEST]] = True
 
     def part(chosen: Tensor) -> Dataset:
         return Dataset(images[chosen], labels[chosen], 10, _DIGITS_MEAN, _DIGITS_STD)
 
     return part(~test), part(test)
-
-
-def _stratified(labels: Tensor, count: int) -> Tensor:
-    """A mask of `count` samples, bool `(N,)`, spread evenly over the labels."""
-    n = len(labels)
-    # labels first, a random order within each: evenly spaced picks then keep the proportions
-    order = (labels + uniform(0, 0, torch.arange(n), 0)).argsort()
-    mask = torch.zeros(n, dtype=torch.bool)
-    mask[order[torch.arange(count) * n // count]] = True
-    return mask
 
 
 def synthetic() -> tuple[Dataset, Dataset]:

@@ -55,7 +55,10 @@ class NetworkGuard:
         free = {*self.blocks.module(self.index).modules()} if self.alone else set()
         for path, module in model.named_modules():
             if module not in free:
-                for name, mark in _attribute_marks(module):
+                own = {n: _mark(x) for n, x in vars(module).items() if n not in _TORCHS_ATTRIBUTES}
+                for registry in (module._parameters, module._buffers, module._modules):
+                    own |= {name: Mark(id(value), value) for name, value in registry.items()}
+                for name, mark in own.items():
                     yield f"attribute {path}.{name}".replace(" .", " "), mark
                 if not self.common:
                     yield f"mode of {path}", Mark(module.training)
@@ -64,16 +67,6 @@ class NetworkGuard:
                 yield f"requires_grad of {name}", Mark(p.requires_grad)
             for name, x in (*model.named_parameters(), *model.named_buffers()):
                 yield f"numbers of {name}", Mark(_hash(x.detach()))
-
-
-def _attribute_marks(module: nn.Module) -> Iterator[tuple[str, Mark]]:
-    """The attributes of a user's class, and its parameters, buffers and modules."""
-    for name, value in vars(module).items():
-        if name not in _TORCHS_ATTRIBUTES:
-            yield name, _mark(value)
-    for registry in (module._parameters, module._buffers, module._modules):
-        for name, value in registry.items():
-            yield name, Mark(id(value), value)
 
 
 def _mark(value: Any) -> Mark:

@@ -105,11 +105,10 @@ class _Assistant(Accepting):
         super().load_state(state)
         if "w" in state.block:
             # of as many values as a sample has, or none before the first one
-            values = None if not len(state.block["w"]) else self._input_size()
+            values: int | None = None
+            if len(state.block["w"]):
+                first = torch.zeros(1, dtype=torch.int64)
+                values = self.data.batch(first, self.seed, 0, augment=False).numel()
             self._w = check_tensor("w", state.block["w"], torch.float64, (values,))
             self._b = check_tensor("b", state.block["b"], torch.float64, (None,))
             self._sums = check_tensor("sums", state.block["sums"], torch.float64, (2,))
-
-    def _input_size(self) -> int:
-        first = torch.zeros(1, dtype=torch.int64)
-        return self.data.batch(first, self.seed, 0, augment=False).numel()
