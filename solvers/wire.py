@@ -1,7 +1,6 @@
 """Messages between blocks: number formats and filters."""
 
 from collections.abc import Callable
-from math import prod
 from typing import Literal
 
 import torch
@@ -61,10 +60,3 @@ class Wire:
         """The adjoint that `send_adjoint` was given."""
         p = self.receive(get, dtype)
         return p / size if self.format == "float16" else p
-
-    def bytes_per_sample(self, shape: tuple[int, ...]) -> int:
-        """Size of one sample's message at a cut of activations (C, H, W) in float32."""
-        values = prod(shape) // self.filter**2
-        if self.format == "int8":
-            return values + 4 * (shape[0] if len(shape) > 1 else 1)
-        return values * (4 if self.format == "float32" else 2)

@@ -126,7 +126,9 @@ class Timed:
         """Of a micro-batch over every cut: what it occupies, and what both its ends pack."""
         wire, occupied, packing = Wire(form), [], []
         for shape in self.shapes:
-            occupied.append(network.seconds(self.n * wire.bytes_per_sample(shape)))
+            sent = list[Tensor]()
+            wire.send(sent.append, torch.zeros(1, *shape))
+            occupied.append(network.seconds(self.n * sum(x.nbytes for x in sent)))
             key = form, shape
             if key not in self.packing:
                 x = torch.randn(self.n, *shape)

@@ -264,7 +264,6 @@ class Dataset(Data):
         return normalized.contiguous(memory_format=torch.channels_last)
 
     def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
-        """The labels of the samples of numbers `ids`: int64 `(B,)`."""
         return self.labels[on_its_way(ids, self.labels.device) % len(self)]
 
     @cached_property

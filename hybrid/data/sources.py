@@ -40,13 +40,8 @@ def reference(name: str) -> str:
     """
     if ":" in name:
         return name
-    point = _known().points().get(name)
+    point = KNOWN.points().get(name)
     return "" if point is None else point.value
-
-
-def _known() -> Named:
-    """Those of other packages are functions that take nothing and give (training, test) data."""
-    return Named("data set", NAMES)
 
 
 def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:
@@ -73,7 +68,7 @@ def fetch(name: str, directory: str | Path | None = None) -> None:
     naming the missing files, if the network is of no help.
     """
     if name not in NAMES:
-        raise ValueError(unknown(name, _known(), "data set"))
+        raise ValueError(unknown(name, KNOWN, KNOWN.kind))
     _, source = CATALOG.get(name, ("", None))
     if not isinstance(source, Cifar):
         return
@@ -269,3 +264,6 @@ NAMES = {name: description for name, (description, _) in CATALOG.items()} | {
     TEXT: "the bytes of a text file or folder (--data-dir); a twentieth is held out for testing"
 }
 """Name -> description."""
+
+KNOWN = Named("data set", NAMES)
+"""Those of other packages are functions that take nothing and give (training, test) data."""

@@ -222,7 +222,6 @@ def _compare(
 
 
 def _explain(fault: str, program: ExactPasses, method: Method, R: int, formats: bool) -> str:
-    """Describe a difference and its usual causes in one line."""
     K, m = len(method.problem.blocks), program.parts
     said = f"the run would train another network than the one that was given: {fault}"
     if formats:

@@ -86,7 +86,6 @@ def _naming_keys(
 
 
 def _label(key: str, value: object) -> str:
-    """Format a setting in the name of a group."""
     section, _, name = key.partition(".")
     if key in (*_SUBJECT, LINKS):
         return str(value)

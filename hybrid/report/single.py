@@ -56,11 +56,7 @@ def facts(record: RunRecord) -> Html:
     two = all(value for _, value in phases)
     returns = "; ".join("from step {step} to {to}: {reason}".format(**x) for x in summary.rollbacks)
     rows = [
-        ("solver", summary.solver, "{}"),
-        ("model", summary.model, "{}"),
-        ("data", summary.data, "{}"),
-        ("blocks", summary.blocks, "{}"),
-        ("replicas", summary.replicas, "{}"),
+        *((k, summary[k], "{}") for k in ("solver", "model", "data", "blocks", "replicas")),
         ("joined by", summary.links, "{}"),
         ("epochs" if ended else "epochs asked for", summary.epochs, "{}"),
         ("stopped early", summary["stopped_early"], "{}"),

@@ -158,7 +158,6 @@ def conditions(section: str, name: str, owner: str = "") -> str:
 
 
 def _kind(cls: Any, key: str) -> str:
-    """Describe the type, limits and default of a setting."""
     setting = acting.declared(cls)[key]
     limits = [f"which must {allowed.must}" for allowed in setting.allowed]
     if issubclass(cls, Section):

@@ -2,6 +2,7 @@
 
 from collections import deque
 from itertools import product
+from math import prod
 from typing import get_args
 
 import pytest
@@ -96,9 +97,10 @@ def test_a_filtered_tensor_arrives_as_its_mean_over_each_square(factor):
 def test_the_bytes_of_a_sample_are_those_really_sent(number_format, shape, factor):
     x = torch.randn(7, *shape)
     sent: list[Tensor] = []
-    wire = Wire(number_format, factor)
-    wire.send(sent.append, x)
-    assert sum(t.numel() * t.element_size() for t in sent) == 7 * wire.bytes_per_sample(shape)
+    Wire(number_format, factor).send(sent.append, x)
+    values, channels = prod(shape) // factor**2, shape[0] if len(shape) > 1 else 1
+    sizes = {"float32": 4 * values, "int8": values + 4 * channels}  # with a scale for each channel
+    assert sum(t.nbytes for t in sent) == 7 * sizes.get(number_format, 2 * values)
 
 
 def test_a_tensor_in_channels_last_arrives_in_channels_last():

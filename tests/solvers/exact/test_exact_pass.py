@@ -12,7 +12,6 @@ from trainings import assert_same
 
 from hybrid.solvers import PhaseStats, Record
 from hybrid.solvers.kernels.operations import pool, upsample
-from hybrid.solvers.wire import Wire
 
 
 def exact_gradients(problem, **given_):
@@ -160,8 +159,12 @@ def test_a_filtered_pass_has_the_gradient_of_the_network_with_the_filter_at_its_
         torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("messages", "factor"), [("float32", 1), ("float16", 2), ("int8", 2)])
-def test_a_pass_sends_the_bytes_of_the_wire_over_every_cut_both_ways(messages, factor):
+@pytest.mark.parametrize(
+    ("messages", "factor", "sample"),
+    [("float32", 1, 4 * 108), ("float16", 2, 2 * 27), ("int8", 2, 27 + 3 * 4)],
+)
+def test_a_pass_sends_the_bytes_of_the_wire_over_every_cut_both_ways(messages, factor, sample):
+    """Of 3 x 6 x 6 numbers a sample; int8 has the scale of each channel, too."""
     problem = make_problem(seed=3, units=2, cuts=[1, 2], batch=6).single_precision()
 
     def program(block, links):
@@ -169,8 +172,7 @@ def test_a_pass_sends_the_bytes_of_the_wire_over_every_cut_both_ways(messages, f
         run.gradient(problem.batches[0], slice(0, 6), None, PhaseStats())
         return links.traffic.bytes_sent
 
-    # int8 sends the scales of a sample's channels once a sample, however samples are grouped
-    cut = 6 * Wire(messages, factor).bytes_per_sample((3, 6, 6))
+    cut = 6 * sample
     assert problem.on_every_block(program) == [
         {"next": cut, "previous": 0, "peers": 0},
         {"next": cut, "previous": cut, "peers": 0},
