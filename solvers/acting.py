@@ -11,8 +11,6 @@ section, and in `needs` what it needs whatever its settings are. A condition see
 run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
@@ -108,7 +106,7 @@ class Facts:
             raise NotYetKnown(name)
         return value
 
-    def copy_with(self, **facts: Any) -> Facts:
+    def copy_with(self, **facts: Any) -> "Facts":
         return Facts(**{**vars(self), **facts})
 
 

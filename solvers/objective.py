@@ -1,7 +1,5 @@
 """The loss and the metrics of a network's output and targets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -205,7 +203,7 @@ class Objective:
     equal_weights: bool = False
     """Whether all targets are known to have the same weight in the loss."""
 
-    def on(self, device: torch.device) -> Objective:
+    def on(self, device: torch.device) -> "Objective":
         loss = on_device(self.loss, device)
         return self if loss is self.loss else replace(self, loss=loss)
 

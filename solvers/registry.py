@@ -1,7 +1,5 @@
 """The methods and the strategies by name: this package's, and those of others by entry points."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from hybrid.solvers.named import Named
@@ -61,7 +59,7 @@ def names() -> list[str]:
     return list(SOLVERS)
 
 
-def solver_class(name: str) -> type[Solver]:
+def solver_class(name: str) -> "type[Solver]":
     """The class of a method; ValueError names the nearest known name, or the package to install."""
     if name in APART and name not in SOLVERS:
         raise ValueError(

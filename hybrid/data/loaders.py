@@ -1,7 +1,5 @@
 """What people have, as training sees it: data sets, iterables, and torch's DataLoaders."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from copy import deepcopy
@@ -97,7 +95,7 @@ def _of_loader(loader: DataLoader[Any], workers: int, labels_are_inputs: bool) -
     return data
 
 
-def _batch_size_and_order(loader: DataLoader[Any], count: int) -> tuple[int, SamplerOrder | None]:
+def _batch_size_and_order(loader: DataLoader[Any], count: int) -> "tuple[int, SamplerOrder | None]":
     """The size of its mini-batches, and their order; None: a permutation for each epoch."""
     batches = loader.batch_sampler
     for sampler in (loader.sampler, getattr(batches, "sampler", None)):

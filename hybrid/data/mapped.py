@@ -1,7 +1,5 @@
 """A user's map-style data set, as training sees it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -66,7 +64,7 @@ class Mapped(Items):
     def __len__(self) -> int:
         return self._count
 
-    def subset(self, ids: Tensor) -> Self:
+    def subset(self, ids: Tensor) -> "Self":
         part = type(self)(
             Subset(self.dataset, ids.tolist()),
             collate=self._collate,

@@ -1,7 +1,5 @@
 """A user's transform of whole mini-batches: mixup, CutMix, smoothed labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +31,7 @@ class Mix:
     """Number formats of the transformed inputs, and the structure of the targets."""
 
     @classmethod
-    def of(cls, transform: Transform, data: Data, count: int) -> tuple[Mix, Any, Any]:
+    def of(cls, transform: Transform, data: Data, count: int) -> "tuple[Mix, Any, Any]":
         """Apply the transform to a sample; ValueError if its result does not fit."""
         inputs, targets = _apply_transform(transform, *data.sample(count), generator(0, 0))
         answers = None if isinstance(targets, Tensor) else Bundle.of(targets, count, "a target")

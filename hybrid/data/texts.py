@@ -1,7 +1,5 @@
 """Texts as bytes: windows, and the byte that follows each of theirs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -55,7 +53,7 @@ class Texts(Data):
     metrics = MappingProxyType({"accuracy": right_answers, "bits_per_byte": bits_per_byte})
 
     @classmethod
-    def empty(cls, length: int) -> Texts:
+    def empty(cls, length: int) -> "Texts":
         """No windows, of that length."""
         return cls(torch.zeros(0, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), length)
 
@@ -84,10 +82,10 @@ class Texts(Data):
         zeros = torch.zeros(count, self.length, dtype=torch.int64)
         return zeros, zeros.clone()
 
-    def subset(self, ids: Tensor) -> Self:
+    def subset(self, ids: Tensor) -> "Self":
         return replace(self, starts=self.starts[ids])
 
-    def only(self, images: bool, labels: bool) -> Texts:
+    def only(self, images: bool, labels: bool) -> "Texts":
         """Itself, or for a rank that reads neither end of the network zeros without memory."""
         if images or labels:
             return self

@@ -1,7 +1,5 @@
 """The base of all links: sends and receives by neighbor and replica, counters, agreement."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +53,7 @@ class Start:
     """The `Communicator` of the ranks that a launcher started; None without a launcher."""
 
     @classmethod
-    def of(cls, comm: Any, replicas: int = 1) -> Start:
+    def of(cls, comm: Any, replicas: int = 1) -> "Start":
         """Start on all ranks of a communicator, divided into `replicas` chains."""
         return cls(Grid(comm.size // replicas, replicas), comm=comm)
 

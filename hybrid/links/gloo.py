@@ -1,7 +1,5 @@
 """Links between processes by torch.distributed: gloo carries tensors in host memory over TCP."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket
@@ -120,7 +118,7 @@ class TorchGroup(Communicator):
 
     def split(
         self, groups: Sequence[Sequence[int]], timeout: float | None, on_device: bool = False
-    ) -> TorchGroup:
+    ) -> "TorchGroup":
         seconds = limit_of_waits(timeout)
         # links.timeout ends the job a minute earlier, with a reason
         limit = timedelta(seconds=seconds + 60) if seconds else FOR_EVER

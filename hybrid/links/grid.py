@@ -1,7 +1,5 @@
 """The grid of K blocks x R replicas: places of ranks, and the grids that fit a rank count."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -73,7 +71,7 @@ class Grid(NamedTuple):
             return number
         return number % self.blocks * self.replicas + number // self.blocks
 
-    def on(self, ranks: int, start: str = "mpirun -n") -> Grid:
+    def on(self, ranks: int, start: str = "mpirun -n") -> "Grid":
         """Fill in the open counts from the number of ranks; ValueError if no grid fits.
 
         With one count the ranks give the other; with none, each rank is a block. `start` is the
@@ -94,7 +92,7 @@ class Grid(NamedTuple):
             f"{_number(ranks, 'rank')} cannot form a grid of {self}: choose {', or '.join(ways)}"
         )
 
-    def resumed(self, wanted: Grid, ranks: int) -> Grid:
+    def resumed(self, wanted: "Grid", ranks: int) -> "Grid":
         """Choose the grid of a run that resumes on these ranks; a wanted count decides.
 
         A run with replicas keeps its number of blocks if it can; otherwise each rank is a block.

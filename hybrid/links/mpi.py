@@ -1,7 +1,5 @@
 """Links between MPI ranks, through mpi4py's buffer interface: no tensor is pickled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from time import sleep
 from typing import Any, ClassVar, TypeVar
@@ -58,7 +56,7 @@ class MpiCommunicator(Communicator):
 
     def split(
         self, groups: Sequence[Sequence[int]], timeout: float | None, on_device: bool = False
-    ) -> MpiCommunicator:
+    ) -> "MpiCommunicator":
         for color, ranks in enumerate(groups):
             if self.rank in ranks:
                 return MpiCommunicator(self.mpi.Split(color, ranks.index(self.rank)))

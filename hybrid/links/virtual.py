@@ -1,7 +1,5 @@
 """Links with a logical clock for each rank: blocks run in turn, timed as if on K machines."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +36,7 @@ class LinkSpeed:
     latency_seconds: float = 10e-6
 
     @classmethod
-    def of(cls, links: LinkSettings) -> LinkSpeed:
+    def of(cls, links: LinkSettings) -> "LinkSpeed":
         rate = links.gigabits_per_second * 1e9 / 8
         return cls(rate, links.latency_microseconds * 1e-6)
 
@@ -67,7 +65,7 @@ class LinkSpeed:
 class ClockedGroup(ThreadGroup):
     """Gathers and broadcasts over a tree, which advance every clock to the latest one."""
 
-    def __init__(self, rank: int, barrier: ValueBarrier, links: VirtualLinks) -> None:
+    def __init__(self, rank: int, barrier: ValueBarrier, links: "VirtualLinks") -> None:
         super().__init__(rank, barrier)
         self._links = links
 

@@ -1,7 +1,5 @@
 """The samples of a proof: which they are, who reads them, and how the run will divide them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,7 +35,7 @@ class Samples:
     @classmethod
     def read(
         cls, shares: Sequence[Batch], whole: Batch, method: Method, links: RankLinks
-    ) -> Samples:
+    ) -> "Samples":
         """Read inputs on the first rank, and targets on the last one of its chain, for all."""
 
         def read(give: Callable[[Batch], Tensor], at: int) -> list[Tensor]:

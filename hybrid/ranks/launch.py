@@ -1,7 +1,5 @@
 """How this process was started (alone, by mpirun, srun or torchrun), its cores and its device."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os
@@ -230,7 +228,7 @@ def threads_per_rank(blocks: int) -> int:
     return _number("OMP_NUM_THREADS") or max(1, len(os.sched_getaffinity(0)) // sharing)
 
 
-def device(setting: str) -> torch.device:
+def device(setting: str) -> "torch.device":
     """Choose the device of this rank's block: of the visible GPUs, the local rank's or thread's."""
     import torch
 

@@ -1,7 +1,5 @@
 """A progress bar in a terminal or a notebook; elsewhere nothing is drawn."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import AbstractContextManager, suppress
@@ -18,7 +16,7 @@ SECONDS = 0.1
 """The least time between two drawings."""
 PLAIN = ("CI", "NO_COLOR", "SLURM_JOB_ID")
 """Environment variables that disable the bar."""
-_open: Bar | None = None
+_open: "Bar | None" = None
 """The bar on the screen; a second one is not drawn."""
 
 
@@ -129,7 +127,7 @@ class Bar(AbstractContextManager["Bar"]):
                 self.close()
 
     @staticmethod
-    def _table(progress: Progress) -> Any:
+    def _table(progress: "Progress") -> Any:
         return progress.make_tasks_table(progress.tasks)
 
 

@@ -3,8 +3,6 @@
 This module imports nothing heavy: the command handles signals before imports that take seconds.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -140,14 +138,14 @@ def leave_unmet(rank: int) -> None:
         raise StoppedError(why)
 
 
-def leave_if_asked(links: RankLinks, request: StopRequest) -> None:
+def leave_if_asked(links: "RankLinks", request: StopRequest) -> None:
     """Raise StoppedError on all ranks if one of them got a signal before training began."""
     first = links.first_of(request() or None)
     if first:
         leave(links, f"{first} before training began; nothing has been done or changed")
 
 
-def leave(links: RankLinks, how: str) -> NoReturn:
+def leave(links: "RankLinks", how: str) -> NoReturn:
     """Print the reason on the first rank, and raise StoppedError on all ranks."""
     why = f"stopped by {how}"
     if links.place.number == 0:

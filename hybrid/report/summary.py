@@ -1,7 +1,5 @@
 """The summary that a training returns, shown in notebooks as a table and as curves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ class Summary(Results):
     def _repr_html_(self) -> str:
         return single.facts(RunRecord(Path(), None, complete(self), True, []))
 
-    def plot(self, file: str | Path | None = None) -> Drawing:
+    def plot(self, file: str | Path | None = None) -> "Drawing":
         """Draw the curves of `hybrid report` for a notebook; also write them as a page to `file`.
 
         With a run folder they show the whole run, else the epochs of this training.

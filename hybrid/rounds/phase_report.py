@@ -1,7 +1,5 @@
 """What a phase did, from the shares of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
@@ -24,7 +22,7 @@ class DivergedError(AgreedError):
         self.phase = phase
 
     @classmethod
-    def at(cls, steps: int, phase: str, first_step: int, epoch: int) -> DivergedError:
+    def at(cls, steps: int, phase: str, first_step: int, epoch: int) -> "DivergedError":
         """The error for a loss; `steps` counts from the first step of the call."""
         what = "the loss" if phase == "serial" else "a sub-problem's loss"
         return cls(
@@ -55,7 +53,7 @@ class PhaseReport:
     staleness: list[list[int]] = field(default_factory=list)
     """For each block, how many gradients were 0, 1, ... updates of the weights late."""
 
-    def brief(self) -> PhaseReport:
+    def brief(self) -> "PhaseReport":
         """The report without the lists that grow with the ranks, and without notices."""
         return replace(self, idle=[], residual=[], primal=[], dual=[], notices=[], staleness=[])
 

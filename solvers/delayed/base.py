@@ -1,7 +1,5 @@
 """What all methods with delayed gradients share: their mathematics, delays and micro-batches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, ClassVar
@@ -113,7 +111,7 @@ class Delayed(Scheduled, Solver):
         size = ceil(len(lam) / self.num_micro_batches(len(lam), count))
         return lam.detach()[:size].clone().requires_grad_(lam.requires_grad)
 
-    def lossless(self, formats: bool = False) -> Delayed:
+    def lossless(self, formats: bool = False) -> "Delayed":
         """The same, whose gradients at equal weights are exact; `formats`: but for rounding."""
         plain: dict[str, Any] = {} if formats else {"messages": "float32"}
         return replace(self, clip_norm=0.0, **plain)

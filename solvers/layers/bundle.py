@@ -1,7 +1,5 @@
 """Several tensors packed into one, to enter a network or cross a cut."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -44,11 +42,11 @@ class Bundle:
     where: str = "a tensor"
     """The name of the value's place, for errors."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Bundle:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Bundle":
         return self  # immutable
 
     @classmethod
-    def of(cls, value: Any, samples: int, where: str) -> Bundle | None:
+    def of(cls, value: Any, samples: int, where: str) -> "Bundle | None":
         """Make the bundle of a value of `samples` rows; None for one floating-point tensor.
 
         ValueError if the value has a leaf that is not a tensor with one row for each sample;
@@ -71,7 +69,7 @@ class Bundle:
         dtypes = tuple(leaf.dtype for leaf in leaves)
         return cls(structure, _shapes(map(_real, leaves)), dtypes, None, where)
 
-    def varying(self, others: Iterable[Any]) -> Bundle:
+    def varying(self, others: Iterable[Any]) -> "Bundle":
         """Extend the bundle to other values, in which one length may differ.
 
         ValueError if several lengths differ, or dimensions that are not whole multiples of one.

@@ -1,7 +1,5 @@
 """Auxiliary heads: small classifiers that give a block inside the network a local loss."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 
@@ -98,7 +96,7 @@ class Head:
         return saved
 
     @classmethod
-    def of_state(cls, kind: str, block: Block, state: dict[str, Tensor]) -> Head:
+    def of_state(cls, kind: str, block: Block, state: dict[str, Tensor]) -> "Head":
         head = cls(kind, block, tuple(state["shape"].tolist()), tuple(state["output"].tolist()))
         head.module.load_state_dict(entries(state, "head."))
         parameters = [p for group in head.optimizer.param_groups for p in group["params"]]

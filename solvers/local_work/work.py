@@ -1,7 +1,5 @@
 """Local work in ticks of a delayed pipeline in which a rank would wait."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -49,7 +47,7 @@ def check_local_method(solver: Solver, fill: Settings) -> None:
 
 def start(
     fill: Solver, block: Block, links: Links, setup: Setup, budget: LocalBudget
-) -> LocalWork | None:
+) -> "LocalWork | None":
     """The local work of a block by the method `fill`; None where its budget is empty."""
     if not any(budget):
         return None

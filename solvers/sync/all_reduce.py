@@ -1,7 +1,5 @@
 """All-reduce: every step uses the gradient of the whole mini-batch, summed over replicas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -63,7 +61,7 @@ class AllReduce(Strategy):
     def copies(self, replicas: int) -> float:
         return feedback_copies(self.messages, replicas)
 
-    def lossless(self) -> AllReduce:
+    def lossless(self) -> "AllReduce":
         return replace(self, messages="float32")
 
 

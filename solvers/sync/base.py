@@ -1,7 +1,5 @@
 """The base of strategies by which the replicas of a block synchronize its weights."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,7 +68,7 @@ class Strategy(Settings, ABC):
         """Count the numbers that a rank keeps for each weight between steps."""
         return 0.0
 
-    def lossless(self) -> Strategy:
+    def lossless(self) -> "Strategy":
         """Return the same strategy with gradients in float32."""
         return self
 

@@ -1,7 +1,5 @@
 """The base classes of samplers: their settings, and the choices that they start."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -38,7 +36,7 @@ class Sampler(Settings, ABC):
     """What must hold in a run with it, see `hybrid.solvers.acting`."""
 
     @abstractmethod
-    def start(self, data: Data, seed: int) -> Choice:
+    def start(self, data: Data, seed: int) -> "Choice":
         """What chooses from a data set."""
 
 

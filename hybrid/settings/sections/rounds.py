@@ -3,8 +3,6 @@
 The same declarations are keywords of the library and a table of the TOML file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -144,7 +142,7 @@ for _name, _help in field_docs(RoundOptions).items():
     RoundSettings.model_fields[_name].description = _help
 
 
-def resolve_rounds(solver: Solver, rounds: RoundSettings) -> RoundSettings:
+def resolve_rounds(solver: "Solver", rounds: RoundSettings) -> RoundSettings:
     """Fill in the open choices of `rounds`.
 
         exact methods       no windows: every round is serial
