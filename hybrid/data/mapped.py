@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,6 @@ from hybrid.data.items import Items, collate_numbers
 from hybrid.data.reader import Key, Reader, Workers, to_tensors
 from hybrid.data.sampling import restored_generators, seed_generators
 from hybrid.errors import refused
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Mapped(Items):
@@ -64,7 +61,7 @@ class Mapped(Items):
     def __len__(self) -> int:
         return self._count
 
-    def subset(self, ids: Tensor) -> "Self":
+    def subset(self, ids: Tensor) -> "Mapped":
         part = type(self)(
             Subset(self.dataset, ids.tolist()),
             collate=self._collate,

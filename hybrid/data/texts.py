@@ -7,7 +7,7 @@ from hashlib import blake2b
 from math import log
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,6 @@ from hybrid.files import naming, opened
 from hybrid.registries import LONGEST_TEXT
 from hybrid.solvers.metrics import right_answers
 from hybrid.solvers.state import State
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 BYTES = 256
 RUN_FILES = {"config.toml", "metrics.jsonl"}
@@ -82,7 +79,7 @@ class Texts(Data):
         zeros = torch.zeros(count, self.length, dtype=torch.int64)
         return zeros, zeros.clone()
 
-    def subset(self, ids: Tensor) -> "Self":
+    def subset(self, ids: Tensor) -> "Texts":
         return replace(self, starts=self.starts[ids])
 
     def only(self, images: bool, labels: bool) -> "Texts":

@@ -19,10 +19,7 @@ class FeaturesReplay(Delayed):
 
     name: ClassVar[str] = "features-replay"
     takes_local_work: ClassVar[bool] = True
-
-    @property
-    def replays(self) -> bool:
-        return True
+    replays = True
 
     def policy(self, block: Block) -> BackwardPolicy:
         return Replay(block)
