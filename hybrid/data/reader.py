@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from hybrid.data.sampling import restored_generators, seed_generators
-from hybrid.errors import format_error, one_line
+from hybrid.errors import format_error, one_line, refused
 
 Collate = Callable[[list[Any]], Any]
 Key = tuple[int, ...]
@@ -53,10 +53,8 @@ def make_batch(dataset: Any, collate: Collate, key: Key) -> Any:
     for n in numbers:
         i = n % count
         seed_generators(seed, epoch, n)
-        try:
+        with refused(f"sample {i} of the data set"):
             items.append(dataset[i])
-        except (Exception, SystemExit) as error:  # whatever a user's code raises
-            raise ValueError(f"sample {i} of the data set: {format_error(error)}") from None
     return collate_items(collate, items, numbers[0] % count)
 
 

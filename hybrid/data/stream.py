@@ -15,11 +15,12 @@ from hybrid.data.dataset import digest
 from hybrid.data.items import Items, collate_numbers
 from hybrid.data.reader import collate_items, to_tensors
 from hybrid.data.sampling import restored_generators, seed_generators
-from hybrid.errors import format_error, refused
+from hybrid.errors import refused
 from hybrid.solvers.state import State
 
 KEPT = 8
 """How many collated shares of mini-batches stay cached."""
+_END: Any = object()
 
 
 class Chunk(NamedTuple):
@@ -223,17 +224,11 @@ class Stream(Items):
         if self._iterator is None:
             self._iterator = self._begin_pass()
         seed_generators(*self._course, self._next)
-        try:
-            return to_tensors(next(self._iterator))
-        except StopIteration:
-            if began:
-                raise ValueError(
-                    f"the stream {self.name} is empty: training needs at least 1 sample"
-                ) from None
-        except (Exception, SystemExit) as error:  # whatever a user's code raises
-            raise ValueError(
-                f"sample {self._next} of the stream {self.name}: {format_error(error)}"
-            ) from None
+        with refused(f"sample {self._next} of the stream {self.name}"):
+            if (content := next(self._iterator, _END)) is not _END:
+                return to_tensors(content)
+        if began:
+            raise ValueError(f"the stream {self.name} is empty: training needs at least 1 sample")
         self._pass, self._iterator = self._pass + 1, None
         return self._advance()
 
