@@ -33,6 +33,17 @@ def nearest(word: str, known: Iterable[str], least: float = 0.5) -> str | None:
     return lower[similar[0]] if similar else None
 
 
+def fault_of(numbers: Any, count: int = 0) -> str:
+    """What numbers for the machines of `count` blocks (0: of any) must be; empty if they are."""
+    right = isinstance(numbers, list | tuple) and all(
+        isinstance(x, int | float) and not isinstance(x, bool) and 1e-6 <= x <= 1e6 for x in numbers
+    )
+    if right and (not count or not numbers or len(numbers) == count):
+        return ""
+    blocks = f"each of {count} blocks" if count else "each block"
+    return f"it must have a number from 1e-6 to 1e6 for the machine of {blocks}"
+
+
 LARGEST, SMALLEST = 1e15, 1e-30
 """Of any number, but for 0: beyond, float32 overflows."""
 

@@ -219,6 +219,7 @@ READERS = {
     "hybrid.ranks.launcher": "/proc",
     "hybrid.ranks.slurm": "a template of this package",
     "hybrid.ranks.stopping": "/proc",
+    "hybrid.ranks.machines": "/proc and /sys",
     "solvers.kernels.launcher": "sources of this package",
 }
 """Whose files are none of a run folder's, or of a user's settings."""

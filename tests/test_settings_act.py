@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-from setting_modes import ELSEWHERE, LISTED, MODES, OTHERS, TINY
+from setting_modes import ELSEWHERE, FOLLOWED, LISTED, MODES, OTHERS, TINY
 from torch import Tensor
 
 from hybrid.rounds.phase_report import DivergedError
@@ -113,7 +113,7 @@ def fault(setting, way, mode):
         return "" if any(key in str(error) for key in named) else f"{what} is refused for {error}"
     reasons = {**LISTED, **mode.same}
     listed = reasons.get(f"{setting}={way[setting]}", reasons.get(setting, ""))
-    if setting == "split.balance" and result.cuts == base.cuts:
+    if setting in FOLLOWED and result.cuts == base.cuts:
         listed = "the cuts come out the same"
     same = torch.equal(result.weights, base.weights)
     if bool(listed) == same:

@@ -66,6 +66,7 @@ def train(
     Under mpirun or torchrun, blocks times replicas are the ranks; otherwise each is a thread.
     """
     from hybrid.links.threads import ThreadGroup, ValueBarrier
+    from hybrid.ranks.machines import measure_machine, settle_machines
     from hybrid.settings.resolve import read_toml, to_toml
     from hybrid.training import build, run_settings
     from hybrid.training.remote_weights import weights_of_all
@@ -95,6 +96,10 @@ def train(
     if print_config:
         options.first_says(lambda: to_toml(resolved).strip())
         return
+    with options.together():
+        machine = measure_machine(resolved)
+    if machine is not None:
+        resolved.split = settle_machines(resolved.split, group.allgather(machine))
     with options.together():
         loaded = build.load_rank_data(resolved)
     with weights_of_all(resolved.model.weights, group) as remote:

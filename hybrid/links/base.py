@@ -117,6 +117,9 @@ class RankLinks(ABC):
     def now(self) -> float:
         return perf_counter()
 
+    def set_speed(self, speed: float) -> None:  # noqa: B027
+        """Let a simulated clock show a machine that is `speed` times as fast as this one."""
+
     def epoch(self) -> float:
         """Return the time of day, in seconds, at which this rank's clock was 0."""
         return time() - self.now()

@@ -89,7 +89,8 @@ class VirtualLinks(ThreadLinks):
     A rank sends one message at a time to each neighbor, and one to all peers together.
 
     So the clocks show the time that K ranks of this speed would need, even if this machine is busy:
-    with one thread per rank they count processor time, with more or on a GPU wall-clock time.
+    with one thread per rank they count processor time, with more or on a GPU wall-clock time. Of
+    a block's machine that has another speed (split.speeds), work takes 1 / speed as long.
     """
 
     name, clocked = "virtual", True
@@ -103,6 +104,8 @@ class VirtualLinks(ThreadLinks):
         alone = threads == 1 and not torch.cuda.is_available()
         self._timer: Callable[[], float] = thread_time if alone else perf_counter
         self.clock = self._timer_start = 0.0
+        self.pace = 1.0
+        """Seconds of this clock for a second of work on this machine."""
         self._free = {-1: 0.0, 1: 0.0, 0: 0.0}
         """When the links to the previous block, the next one and the peers are free."""
         self._message_seconds = 0.0
@@ -117,7 +120,11 @@ class VirtualLinks(ThreadLinks):
         return run_virtual(blocks, program, speed, threads, replicas, cls)[0]
 
     def now(self) -> float:
-        return self.clock + self._timer() - self._timer_start
+        return self.clock + self.pace * (self._timer() - self._timer_start)
+
+    def set_speed(self, speed: float) -> None:
+        self.clock, self._timer_start = self.now(), self._timer()
+        self.pace = 1 / speed
 
     def epoch(self) -> float:
         """Return the common start of all clocks, which begin together though ranks run in turn."""

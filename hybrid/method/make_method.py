@@ -44,7 +44,9 @@ def make_method(problem: Problem, options: Options) -> Method:
     costs: tuple[Cost, ...] = ()
     if isinstance(options.fill, Solver) and not options.rounds.local_budget:
         # recounted: a resumed run has only the cuts, and must get the same costs
-        costs = tuple(problem.blocks.count_costs(problem.inputs))
+        counted = problem.blocks.count_costs(problem.inputs)
+        speeds = problem.blocks.speeds or [1.0] * len(counted)
+        costs = tuple(Cost(f / s, b / s) for (f, b), s in zip(counted, speeds, strict=True))
     frozen = frozen_epochs(options.train.frozen, problem.blocks, options.train.epochs)
     method = Method(
         options=options,

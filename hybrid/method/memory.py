@@ -1,17 +1,43 @@
 """Estimates of the memory that a rank needs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, prod
 
 import torch
 from torch import Tensor, nn
 
+from hybrid.data import Data
+from hybrid.links.grid import GridPlace
+from hybrid.method.make_method import make_method
 from hybrid.method.method import Method
 from hybrid.method.optimizers import count_copies
+from hybrid.method.options import Options
+from hybrid.method.problem import Problem
+from hybrid.networks.blocks import Blocks
 from hybrid.solvers.base import values_of
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.layers.branches import nothing_left_out
+from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.weights import trained_bytes
+
+
+def fit_to_memory(blocks: Blocks, options: Options, data: Data) -> Blocks:
+    """Cut the network again where machines have what the method needs, if there is a limit.
+
+    ValueError where no cut has room. The network and torch's generator do not change.
+    """
+    memory = Memory()
+
+    @torch.random.fork_rng(devices=[])
+    def needed(cut: Blocks) -> list[int]:
+        problem = Problem.of(options, cut, data)
+        method = make_method(problem, options).of_replica(GridPlace(replicas=options.replicas))
+        inputs = [problem.sample, *problem.blocks.cut_tensors(problem.sample)]
+        with problem.blocks.mode(training=True):
+            return memory.needed(method, inputs)
+
+    return replace(blocks if blocks.recut is None else blocks.recut(needed), recut=None)
 
 
 class Memory:
@@ -108,7 +134,7 @@ def _saved_tensors(module: nn.Module, x: Tensor) -> list[int]:
 
     leaf = x.detach().requires_grad_(x.requires_grad)
     hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
-    with torch.enable_grad(), hooks, nothing_left_out():
+    with torch.enable_grad(), hooks, nothing_left_out(), frozen_statistics(module):
         module(leaf)
     return [*sizes.values()]
 

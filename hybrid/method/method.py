@@ -70,7 +70,7 @@ class Method:
     local_budgets: tuple[LocalBudget, ...] = ()
     """The local work of each block in a tick, as set by the user; empty: as much as fits."""
     costs: tuple[Cost, ...] = ()
-    """Counted operations of each block for one sample, to predict the local work that fits."""
+    """Counted operations of each block for one sample, over its speed: what local work fits."""
     shares_products: bool = False
     """Whether replicas divide Muon's matrix products instead of repeating them."""
 
@@ -183,6 +183,7 @@ class Method:
         """
         problem, options, place = self.problem, self.options, links.place
         train, blocks, index = options.train, problem.blocks, place.block
+        links.set_speed(blocks.speeds[index] if blocks.speeds else 1.0)
         late = self._steps_late(index)
         module = placed(blocks.module(index), self.device)
         named = self._named(index)

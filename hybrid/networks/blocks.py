@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -41,6 +41,10 @@ class Blocks:
     """Weights in files that are read when a training begins: `local_init.PendingWeights`."""
     modes: Modes | None = None
     """Of the model's modules; None: they are not settled."""
+    speeds: tuple[float, ...] = ()
+    """Of the blocks' machines, relative; empty: they are equal."""
+    recut: Callable[[Callable[[Blocks], Sequence[float]]], Blocks] | None = None
+    """Cuts the network anew where machines have the bytes that blocks need; None: no limits."""
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -1,6 +1,7 @@
 """Cuts a model into blocks: evenly, by counted operations, by measured time, or by the user."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from math import inf
@@ -16,7 +17,7 @@ from hybrid.networks.calls import Calls
 from hybrid.networks.costs import count_costs, measure_costs
 from hybrid.networks.local_init import find_pending_weights
 from hybrid.networks.units import Chain, Unit, check_shared_tensors, is_sequence, units
-from hybrid.solvers.acting import nearest
+from hybrid.solvers.acting import fault_of, nearest
 from hybrid.solvers.local_work.budget import Cost
 
 BALANCES = ("operations", "measured", "even")
@@ -25,6 +26,8 @@ UNEVEN = 1.2
 
 CostOf = Callable[[Sequence[Sequence[Unit]]], list[Cost]]
 """The costs of runs of units, which make up the network."""
+Needed = Callable[[Blocks], Sequence[float]]
+"""The bytes that each block needs."""
 
 
 @no_exit()
@@ -36,6 +39,8 @@ def split(
     balance: str = "operations",
     sample: Any = None,
     weights: str | Path | None = None,
+    speeds: Sequence[float] = (),
+    memory: Sequence[float] = (),
 ) -> Blocks:
     """Cut a model's units into contiguous blocks.
 
@@ -53,10 +58,21 @@ def split(
     weights go, or need no memory (`hybrid.without_weights`), and are zeros until a trainer begins:
     it reads them from there, under mpirun on each rank those of its own block.
 
+    `speeds` are the relative speeds of the blocks' machines, and `memory` is what these have, in GB
+    (10^9 bytes): cuts follow both. The largest cost of a block over its speed is as small as the
+    memory allows. What a block needs of it depends on the method, so a trainer moves the cuts where
+    some block has not enough, or refuses. All replicas have the same cuts: a block is as fast as
+    its slowest replica, and has the memory of the smallest.
+
     Raises ValueError for a split that is not possible, with the number of units.
     """
     sample = dict(sample) if isinstance(sample, Mapping) else sample  # such as a tokenizer's batch
     _check_arguments(model, blocks, cuts, balance, sample)
+    for name, numbers in (("speeds", speeds), ("memory", memory)):
+        if fault := fault_of(numbers, blocks or 0):
+            raise ValueError(f"{name} is {numbers!r}; {fault}")
+        if numbers and cuts is not None:
+            raise ValueError(f"cuts and {name} both settle the blocks: leave one of the two out")
     pending = find_pending_weights(model, weights)
     cost = partial(_compute_costs, model, balance, sample)
     chain = units(model) if is_sequence(model) else []
@@ -64,15 +80,24 @@ def split(
         chain = Blocks(model, chain, [0]).with_bundles(sample).units  # where it may be cut
     fits = set(cuts or ()) <= {unit.name for unit in chain} and (blocks or 1) <= len(chain)
     traceable = sample is not None and not isinstance(model, Chain)
-    if not chain or (traceable and not fits):
-        cut = _split_calls(model, blocks, cuts, cost, sample)
-    else:
-        cut = Blocks(model, chain, *_divide(chain, blocks, cuts, cost))
-    _check_complete(cut)
-    check_shared_tensors([cut.module(index) for index in range(len(cut))])
-    cut.check_changed_buffers()
-    cut.pending = pending
-    return cut
+    calls = not chain or (traceable and not fits)
+    cut_units = (
+        _split_calls(model, blocks, cuts, cost, sample)
+        if calls
+        else partial(_divide, model, chain, blocks, cuts, cost)
+    )
+
+    def cut(needed: Needed | None = None) -> Blocks:
+        made = cut_units(Machines(speeds or [1.0] * (blocks or 0), memory, needed))
+        _check_complete(made)
+        check_shared_tensors([made.module(index) for index in range(len(made))])
+        made.check_changed_buffers()
+        made.pending, made.speeds = pending, tuple(speeds)
+        return made
+
+    made = cut()
+    made.recut = cut if memory else None
+    return made
 
 
 def _check_complete(cut: Blocks) -> None:
@@ -105,30 +130,70 @@ def _check_arguments(
         )
 
 
+@dataclass(frozen=True)
+class Machines:
+    """The machines that blocks run on."""
+
+    speeds: Sequence[float]
+    memory: Sequence[float] = ()
+    """GB (10^9 bytes); empty: no limit."""
+    needed: Needed | None = None
+    """None: nobody knows yet what blocks need."""
+
+    def starts(self, costs: Sequence[float], make: Callable[[list[int]], Blocks]) -> list[int]:
+        """Where blocks start so that the slowest is as fast as the memory allows.
+
+        `costs` are those of what is not cut, and `make` cuts there. More units need more memory:
+        what has no room on a machine has none with others beside it. ValueError if no cut has.
+        """
+        over: dict[tuple[int, int, int], float] = {}
+
+        def has_room(k: int, start: int, end: int) -> bool:
+            return not any(k == block and start <= a and b <= end for block, a, b in over)
+
+        while starts := balance_starts(costs, len(self.speeds), self.speeds, has_room):
+            needed = self.needed(make(starts)) if self.needed and self.memory else []
+            runs = zip(needed, self.memory, pairwise([*starts, len(costs)]), strict=False)
+            new = {(k, *run): x for k, (x, most, run) in enumerate(runs) if x > most * 1e9}
+            if not new:
+                return starts
+            over |= new
+        k, start, end = min(over, key=lambda run: (run[2] - run[1], over[run]))
+        cut = make([0, *sorted({start, end} - {0, len(costs)})])
+        names = [unit.name for unit in cut.units_of(int(start > 0))]
+        what = f"unit {names[0]!r}" if len(names) == 1 else f"units {names[0]!r} to {names[-1]!r}"
+        raise ValueError(
+            f"no cut leaves room for all: block {k} needs {over[k, start, end] / 1e9:.3g} GB for "
+            f"{what}, and its machine's memory has {self.memory[k]:g}: take more blocks, smaller "
+            "micro-batches, recompute, an optimizer of fewer moments, or another machine there"
+        )
+
+
 def _divide(
-    chain: Sequence[Unit],
+    model: nn.Module,
+    chain: list[Unit],
     blocks: int | None,
     cuts: Sequence[str] | None,
     cost: CostOf,
+    machines: Machines,
     fault: str = "",
-) -> tuple[list[int], list[Cost]]:
-    """Where the blocks of a chain start, and its units' costs where these decided.
+) -> Blocks:
+    """A chain in blocks, with its units' costs where these decided.
 
     `fault` is why the chain has not more units.
     """
     names = [unit.name for unit in chain]
     if cuts is not None:
-        return [0, *_find_cut_indices(list(cuts), names)], []
+        return Blocks(model, chain, [0, *_find_cut_indices(list(cuts), names)])
     assert blocks is not None
     if not 1 <= blocks <= len(chain):
         raise ValueError(
             f"{blocks} blocks asked of {len(chain)} units ({', '.join(names)}): "
             f"ask for 1 to {len(chain)} blocks, or {fault or 'take a deeper model'}"
         )
-    if blocks in (1, len(chain)):
-        return list(range(blocks)), []
-    costs = cost([[unit] for unit in chain])
-    return balance_starts([sum(each) for each in costs], blocks), costs
+    costs = [] if blocks in (1, len(chain)) else cost([[unit] for unit in chain])
+    sums = [sum(each) for each in costs] or [1.0] * len(chain)
+    return Blocks(model, chain, machines.starts(sums, partial(Blocks, model, chain)), costs)
 
 
 def _compute_costs(
@@ -159,10 +224,10 @@ def _compute_costs(
 
 def _split_calls(
     model: nn.Module, blocks: int | None, cuts: Sequence[str] | None, cost: CostOf, sample: Any
-) -> Blocks:
-    """Any module in blocks: single tensors cross the cuts, or several where that pays."""
+) -> Callable[[Machines], Blocks]:
+    """What cuts any module: single tensors cross the cuts, or several where that pays."""
     if sample is None and blocks == 1:
-        return Blocks(model, [Unit("model", {"": model})], [0])
+        return partial(_divide, model, [Unit("model", {"": model})], 1, None, cost)
     if sample is None:
         raise ValueError(
             f"a {type(model).__name__} is cut between the calls of its forward, which needs "
@@ -172,40 +237,49 @@ def _split_calls(
     chain = calls.units()
     if cuts is None and blocks is not None and 1 < blocks <= len(chain):
         widths = [len(each.shapes) for each in calls.interfaces]
-        return _balance_calls(model, chain, widths, blocks, cost)
+        return partial(_balance_calls, model, chain, widths, cost)
     named = None if cuts is None else calls.find_units_named(cuts)
     change = f"change {type(model).__name__}: {calls.fault}" if calls.fault else ""
-    return Blocks(model, chain, *_divide(chain, blocks, named, cost, change))
+    return partial(_divide, model, chain, blocks, named, cost, fault=change)
 
 
 def _balance_calls(
-    model: nn.Module, chain: list[Unit], widths: list[int], blocks: int, cost: CostOf
+    model: nn.Module, chain: list[Unit], widths: list[int], cost: CostOf, machines: Machines
 ) -> Blocks:
     """Balanced cuts, crossed by as few tensors as possible without a much slower block.
 
     `widths`: how many tensors, beside integers, go into each unit but the first. A block's cost
     stands at its first unit: what crosses no cut is not packed, so it is not the sum of its units'.
     """
-    candidates: list[Blocks] = []
+    speeds, candidates, fault = machines.speeds, list[tuple[float, Blocks]](), ValueError()
+    ideal = inf
     for most in sorted(set(widths)):
         places = [0, *[i for i, width in enumerate(widths, 1) if width <= most], len(chain)]
         runs = [chain[a:b] for a, b in pairwise(places)]
-        if len(runs) < blocks:
+        if len(runs) < len(speeds):
             continue
-        starts = [places[i] for i in balance_starts([*map(sum, cost(runs))], blocks)]
-        cut = Blocks(model, chain, starts, [Cost(0.0, 0.0)] * len(chain))
-        wholes = cost([cut.units_of(k) for k in range(blocks)])
-        for start, whole in zip(starts, wholes, strict=True):
+
+        def at(starts: list[int], places: list[int] = places) -> Blocks:
+            return Blocks(model, chain, [places[i] for i in starts])
+
+        try:
+            cut = at(machines.starts([*map(sum, cost(runs))], at))
+        except ValueError as error:  # no room
+            fault = error
+            continue
+        wholes = cost([cut.units_of(k) for k in range(len(cut))])
+        cut.costs = [Cost(0.0, 0.0)] * len(chain)
+        for start, whole in zip(cut.starts, wholes, strict=True):
             cut.costs[start] = whole
-        candidates.append(cut)
-        if _slowest(cut) <= UNEVEN * min(sum(map(sum, each.costs)) / blocks for each in candidates):
+        slowest = max(sum(whole) / speed for whole, speed in zip(wholes, speeds, strict=True))
+        candidates.append((slowest, cut))
+        ideal = min(ideal, sum(map(sum, wholes)) / sum(speeds))
+        if slowest <= UNEVEN * ideal:
             break
-    least = min(map(_slowest, candidates))
-    return next(cut for cut in candidates if _slowest(cut) <= UNEVEN * least)
-
-
-def _slowest(blocks: Blocks) -> float:
-    return max(map(sum, blocks.costs))
+    if not candidates:
+        raise fault
+    least = min(slowest for slowest, _ in candidates)
+    return next(cut for slowest, cut in candidates if slowest <= UNEVEN * least)
 
 
 def _find_cut_indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
@@ -226,32 +300,45 @@ def _find_cut_indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
     return indices
 
 
-def balance_starts(costs: Sequence[float], blocks: int) -> list[int]:
-    """Starts of `blocks` contiguous runs whose largest sum is smallest.
+def balance_starts(
+    costs: Sequence[float],
+    blocks: int,
+    speeds: Sequence[float] = (),
+    allowed: Callable[[int, int, int], bool] = lambda *run: True,
+) -> list[int]:
+    """Starts of `blocks` contiguous runs whose largest sum, over the block's speed, is smallest.
 
     The solution is exact, by dynamic programming. Among equal ones the sum of squares decides, then
-    the earlier cut.
+    the earlier cut. `allowed` tells whether a block may be the run from a start to an end; empty if
+    no solution is.
     """
-    sums = [0.0, *accumulate(costs)]
-    peak, _ = _best_runs(sums, blocks, max)
-    _, starts = _best_runs(
-        sums, blocks, lambda squares, run: squares + run**2 if run <= peak else inf
-    )
-    return starts
+    sums, speeds = [0.0, *accumulate(costs)], speeds or [1.0] * blocks
+
+    def seconds(block: int, start: int, end: int) -> float:
+        each = (sums[end] - sums[start]) / speeds[block]
+        return each if allowed(block, start, end) else inf
+
+    peak, _ = _best_runs(len(costs), blocks, lambda score, *run: max(score, seconds(*run)))
+
+    def squares(score: float, *run: int) -> float:
+        each = seconds(*run)
+        return score + each**2 if each <= peak else inf
+
+    return _best_runs(len(costs), blocks, squares)[1] if peak < inf else []
 
 
 def _best_runs(
-    sums: Sequence[float], blocks: int, extend: Callable[[float, float], float]
+    count: int, blocks: int, extend: Callable[[float, int, int, int], float]
 ) -> tuple[float, list[int]]:
-    """The smallest score and its starts; `extend` adds a run to a score."""
+    """The smallest score and its starts; `extend` adds a block's run, start to end, to a score."""
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
-    for _ in range(blocks):
+    for block in range(blocks):
         best = {
             end: min(
-                (extend(score, sums[end] - sums[start]), [*starts, start])
+                (extend(score, block, start, end), [*starts, start])
                 for start, (score, starts) in best.items()
                 if start < end
             )
-            for end in range(min(best) + 1, len(sums))
+            for end in range(min(best) + 1, count + 1)
         }
-    return best[len(sums) - 1]
+    return best[count]

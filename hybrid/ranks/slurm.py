@@ -103,8 +103,7 @@ def submit(job: SlurmJob) -> str:
 
 def check_grid(split: SplitSettings, job: SlurmJob) -> None:
     """Reject a rank count that is not the settings' blocks times replicas."""
-    blocks = split.blocks or (len(split.cuts) + 1 if split.cuts else 0)
-    Grid(blocks, split.replicas).on(job.ranks, "--nodes times --ranks-per-node =")
+    Grid(split.count, split.replicas).on(job.ranks, "--nodes times --ranks-per-node =")
 
 
 def _directives(job: SlurmJob) -> str:

@@ -13,6 +13,7 @@ from hybrid.data import Data, Dataset, Sets, Texts
 from hybrid.data.samplers.base import Learning
 from hybrid.links.communicator import RankGroup
 from hybrid.links.grid import Arrangement, Grid, GridPlace
+from hybrid.method.memory import fit_to_memory
 from hybrid.method.objectives import MODEL
 from hybrid.method.options import Options
 from hybrid.networks import local_init, models
@@ -20,6 +21,7 @@ from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.local_init import Division
 from hybrid.networks.partition import split
 from hybrid.ranks import launch
+from hybrid.ranks.machines import NAMES
 from hybrid.registries import TEXT
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings, SplitSettings
@@ -233,6 +235,7 @@ def build_blocks(resolved: Config, train: Data, division: Division | None = None
 def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None = None) -> Blocks:
     wanted, own = resolved.split, is_reference(resolved.model.name)
     cuts = cuts or wanted.cuts or None
+    machines = {name: getattr(wanted, name) for name in NAMES if cuts is None}
     if wanted.balance == "measured" and cuts is None and not resolved.model.weights:
         made.to(launch.device(resolved.train.device))
     blocks = split(
@@ -242,7 +245,13 @@ def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None 
         balance=wanted.balance,
         sample=train.sample(SAMPLES)[0] if own else None,
         weights=resolved.model.weights or None,
+        **machines,
     )
+    blocks.speeds = tuple(map(float, wanted.speeds))
+    if blocks.recut is not None:
+        options = build_options(resolved)
+        options.take_batch_size(train)
+        blocks = fit_to_memory(blocks, options, train)
     return _cut_at_projections(blocks, bool(wanted.cuts))
 
 

@@ -11,8 +11,9 @@ from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import RankGroup, agreement
 from hybrid.links.grid import Grid
 from hybrid.ranks import launch
+from hybrid.ranks.machines import check_machines, refuse_two_ways, resume_machines
 from hybrid.settings import methods
-from hybrid.settings.config import Config
+from hybrid.settings.config import Config, SplitSettings
 from hybrid.settings.resolve import Tables, as_tables, load, read_toml
 from hybrid.solvers.base import Solver
 from hybrid.training import references
@@ -32,13 +33,19 @@ def read_settings(
     resolved = load(file, overrides, base=run)
     references.check_code_is_given(resolved, overrides)
     chosen = {*overrides} | {f"{section}.{key}" for section, of in file.items() for key in of}
+    if not {*SplitSettings.model_fields} <= {*file.get("split", {})}:  # no run has written it
+        refuse_two_ways(resolved.split, chosen)
     if run is not None:
         _resume_grid(resolved, overrides, elastic)
     _resolve_grid(resolved, elastic)
+    before = load({}, {}, base=run)
+    if run is not None:
+        resolved.split = resume_machines(resolved.split, before.split, chosen)
+    check_machines(resolved.split)
     if run is None:
         return resolved
     if resolved.rounds.local_budget and "rounds.local_budget" not in chosen:
-        _drop_timetable(resolved, load({}, {}, base=run))
+        _drop_timetable(resolved, before)
     if resolved.split.replicas == 1:
         _drop_settings_of_replicas(resolved, chosen)
     return resolved
@@ -99,7 +106,7 @@ def _resolve_grid(resolved: Config, elastic: bool) -> None:
     Where one of the two is asked for, the ranks tell the other; else each rank is a block.
     """
     wanted, comm = resolved.split, launch.communicator()
-    blocks = wanted.blocks or (len(wanted.cuts) + 1 if wanted.cuts else 0)
+    blocks = wanted.count
     if wanted.cuts and blocks != len(wanted.cuts) + 1:
         raise ValueError(
             f"split.blocks is {blocks} but split.cuts names {len(wanted.cuts)} cuts, which make "

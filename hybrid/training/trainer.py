@@ -15,6 +15,7 @@ from hybrid.links import RankLinks
 from hybrid.links.communicator import start_limited
 from hybrid.links.grid import Arrangement, Grid
 from hybrid.method.make_method import make_method
+from hybrid.method.memory import fit_to_memory
 from hybrid.method.method import Method
 from hybrid.method.objectives import MODEL, Objectives, takes_targets
 from hybrid.method.optimizers import placed
@@ -123,6 +124,7 @@ class Trainer:
             self._read_weights()
             options.take_batch_size(train)
             options.check_tests(test is not None or validation is not None)
+            limited = self.blocks.recut is not None
             method = self.make_method(train, ranks, test, validation)
             objectives = method.problem.objectives
             sets = {
@@ -138,6 +140,13 @@ class Trainer:
 
             def program(links: RankLinks, comparison: SampleComparison) -> Summary:
                 alone = launch.communicator() is None
+                starts = links.all_gather_grid(self.blocks.starts) if limited else []
+                with links.agreement():
+                    if any(each != starts[0] for each in starts):
+                        raise ValueError(
+                            "ranks cut the network at different units to fit memory=: let split "
+                            "have balance='operations'"
+                        )
                 if not alone:
                     with links.agreement():
                         read_weights(self.blocks, [links.rank])
@@ -281,6 +290,7 @@ class Trainer:
                 f"{wide[0]!r} is complex128, which safetensors files of a run folder cannot hold: "
                 "leave out= out, or take complex64"
             )
+        self.blocks = fit_to_memory(self.blocks, self.options, train)
         problem = Problem.of(self.options, self.blocks, train, test, validation)
         self.blocks = problem.blocks
         method = make_method(problem, self.options)

@@ -12,6 +12,7 @@ from hybrid.bench.plan.timed_network import Say
 from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
 from hybrid.method.make_method import check_replicas
+from hybrid.ranks.machines import MEASURED, NAMES, check_machines
 from hybrid.ranks.progress import Bar
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds, resolve
@@ -34,15 +35,18 @@ def report(
     """
     check_command("plan", settings)
     refuse_rounds(settings, "a plan compares rounds and --micro-batches of its own")
-    cuts, R = settings.split.cuts, settings.split.replicas or 1
-    if counts is None and not ranks:
-        counts = [len(cuts) + 1] if cuts else [2, 4]
-    grids = [Grid(count, R) for count in counts or ()]
-    if cuts and (ranks or any(grid.blocks != len(cuts) + 1 for grid in grids)):
+    if MEASURED in (settings.split.speeds, settings.split.memory):
         raise ValueError(
-            f"split.cuts names {len(cuts)} cuts, which make {len(cuts) + 1} blocks: leave it out, "
-            "or --blocks and --ranks"
+            "split.speeds or split.memory is measured, and a plan has no ranks: give it numbers"
         )
+    cuts, R, K = settings.split.cuts, settings.split.replicas or 1, settings.split.count
+    check_machines(settings.split.model_copy(update={"blocks": K}))
+    if counts is None and not ranks:
+        counts = [K] if K else [2, 4]
+    grids = [Grid(count, R) for count in counts or ()]
+    if K and (ranks or any(grid.blocks != K for grid in grids)):
+        name = next(n for n in ("cuts", *NAMES) if getattr(settings.split, n))
+        raise ValueError(f"split.{name} is of {K} blocks: leave it out, or --blocks and --ranks")
     if R == 1 and not ranks:
         check_replicas(build.build_options(settings))
 

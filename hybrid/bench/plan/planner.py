@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from math import ceil, lcm
+from math import ceil, inf, lcm
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from hybrid.method.memory import Memory
 from hybrid.method.method import Method
 from hybrid.method.problem import Problem, check_size
 from hybrid.networks.blocks import Blocks
+from hybrid.networks.partition import Needed
 from hybrid.ranks import launch
 from hybrid.settings import methods
 from hybrid.settings.config import Config
@@ -73,9 +74,15 @@ class Planner:
         self.data, self.model = data, self.timed.model
         self._memory = Memory()
 
-    def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:
+    def blocks(
+        self,
+        count: int,
+        samples: int = 0,
+        cuts: Sequence[str] = (),
+        needed: Needed | None = None,
+    ) -> Blocks:
         """Cut the model into `count` blocks, balanced by the time of passes over `samples`."""
-        return self.timed.blocks(count, samples or ceil(self.size / 4), cuts)
+        return self.timed.blocks(count, samples or ceil(self.size / 4), cuts, needed)
 
     def grids(self, ranks: int) -> list[Grid]:
         """List every way to write a number of ranks as K x R."""
@@ -135,16 +142,22 @@ class Planner:
             parts.append(bound)
         blocks = self.blocks(K, ceil(share / parts[0]), cuts)
         self.timed.measure(blocks, *(ceil(share / m) for m in (1, *parts)))
-        limit = None if self.device is None else self.device.memory_gb
+        memory = self.timed.machines(K, R)[1]
+        limits = memory or [(self.device and self.device.memory_gb) or inf] * K
         for recipe in self._recipes(grid, parts):
             self._tell(f"{grid}: {recipe.name}")
             try:
+                if memory and not cuts:
+                    needed = partial(self.memory, recipe=recipe, replicas=R)
+                    blocks = self.blocks(K, ceil(share / parts[0]), needed=needed)
                 prediction = self.predict(blocks, recipe, replicas=R)
-                if limit is not None and (most := max(prediction.memory_bytes) / 1e9) > limit:
-                    raise ValueError(
-                        f"{recipe.name} on {grid} needs {most:.3g} GB a rank, and the device has "
-                        f"{limit:g}: take more blocks, a smaller --batch-size, or recompute"
-                    )
+                for most, limit in zip(prediction.memory_bytes, limits, strict=True):
+                    if most > limit * 1e9:
+                        raise ValueError(
+                            f"{recipe.name} on {grid} needs {most / 1e9:.3g} GB a rank, and the "
+                            f"device has {limit:g}: take more blocks, a smaller --batch-size, or "
+                            "recompute"
+                        )
                 yield prediction
             except ValueError as error:
                 self._leave_out(f"{grid}: {recipe.name}", error)
@@ -190,6 +203,8 @@ class Planner:
         at every report is timed over `steps` and over four times as many, to extrapolate to the
         mini-batches between two reports.
         """
+        if blocks.speeds and len(blocks) == 1 and replicas > 1:  # one on each of the machines
+            blocks = replace(blocks, speeds=self.timed.machines(1, replicas)[0])
         method = self.method(blocks, recipe, replicas)
         setup = method.of_replica(GridPlace(replicas=replicas)).setup
         share = setup.batch_size

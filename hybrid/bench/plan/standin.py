@@ -61,7 +61,7 @@ class StandIn(nn.Module):
         yield
         if self.links is not None:
             spent = samples * float(np.interp(samples, self.sizes, self.seconds[way]))
-            self.links.work(start + spent - self.links.now())
+            self.links.work(start + self.links.pace * spent - self.links.now())
 
     def blank(self, shape: Shape, dtype: torch.dtype) -> Tensor:
         """Return zeros that share one element of memory, and must not be written to."""
@@ -115,11 +115,13 @@ def clocked(links: VirtualLinks, device: Device | None, block: Block) -> None:
             part.links = links
     if device is None:
         return
-    links.ignore_machine_time(MESSAGE_OPERATIONS * device.roofline.seconds_per_operation)
+    message = links.pace * MESSAGE_OPERATIONS * device.roofline.seconds_per_operation
+    links.ignore_machine_time(message)
 
     def count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         weights = [p for group in optimizer.param_groups for p in group["params"]]
-        links.work(device.step_seconds([p for p in weights if p.grad is not None]))
+        seconds = device.step_seconds([p for p in weights if p.grad is not None])
+        links.work(links.pace * seconds)
 
     for optimizer in {id(each): each for each in block.optimizers.values()}.values():
         optimizer.register_step_pre_hook(count_step)

@@ -16,7 +16,7 @@ from hybrid.method.memory import laid_out
 from hybrid.method.optimizers import placed
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.costs import measure_passes
-from hybrid.networks.partition import balance_starts, split
+from hybrid.networks.partition import Machines, Needed, split
 from hybrid.networks.units import Chain
 from hybrid.settings.config import Config
 from hybrid.solvers.local_work.budget import Cost
@@ -43,7 +43,7 @@ class TimedNetwork:
         """`device` is the device to time; None: this machine."""
         self.network, self._tell, self._device = network, tell, device
         self._sample = data.sample(SAMPLES)[0]
-        self._size, self._balance = settings.train.batch_size, settings.split.balance
+        self._size, self._wanted = settings.train.batch_size, settings.split
         self._by_units = isinstance(network, Chain)
         self._inputs: dict[tuple[object, ...], list[Tensor]] = {}
         whole = self._split(1)
@@ -53,25 +53,53 @@ class TimedNetwork:
         self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
         """Unit names -> samples per pass -> each unit's seconds per sample."""
 
-    def blocks(self, count: int, samples: int, cuts: Sequence[str] = ()) -> Blocks:
+    def blocks(
+        self, count: int, samples: int, cuts: Sequence[str] = (), needed: Needed | None = None
+    ) -> Blocks:
         """Cut the network into `count` blocks or at `cuts`, with costs in passes over `samples`.
 
-        ValueError if it cannot be cut so.
+        Blocks have room on their machines if it is known what they need. ValueError if the network
+        cannot be cut so.
         """
         if not self._by_units:
             cut = self._split(count, cuts)
+            if needed is not None and cut.recut is not None:
+                cut = cut.recut(lambda made: needed(made.with_bundles(self._sample)))
+                cut = cut.with_bundles(self._sample)
             units = [run[0].merged(run) for run in map(cut.units_of, range(len(cut)))]
-            blocks = Blocks(cut.model, units, list(range(len(units))))
+            blocks = Blocks(cut.model, units, list(range(len(units))), speeds=cut.speeds)
             return replace(blocks, costs=self.costs(blocks, samples))
         blocks = split(self.network, None if cuts else count, cuts=cuts or None, balance="even")
-        blocks.costs = self.costs(blocks, samples)
+        speeds, memory = self.machines(len(blocks))
+        blocks.costs, blocks.speeds = self.costs(blocks, samples), speeds
         if not cuts:
-            blocks.starts = balance_starts([sum(cost) for cost in blocks.costs], count)
+            machines = Machines(speeds or [1.0] * count, memory, needed)
+            sums = [sum(cost) for cost in blocks.costs]
+            blocks.starts = machines.starts(sums, lambda starts: replace(blocks, starts=starts))
         return blocks
+
+    def machines(self, count: int, replicas: int = 1) -> list[tuple[float, ...]]:
+        """Speeds and memory of the blocks' machines, of which an undivided network has the best.
+
+        With replicas it is on each, and the worst decides.
+        """
+        numbers = [tuple(map(float, x)) for x in (self._wanted.speeds, self._wanted.memory)]
+        one = max if replicas == 1 else min
+        return [x if len(x) in (0, count) else (one(x),) for x in numbers]
 
     def _split(self, count: int, cuts: Sequence[str] = ()) -> Blocks:
         number, sample = None if cuts else count, None if self._by_units else self._sample
-        cut = split(self.network, number, cuts=cuts or None, balance=self._balance, sample=sample)
+        speeds, memory = self.machines(count)
+        cut = split(
+            self.network,
+            number,
+            cuts=cuts or None,
+            balance=self._wanted.balance,
+            sample=sample,
+            speeds=() if cuts else speeds,
+            memory=() if cuts else memory,
+        )
+        cut.speeds = speeds
         return cut.with_bundles(self._sample)
 
     def measure(self, blocks: Blocks, *sizes: int) -> None:
@@ -132,4 +160,4 @@ class TimedNetwork:
 
 def blocks_key(blocks: Blocks) -> tuple[object, ...]:
     """Return a key that is equal for equal blocks of one network."""
-    return (*(unit.name for unit in blocks.units), *blocks.starts)
+    return (*(unit.name for unit in blocks.units), *blocks.starts, blocks.speeds)

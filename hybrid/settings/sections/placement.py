@@ -1,6 +1,6 @@
 """[split], [links] and [checkpoint]: placement, communication and checkpoints."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -15,7 +15,7 @@ from hybrid.settings.sections.base import (
     Section,
     is_reference,
 )
-from hybrid.solvers.acting import REPLICAS, Acts, Needs
+from hybrid.solvers.acting import REPLICAS, Acts, Needs, fault_of
 
 BALANCED = Acts(
     "the command is train or bench, or the model is your own",
@@ -42,10 +42,29 @@ class SplitSettings(Section):
     """What blocks share evenly: counted operations (machine-independent), measured time, units."""
     cuts: list[str] = Field(default=[])
     """First unit of each block after the first; overrides balance."""
+    speeds: Annotated[list[float] | Literal["measured"], TRAIN_OR_PLAN] = Field(default=[])
+    """Relative speed of each block's machine (its slowest replica's); cuts follow. measured: by
+    passes on each rank at the start."""
+    memory: Annotated[list[float] | Literal["measured"], TRAIN_OR_PLAN] = Field(default=[])
+    """GB (10^9 bytes) of each block's machine (its smallest replica's), which cuts must not exceed.
+    measured: what each host has available, shared among its ranks."""
     replicas: Annotated[int, KEEPS_UNITS, ONE_DICTIONARY] = Field(default=0, ge=0, le=MANY)
     """Replicas of the chain; 0: ranks divided by blocks, or 1 in one process."""
     side_by_side: Annotated[Literal["auto", "chain", "peers"], REPLICAS] = "auto"
     """What adjacent ranks share: a chain or a block's replicas; auto: whichever sends more."""
+
+    @field_validator("speeds", "memory", mode="before")
+    @classmethod
+    def _of_machines(cls, value: Any) -> Any:
+        if value != "measured" and (fault := fault_of(value)):
+            raise ValueError(f"{fault}, or measured")
+        return value
+
+    @property
+    def count(self) -> int:
+        """The number of blocks that these settings ask for; 0: it is open."""
+        numbers = [len(x) for x in (self.speeds, self.memory) if x != "measured"]
+        return self.blocks or len(self.cuts) + bool(self.cuts) or max(numbers, default=0)
 
 
 def _of_links(name: str, *kinds: str) -> Acts:

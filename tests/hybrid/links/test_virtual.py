@@ -30,6 +30,20 @@ def by_hand(size, program, network=SLOW):
     return run_virtual(size, on_rank, network)
 
 
+def test_work_on_a_machine_of_another_speed_takes_as_much_longer_and_messages_do_not():
+    def program(links, work):
+        work(1.0)
+        links.set_speed(0.5)
+        work(1.0)
+        if links.rank == 0:
+            links.to_next(message(50))
+        else:
+            links.from_previous()
+        return links.now()
+
+    assert by_hand(2, program) == [3.0, 3.75]
+
+
 def message(size):
     return torch.zeros(size, dtype=torch.uint8)
 

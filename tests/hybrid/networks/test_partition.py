@@ -1,7 +1,10 @@
 """Units into blocks: the best split, the user's split, and a model left as it was."""
 
 from collections import OrderedDict
+from functools import partial
 from itertools import combinations, pairwise
+from math import nan
+from operator import le
 
 import pytest
 import torch
@@ -12,13 +15,26 @@ from torch import nn
 
 from hybrid import split
 from hybrid.networks import models
+from hybrid.networks.blocks import Blocks
 from hybrid.networks.costs import OPERATIONS_A_BYTE
-from hybrid.networks.partition import BALANCES, balance_starts
+from hybrid.networks.partition import BALANCES, Machines, balance_starts
+from hybrid.networks.units import units
 
 
 def resnet(depth=14):
     torch.manual_seed(0)
     return models.resnet(depth=depth, classes=5, channels=1, image_size=8)
+
+
+class Loop(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
 
 def peak_and_squares(costs, starts):
@@ -32,6 +48,66 @@ def test_balanced_starts_are_the_best_of_all(costs, data):
     every = [[0, *rest] for rest in combinations(range(1, len(costs)), blocks - 1)]
     best = min(every, key=lambda starts: (*peak_and_squares(costs, starts), starts))
     assert balance_starts(costs, blocks) == best
+
+
+@given(costs=st.lists(st.integers(0, 20), min_size=1, max_size=7), data=st.data())
+def test_starts_follow_the_speeds_and_the_memory_of_machines(costs, data):
+    """Compared with all cuts. What a unit needs has nothing to do with what it costs."""
+    blocks = data.draw(st.integers(1, len(costs)))
+
+    def draw(least, most, count):
+        return data.draw(st.lists(st.integers(least, most), min_size=count, max_size=count))
+
+    speeds = [1 / 2**n for n in draw(0, 3, blocks)]
+    needs, memory = draw(0, 9, len(costs)), draw(1, 25, blocks)
+    model = nn.Sequential(*(nn.Identity() for _ in costs))
+    make = partial(Blocks, model, units(model))
+
+    def runs(of, starts):
+        return [sum(of[a:b]) for a, b in pairwise([*starts, len(of)])]
+
+    def score(starts):
+        seconds = [c / speed for c, speed in zip(runs(costs, starts), speeds, strict=True)]
+        return max(seconds), sum(s**2 for s in seconds), starts
+
+    every = [[0, *rest] for rest in combinations(range(1, len(costs)), blocks - 1)]
+    fit = [s for s in every if all(map(le, runs(needs, s), memory))]
+    machines = Machines(speeds, memory, lambda made: [1e9 * x for x in runs(needs, made.starts)])
+    if fit:
+        assert machines.starts(costs, make) == min(fit, key=score)
+    else:
+        assert "no cut leaves room" in refusal(machines.starts, costs, make)
+
+
+@pytest.mark.parametrize("numbers", [[1], [1, 2, 3], [1, 0], [1, -1], [1, nan], [1, "2"], 1, "12"])
+@pytest.mark.parametrize("name", ["speeds", "memory"])
+def test_each_machine_has_a_positive_number(name, numbers):
+    said = refusal(split, resnet(), 2, **{name: numbers})
+    assert said.startswith(f"{name} is {numbers!r}; it must have a number from 1e-6 to 1e6 for")
+
+
+@pytest.mark.parametrize("name", ["speeds", "memory"])
+def test_cuts_and_machines_are_two_ways_to_cut(name):
+    said = refusal(split, resnet(), 2, cuts=["head"], **{name: [1, 2]})
+    assert said == f"cuts and {name} both settle the blocks: leave one of the two out"
+
+
+@pytest.mark.parametrize("network", ["chain", "calls"])
+def test_a_slow_machine_gets_less_and_the_first_unit_without_room_is_named(network):
+    layers = [nn.Linear(8, 8) for _ in range(6)]
+    model = nn.Sequential(*layers) if network == "chain" else Loop(layers)
+    sample = torch.randn(4, 8)
+    for speeds, cut in (([1, 1], 3), ([2, 1], 4), ([1, 5], 1)):
+        assert split(model, 2, sample=sample, speeds=speeds).starts == [0, cut]
+    limited = split(model, 2, sample=sample, memory=[24, 12])
+    assert limited.starts == [0, 3]
+    assert limited.recut(lambda made: [6e9 * (made.starts[1]), 0]).starts == [0, 3]
+    assert limited.recut(lambda made: [13e9 * (made.starts[1]), 0]).starts == [0, 1]
+    assert limited.recut(lambda made: [0, 4e9 * (6 - made.starts[1])]).starts == [0, 3]
+    assert limited.recut(lambda made: [0, 5e9 * (6 - made.starts[1])]).starts == [0, 4]
+    said = refusal(limited.recut, lambda made: [0, 13.2e9 * (6 - made.starts[1])])
+    last = limited.units[-1].name
+    assert f"block 1 needs 13.2 GB for unit {last!r}, and its machine's memory has 12: take" in said
 
 
 def test_operations_are_those_of_the_convolutions_and_of_the_bytes_they_move():

@@ -21,7 +21,9 @@ TINY: Values = {
 }
 """Three mini-batches an epoch: windows of 2 and of 1."""
 
-EXACT = ("split.blocks", "split.cuts", "split.balance")
+FOLLOWED = ("split.balance", "split.speeds", "split.memory")
+"""What cuts follow, which may come out the same."""
+EXACT = ("split.blocks", "split.cuts", *FOLLOWED)
 """What exact gradients do not depend on."""
 SERIAL = ("rounds.correct_every", "rounds.serial_epochs")
 
@@ -238,6 +240,8 @@ OTHERS: dict[str, list[Any]] = {
     "schedule.name": ["cosine", "linear", "step", "constant", "one-cycle"],
     "split.blocks": [3],
     "split.balance": ["even"],
+    "split.speeds": [[1.0, 0.1]],
+    "split.memory": [[1e-6, 1.0]],
     "split.replicas": [3],
     "solver.return_ratio": [1e-9],
     "solver.kappa_step": [0.5],

@@ -11,9 +11,9 @@ FORWARD, BACKWARD = 0.01, 0.02
 """Of a sample and a unit, so long that what else a rank does is nothing beside it."""
 
 
-def planner(network=None, limit=256):
-    given = {"model.name": "resnet8", "data.name": "digits", "data.limit": limit}
-    resolved = load(None, {**given, "train.batch_size": 32, "train.report_every": 1000})
+def planner(network=None, limit=256, **settings):
+    given = {"model.name": "resnet8", "data.name": "digits", "data.limit": limit, **settings}
+    resolved = load({}, {**given, "train.batch_size": 32, "train.report_every": 1000})
     images, _ = build.load_data_sets(resolved.data)
     made = plan.Planner(
         resolved, build.build_model(resolved, images), images, network or LinkSpeed(1e12)
