@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from hybrid.errors import counted
+
 Arrangement = Literal["chain", "peers"]
 """The ranks that a launcher numbers consecutively: the blocks of a chain, or peers."""
 
@@ -53,7 +55,7 @@ class Grid(NamedTuple):
 
     def __str__(self) -> str:
         counts = (self.blocks, "block"), (self.replicas, "replica")
-        return " x ".join(_number(n, what) for n, what in counts if n > 1) or "1 block"
+        return " x ".join(counted(n, what) for n, what in counts if n > 1) or "1 block"
 
     def place(self, rank: int, side_by_side: Arrangement = "chain") -> GridPlace:
         """Return the place of a launcher's rank.
@@ -85,11 +87,11 @@ class Grid(NamedTuple):
             return grid
         ways = [f"{start} {(blocks or 1) * replicas}" + " or a multiple of it" * (0 in self)]
         if blocks and ranks % blocks == 0:
-            ways.append(_number(ranks // blocks, "replica"))
+            ways.append(counted(ranks // blocks, "replica"))
         if blocks and ranks % replicas == 0:
-            ways.append(_number(ranks // replicas, "block"))
+            ways.append(counted(ranks // replicas, "block"))
         raise ValueError(
-            f"{_number(ranks, 'rank')} cannot form a grid of {self}: choose {', or '.join(ways)}"
+            f"{counted(ranks, 'rank')} cannot form a grid of {self}: choose {', or '.join(ways)}"
         )
 
     def resumed(self, wanted: "Grid", ranks: int) -> "Grid":
@@ -109,10 +111,6 @@ class Grid(NamedTuple):
             f"the run has {self}, and {ranks} ranks are a multiple of neither: start "
             f"mpirun -n {self.blocks} or a multiple of it, or give blocks and replicas"
         )
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count > 1)}"
 
 
 def factorizations(ranks: int, most_blocks: int) -> list[Grid]:

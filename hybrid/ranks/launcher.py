@@ -22,10 +22,9 @@ _OF_A_RANK = (
 def end_with_launcher(speaks: bool) -> None:
     """End this rank when its launcher ends; one rank of a host `speaks` for all of them."""
     pid = outside_the_rank()
-    descriptor: int | None = None
-    with suppress(OSError, AttributeError):  # Linux before 5.3 has none
+    try:
         descriptor = os.pidfd_open(pid)
-    if descriptor is None:
+    except (OSError, AttributeError):  # Linux before 5.3 has none
         return
     stderr = 2
     with suppress(OSError):  # the launcher itself no longer forwards output

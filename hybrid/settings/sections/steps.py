@@ -66,9 +66,7 @@ class OptimizerSettings(Section):
     """Optimizer: sgd (with momentum), muon, soap, adamw, nadamw, or any class of torch.optim."""
     lr: Annotated[float, TRAIN_OR_PLAN] = Field(default=torch_classes.SGD_RATE, gt=0, le=LARGE)
     """Peak learning rate; default 0.1 for sgd, 0.02 for muon, torch's for others."""
-    momentum: Annotated[float, WITH_MOMENTUM, WITHOUT_BETAS, STEPS_OUTSIDE] = Field(
-        default=0.9, ge=0, lt=1
-    )
+    momentum: Annotated[float, Field(ge=0, lt=1), WITH_MOMENTUM, WITHOUT_BETAS, STEPS_OUTSIDE] = 0.9
     """Momentum of sgd and muon (default 0.95); beta_1 of adamw, soap and nadamw (default 0.99)."""
     nesterov: Annotated[bool, NESTEROVS] = True
     """Nesterov momentum."""
