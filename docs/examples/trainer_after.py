@@ -1,14 +1,12 @@
-"""A BERT learns to classify in two blocks, on data that are made here.
+"""A BERT learns to classify in two blocks by transformers' Trainer, on data that are made here.
 
 mpirun -n 2 python docs/examples/trainer_after.py
 """
 
 import torch
-from torch.utils.data import DataLoader
-from transformers import BertConfig, BertForSequenceClassification, get_linear_schedule_with_warmup
+from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 
-from hybrid import Trainer, split
-from hybrid.solvers import Backprop
+from hybrid.training.transformers import BlockTrainer
 
 torch.manual_seed(0)
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
@@ -20,12 +18,16 @@ ids = torch.randint(64, (320, 16))
 rows = [{"input_ids": row, "labels": int(row[0] < 32)} for row in ids]
 train, test = rows[:256], rows[256:]
 
-train, test = DataLoader(train, batch_size=32), DataLoader(test, batch_size=64)
-trainer = Trainer(
-    split(model, 2, sample=next(iter(train))),
-    Backprop(clip_norm=1.0),
-    optimizer={"name": "AdamW", "lr": 3e-3, "weight_decay": 0.0},
-    schedule=(lambda optimizer: get_linear_schedule_with_warmup(optimizer, 4, 24), "step"),
-    out="runs/hybrid",
+arguments = TrainingArguments(
+    output_dir="runs/trainer",
+    num_train_epochs=3,
+    per_device_train_batch_size=32,
+    learning_rate=3e-3,
+    warmup_steps=4,
+    train_sampling_strategy="sequential",
+    eval_strategy="epoch",
 )
-trainer.fit(train, test, epochs=3)
+trainer = BlockTrainer(
+    model, arguments, train_dataset=train, eval_dataset=test, blocks=2, solver="backprop"
+)
+trainer.train()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import torch
@@ -332,10 +332,11 @@ class Method:
         self, data: Data, schedule: Rate, sampler: BatchSampler, place: GridPlace = FIRST
     ) -> Windows:
         """Make the windows of every epoch, with a replica's share of their mini-batches."""
+        window, every = self.setup.window, self.options.train.report_every
         return Windows(
             data,
             sampler,
-            self.setup.window,
+            window if self.options.rounds.window else gcd(window, every),  # for reports alone
             self.whole,
             self.setup.sweeps,
             self.setup.seed,

@@ -186,6 +186,7 @@ def _compare(
     if foreign := next((each.foreign for each in ranks if each.foreign), ""):
         return foreign
     dtype = next((p.dtype for p in method.problem.blocks.model.parameters()), torch.float32)
+    dtype = min(dtype, reference.loss_format, key=lambda each: each.itemsize)
     near, floor = ROUNDED if formats else TOLERANCE.get(dtype, ROUNDED)
     weighed = [each.loss for each in ranks if each.loss is not None]
     loss = sum(value * weight for value, weight in weighed) / sum(weight for _, weight in weighed)

@@ -43,6 +43,8 @@ class PassResult:
     """What a pass over some rows has left."""
 
     loss: float = 0.0
+    loss_format: torch.dtype = torch.float64
+    """transformers computes losses in float32, whatever the format of the weights is."""
     gradients: Sketches = field(default_factory=dict)
     """By name of a parameter that has a gradient."""
     buffers: Sketches = field(default_factory=dict)
@@ -136,7 +138,7 @@ class UndividedPass:
                 total.backward()  # which may make passes again
             for what, function in functions.items():
                 _check_state(what, states[what], _state_of(function, self.model))
-            done = PassResult(float(value.detach()))
+            done = PassResult(float(value.detach()), value.dtype)
             for name, p in self.model.named_parameters(remove_duplicate=False):
                 if p.grad is not None:
                     done.gradients[name] = sketch(name, p.grad.to_dense())

@@ -52,6 +52,8 @@ class PhaseReport:
     notices: list[str] = field(default_factory=list)
     staleness: list[list[int]] = field(default_factory=list)
     """For each block, how many gradients were 0, 1, ... updates of the weights late."""
+    learning_rate: float = 0.0
+    """That of the phase's last step."""
 
     def brief(self) -> "PhaseReport":
         """The report without the lists that grow with the ranks, and without notices."""

@@ -101,8 +101,8 @@ class RankTraining:
     def _report_every(self) -> int:
         flushed = self.rounds.alternates or self.method.solver.exact
         every = self.options.train.report_every * (1 if flushed else self.links.size)
-        lag = getattr(self.options.sampler, "lag", every)
-        return min(every, max(1, lag - self.method.setup.window + 1))
+        lag = getattr(self.options.sampler, "lag", None)
+        return every if lag is None else min(every, max(1, lag - self.method.setup.window + 1))
 
     def _num_asked_again(self) -> int:
         """How many of the last mini-batches may be asked for again, or by another block.

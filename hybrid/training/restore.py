@@ -80,7 +80,7 @@ def load(
     settings = _settings(Path(run))
     if model is not None:
         network = _user_network(model, settings)
-        return _load_weights(network, _read(Path(run), best), "model=", settings).eval()
+        return _load_weights(network, read_weights(Path(run), best), "model=", settings).eval()
     if settings.data.name == TEXT:  # a network that needs no text
         return _restore_network(Path(run), settings, None, None, best)[0].eval()
     return restore(Path(run), data_dir=data_dir, best=best)[2].eval()
@@ -179,7 +179,7 @@ def _restore_network(
         if samples is None or settings.data.name == TEXT:  # the length is the run's
             samples = Texts.empty(settings.data.length)
         network = build.build_model(settings, samples)
-    loaded = _read(run, best)
+    loaded = read_weights(run, best)
     where = f"{run / 'config.toml'}" if model is None else f"--model {model}"
     return _load_weights(network, loaded, where, settings), loaded.folder
 
@@ -219,7 +219,7 @@ def export(
             f"{given_by('--shard-gb', 'shard_gb')} is {size:g}: it must be above 0, such as 5"
         )
     most = int(1e9 * size)
-    stored = _read(run, best)
+    stored = read_weights(run, best)
     if stored.frozen and model is None:
         raise ValueError(
             f"{stored.folder} leaves out {len(stored.frozen)} frozen weights, which {target} would "
@@ -327,7 +327,7 @@ def _settings(run: Path) -> Config:
     return resolve.load(None, {}, base=run / "config.toml")
 
 
-def _read(run: Path, best: bool) -> CheckpointWeights:
+def read_weights(run: Path, best: bool) -> CheckpointWeights:
     """The weights of a run's newest or best checkpoint.
 
     A run that goes on removes checkpoints while they are read: then the next one is.

@@ -25,6 +25,7 @@ from hybrid.rounds.evaluation import Evaluation, check_weights
 from hybrid.rounds.one_rank import OneRank
 from hybrid.rounds.phase_report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
+from hybrid.settings.sections.base import MANY
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Window
 from hybrid.training.callbacks.base import CallbackError, Callbacks, EarlyStopping
@@ -274,17 +275,18 @@ class Run:
         return f"{text}; lower the learning rate (now {self.training.peak:g}), or set a clip_norm"
 
     def _train_epoch(self) -> None:
-        at = self.training.position
+        at, every = self.training.position, self.options.checkpoint.steps or MANY
         reports: list[PhaseReport] = []
         before = dict(at.totals)
         if self.comparison is not None:
             self.comparison.check_next(self.train, at.epoch)
         for pairs in self.training.groups():
+            saved = at.step // every
             reports = self._run_rounds(pairs)
             if at.step < (at.epoch + 1) * self.method.steps:
                 if self.stopped:
                     self._stop_with_checkpoint()
-                if self.training.rounds.status.due:
+                if at.step // every > saved or self.training.rounds.status.due:
                     self._write_checkpoint()
         if statistics := self.training.sampler.share_statistics():
             self._write_metric({"phase": "sampler", **statistics})
@@ -298,7 +300,7 @@ class Run:
             "step": at.step,
             "loss": reports[0].loss,
             "epoch_loss": at.take_epoch_loss(),
-            "learning_rate": self.training.learning_rate(reports[0]),
+            "learning_rate": reports[0].learning_rate,
             **{name: v if tested else None for name, v in at.results.items()},
         }
         self.callbacks.end_epoch(at.epoch, results)
@@ -321,8 +323,8 @@ class Run:
         for report in reports:
             for notice in report.notices:
                 self.progress.say(notice)
-            rate = self.training.learning_rate(report)
-            self._write_metric({**report.as_json(), "learning_rate": rate})
+            report.learning_rate = self.training.learning_rate(report)
+            self._write_metric(report.as_json())
         self.callbacks.call("on_report", at.step, at.epoch, reports)
         return reports
 

@@ -117,6 +117,8 @@ class CheckpointSettings(Section):
 
     every: int = Field(default=1, ge=1, le=MANY)
     """Epochs between checkpoints."""
+    steps: int = Field(default=0, ge=0, le=MANY)
+    """Mini-batches between checkpoints within an epoch, each at the next report; 0: none."""
     minutes: float = Field(default=15.0, ge=0, le=LARGE)
     """Age at which a checkpoint is also written within an epoch, unless such checkpoints would take
     more than a twentieth of the time; 0: never."""

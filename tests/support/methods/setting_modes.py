@@ -269,6 +269,7 @@ LISTED = {
     "correction.recompute": "memory",
     "solver.recompute": "memory",
     "checkpoint.every": "what is kept",
+    "checkpoint.steps": "what is kept",
     "checkpoint.minutes": "what is kept",
     "checkpoint.keep_last": "what is kept",
     "checkpoint.copies": "what is kept",

@@ -1,0 +1,3 @@
+"""transformers' Trainer, whose model trains in blocks."""
+
+from hybrid.training.transformers.block_trainer import BlockTrainer as BlockTrainer
