@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Tensors = dict[str, Tensor]
 
@@ -37,7 +38,12 @@ def entries(tensors: Tensors, prefix: str) -> Tensors:
 
 
 def sha256(tensor: Tensor) -> str:
-    """The SHA-256 of a tensor's bytes in the order of its indices."""
+    """The SHA-256 of a tensor's bytes in the order of its indices, or of those that it wraps."""
+    if is_traceable_wrapper_subclass(tensor):  # such as a quantized weight: numbers and scales
+        names, _ = tensor.__tensor_flatten__()
+        return hashlib.sha256(
+            "".join(sha256(getattr(tensor, n)) for n in names).encode()
+        ).hexdigest()
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 

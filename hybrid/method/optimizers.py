@@ -42,7 +42,8 @@ The momentum then completes half of its rise after 8 % of the training.
 
 def placed(module: M, device: torch.device) -> M:
     """Move a module to a device, with channels_last weights of image convolutions."""
-    module.to(device)
+    if any(x.device != device for x in (*module.parameters(), *module.buffers())):
+        module.to(device)  # which swaps tensors of classes of their own, where it can
     for parameter in module.parameters():
         if parameter.dim() == 4:
             # not contiguous(): for one channel it keeps ambiguous strides

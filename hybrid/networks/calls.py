@@ -22,6 +22,7 @@ from hybrid.networks.recording import (
     find_boundaries,
     find_owners,
     record,
+    saved_besides,
 )
 from hybrid.networks.stage_module import NetworkPass, StageModule
 from hybrid.networks.units import Unit, full_name
@@ -81,7 +82,13 @@ class Calls:
         self._faults: dict[str, str] = {}
         """By a module's path, why there is no cut before it."""
         self._stages: dict[tuple[int, int, bool], StageModule] = {}
-        passes = [*record(self.network, inputs)]
+        before, passes = saved_besides(model), [*record(self.network, inputs)]
+        after = saved_besides(model)
+        for name in [n for n in {**before, **after} if before.get(n) != after.get(n)][:1]:
+            raise ValueError(
+                f"{type(model).__name__} saves {name!r}, no parameter or buffer, which a pass "
+                "changes: a library that quantizes weights must leave them as they are"
+            )
         self._settle(inputs, passes, self._choose(inputs, passes, cuts))
         self._drop_faulty(inputs, passes)
 

@@ -27,6 +27,7 @@ from hybrid.networks.passes import (
 from hybrid.networks.units import mode
 from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.numerics.draws import RandomOperations
+from hybrid.solvers.state import sha256
 
 SAMPLES = 2
 """Those of the pass in which calls are recorded, in training; one more in evaluation."""
@@ -182,6 +183,14 @@ def _register_dataclasses(value: Any) -> None:
             with suppress(ValueError):  # it has fields that its constructor does not take
                 register_dataclass(type(x))
                 _register_dataclasses([getattr(x, field.name) for field in fields(x)])
+
+
+def saved_besides(model: nn.Module) -> dict[str, str]:
+    """SHA-256 by name of the tensors that a model saves besides its parameters and buffers."""
+    pairs = model.named_parameters(remove_duplicate=False), model.named_buffers()
+    known = {name for each in pairs for name, _ in each}
+    saved = model.state_dict().items()
+    return {n: sha256(x) for n, x in saved if n not in known and isinstance(x, Tensor)}
 
 
 def record(network: WatchedNetwork, inputs: Any) -> Iterator[PassRecorder]:

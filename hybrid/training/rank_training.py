@@ -180,14 +180,15 @@ class RankTraining:
         place, references = self.links.place, self.method.references
         if place.number not in references:
             kept, blocks = self.method.keeps_frozen, self.method.problem.blocks
-            units = [] if kept else blocks.units_of(place.block)
-            pairs = ((unit.parameters(), unit.tensors()) for unit in units)
-            references[place.number] = {
-                name: checkpoint.reference(p)
-                for parameters, saved in pairs
-                for name, p in parameters.items()
-                if name in saved and not p.requires_grad
-            }
+            references[place.number] = {}
+            for unit in [] if kept else blocks.units_of(place.block):
+                frozen = [n for n, p in unit.parameters().items() if not p.requires_grad]
+                within = tuple(f"{name}." for name in frozen)  # such as a quantized one's scales
+                references[place.number] |= {
+                    name: checkpoint.reference(x)
+                    for name, x in unit.tensors().items()
+                    if f"{name}.".startswith(within)
+                }
         return references[place.number]
 
     def restore(self, folder: Path) -> list[str]:

@@ -308,7 +308,9 @@ def _load_weights(
     found = {name: checkpoint.reference(x) for name, x in own.items()}
     checkpoint.check_left_out(stored.folder, stored.frozen, found)
     try:
-        network.load_state_dict({**stored.tensors, **own})
+        loaded = network.load_state_dict(stored.tensors, strict=not stored.frozen)
+        if others := [*loaded.unexpected_keys, *({*loaded.missing_keys} - {*own})]:
+            raise RuntimeError(f"it has others: {', '.join(others)}")
     except RuntimeError as error:
         raise ValueError(
             f"{stored.folder} is not of the model that {where} describes: put back what it was "

@@ -325,3 +325,26 @@ def test_the_only_element_of_a_list_begins_a_unit():
 
     cut = split(Stages(), 3, sample=X)
     assert cut.cuts == ["stages.1.0", "stages.2.0"]
+
+
+class Packing(nn.Module):
+    """Saves the scale of a weight, no buffer, and changes it in a pass in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.inner[0].weight.scale = torch.ones(2)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}scale"] = self.inner[0].weight.scale
+
+    def forward(self, x):
+        if not self.training:
+            self.inner[0].weight.scale.mul_(2)
+        return self.inner[1](self.inner[0](x))
+
+
+def test_what_a_pass_changes_of_what_is_saved_besides_buffers_is_refused():
+    said = refusal(lambda: split(Packing(), 2, sample=torch.ones(2, 4)))
+    assert "Packing saves 'scale', no parameter or buffer, which a pass changes" in said
