@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -154,13 +154,15 @@ def whole_folder(path: Path, names: str) -> Iterator[Path]:
     sync(place.parent)
 
 
-def write_durably(path: Path, content: bytes | str) -> None:
+def write_durably(path: Path, content: bytes | str | Iterable[bytes | memoryview]) -> None:
     """Write a new file in place of any old one, and wait until the disk has it."""
+    content = content.encode() if isinstance(content, str) else content
     path.unlink(missing_ok=True)
     # exclusive: a link that somebody puts there meanwhile is not followed
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with naming(path), os.fdopen(os.open(path, flags, 0o666), "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        for part in [content] if isinstance(content, bytes) else content:
+            file.write(part)
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,10 +1,12 @@
 """Weights as others keep them: one safetensors file, or a folder of shards with an index."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -166,6 +168,33 @@ def _kind(number_format: str) -> str:
     )
 
 
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+) -> tuple[str, int]:
+    """Write a safetensors file, with no copy of all its content; its SHA-256 and its bytes."""
+    empty = {name: torch.empty(0, dtype=x.dtype) for name, x in tensors.items()}
+    header, size = json.loads(save(empty, metadata)[8:]), 0
+    names = [name for name in header if name in tensors]  # in the order of the format
+    for name in names:
+        header[name]["shape"] = [*tensors[name].shape]
+        header[name]["data_offsets"] = [size, size := size + tensors[name].nbytes]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    start, digest = len(text).to_bytes(8, "little") + text, hashlib.sha256()
+
+    def parts() -> Iterator[bytes | memoryview]:
+        digest.update(start)
+        yield start
+        for name in names:
+            x = tensors[name].detach().resolve_conj().resolve_neg().cpu().contiguous()
+            part: Any = x.view(-1).view(torch.uint8).numpy()
+            digest.update(part)
+            yield part
+
+    write_durably(path, parts())
+    return digest.hexdigest(), len(start) + size
+
+
 def write(folder: Path, tensors: Mapping[str, Tensor], most: int) -> None:
     """Write tensors into a folder: one file, or shards of at most `most` bytes and their index.
 
@@ -182,8 +211,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], most: int) -> None:
     places: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = FILE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        content = {name: tensors[name].contiguous() for name in names}
-        write_durably(folder / file, save(content, {"format": "pt"}))
+        write_tensors(folder / file, {name: tensors[name] for name in names}, {"format": "pt"})
         places |= dict.fromkeys(names, file)
     if len(shards) > 1:
         total = {"total_size": sum(x.nbytes for x in tensors.values())}

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from hybrid.solvers.layers.projection import Projection
 from hybrid.solvers.metrics import FAULTS, described, failure
 from hybrid.solvers.norms import SharedNorms
-from hybrid.solvers.numerics import clipping
+from hybrid.solvers.numerics import clipping, sliced_steps
 from hybrid.solvers.numerics.draws import Draws, Key
 from hybrid.solvers.numerics.freezing import Freezing
 from hybrid.solvers.numerics.group_rates import set_rate
@@ -226,7 +226,7 @@ class Block:
             for group in optimizer.param_groups:
                 set_rate(group, rate)
             if scaler is None:
-                optimizer.step()
+                sliced_steps.step(optimizer)
             elif has_gradients(optimizer):
                 scaler.step(optimizer)
         if scaler is not None and any(map(has_gradients, optimizers)):

@@ -13,15 +13,15 @@ from urllib.parse import quote
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hybrid.files import read_whole, remove, write_durably
+from hybrid.files import read_whole, remove
 from hybrid.folder.manifest import MOST_BYTES, CheckpointFiles, ManifestPart, RunPosition, check
 from hybrid.networks.units import Unit
 from hybrid.settings.selection import Selection
 from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.state import entries, sha256
+from hybrid.weights import write_tensors
 
 FORMAT = 12
 STATE = ".."
@@ -65,12 +65,9 @@ def check_left_out(folder: Path, references: References, found: References) -> N
 
 def write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Write one file; give its entry in the manifest."""
-    form = torch.contiguous_format  # copies, since no two tensors of a file may share memory
-    copies = {k: t.detach().to("cpu", copy=True, memory_format=form) for k, t in tensors.items()}
-    content = save_tensors(copies)
     file = quote(name, safe="") + ".safetensors"
-    write_durably(folder / file, content)
-    return {"file": file, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    digest, size = write_tensors(folder / file, tensors)
+    return {"file": file, "sha256": digest, "bytes": size}
 
 
 def complete(root: Path) -> list[Path]:

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -270,8 +271,9 @@ def _large_parameters(blocks: Blocks, local: Collection[int]) -> list[nn.Paramet
 
 def _zeros_for(tensors: Iterable[Tensor]) -> Callable[[Tensor], Tensor]:
     """What gives zeros of the shape and layout of each of these, all in one memory."""
-    size = max((x.nbytes for x in tensors), default=0)
-    memory = torch.zeros(size, dtype=torch.uint8, device="cpu").untyped_storage()
+    size = max((x.nbytes for x in tensors), default=0) or 1
+    private = mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS)  # no page before somebody writes
+    memory = torch.frombuffer(private, dtype=torch.uint8).untyped_storage()
 
     def zeros(x: Tensor) -> Tensor:
         return torch.empty(0, dtype=x.dtype, device="cpu").set_(memory, 0, x.shape, x.stride())

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.networks.units import BlockModule, kept_state
-from hybrid.proof.undivided import PassResult, attributes_of, sketch, unlike, without_gradients
+from hybrid.proof.undivided import (
+    PassResult,
+    Sketches,
+    attributes_of,
+    sketch,
+    unlike,
+    without_gradients,
+)
 from hybrid.solvers.block import Block
 from hybrid.solvers.checks.constant_draws import ConstantDraws
 from hybrid.solvers.checks.traces import graph_leaves, untraced
@@ -160,6 +167,11 @@ def run_pass(
             block.sync = None
     assert isinstance(block.module, BlockModule)
     result, name_of = RankPass(), block.module.global_name
+    recorder = block.optimizers["exact"]
+    assert isinstance(recorder, _GradientRecorder)
+    recorder.sketches = result.passed.gradients
+    for name, p in _named_parameters(method, links).items():
+        recorder.names.setdefault(p, []).append(name)
     loss = block.objective.loss if block.last else None
     with (
         kept_state(block.module),
@@ -175,10 +187,6 @@ def run_pass(
             stats = program.run(method, block, links, Window([share]))
         if block.last:
             result.loss = float(stats.losses[-1]), share.share
-        gradients = block.optimizers["exact"].state
-        for name, p in _named_parameters(method, links).items():
-            if "gradient" in gradients.get(p, {}):
-                result.passed.gradients[name] = sketch(name, gradients[p]["gradient"])
         for name, b in block.module.named_buffers():
             result.passed.buffers[name_of(name)] = sketch(name_of(name), b)
         after = attributes_of(block.module, name_of).items()
@@ -188,18 +196,21 @@ def run_pass(
 
 
 class _GradientRecorder(torch.optim.Optimizer):
-    """Keeps the gradients in place of a step."""
+    """Keeps sketches of the gradients in place of a step."""
 
     def __init__(self, module: nn.Module) -> None:
+        self.sketches: Sketches = {}
+        self.names: dict[Tensor, list[str]] = {}
+        """A parameter's names in the network."""
         parameters = [p for p in module.parameters() if p.requires_grad]
         super().__init__(parameters or [nn.Parameter(torch.zeros(0))], {"lr": 0.0})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self.state[p]["gradient"] = p.grad.to_dense().clone()
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.grad is not None:
+                for name in self.names.get(p, ()):
+                    self.sketches[name] = sketch(name, p.grad.to_dense())
 
 
 def _named_parameters(method: Method, links: RankLinks) -> dict[str, nn.Parameter]:

@@ -70,9 +70,11 @@ def sketch(name: str, x: Tensor) -> Tensor:
         (2 * torch.randint(2, (n, PROJECTIONS), generator=random) - 1).to(flat)
         for n in (width, height)
     )
-    rows = nn.functional.pad(flat, (0, height * width - flat.numel())).view(height, width)
+    missing = height * width - flat.numel()
+    rows = (nn.functional.pad(flat, (0, missing)) if missing else flat).view(height, width)
     products = ((rows @ inner).double() * outer).sum(0)
-    return torch.cat([rows.double().norm().view(1), products]).cpu()
+    norms = [some.double().norm() for some in rows.split(WIDTH // 16)]  # a whole copy is large
+    return torch.cat([torch.stack(norms).norm().view(1), products]).cpu()
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -135,13 +137,11 @@ class UndividedPass:
                 total = value
                 if self.regularizer is not None:
                     total = total + self.regularizer(dict(self.model.named_parameters()))
-                total.backward()  # which may make passes again
+                done = PassResult(float(value.detach()), value.dtype)
+                with _sketched_gradients(self.model, done.gradients):
+                    total.backward()  # which may make passes again
             for what, function in functions.items():
                 _check_state(what, states[what], _state_of(function, self.model))
-            done = PassResult(float(value.detach()), value.dtype)
-            for name, p in self.model.named_parameters(remove_duplicate=False):
-                if p.grad is not None:
-                    done.gradients[name] = sketch(name, p.grad.to_dense())
             done.buffers = {n: sketch(n, b) for n, b in self.model.named_buffers() if not b.is_meta}
             after = attributes_of(self.model)
             moved = {name: x for name, x in after.items() if unlike(x, before.get(name))}
@@ -151,6 +151,32 @@ class UndividedPass:
                 again = attributes_of(self.model)
                 done.attributes = {n: x for n, x in moved.items() if unlike(again.get(n), x)}
         return done
+
+
+@contextmanager
+def _sketched_gradients(model: nn.Module, sketches: Sketches) -> Iterator[None]:
+    """Within it a parameter's gradient is sketched and dropped as soon as it has come to be."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(p, []).append(name)
+
+    def take(p: nn.Parameter) -> None:
+        assert p.grad is not None
+        for name in names[p]:
+            new = sketch(name, p.grad.to_dense())
+            if name in sketches:  # it comes in parts, as from a reentrant checkpoint
+                new += sketches[name]
+                new[0] = new[1:].square().mean().sqrt()
+            sketches[name] = new
+        p.grad = None
+
+    trained = (p for p in names if p.requires_grad)
+    handles = [p.register_post_accumulate_grad_hook(take) for p in trained]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -274,13 +274,14 @@ def numerics(deterministic: bool) -> Iterator[None]:
 def keep_memory() -> None:
     """Let glibc keep freed memory: every training step frees and allocates the same sizes.
 
-    Otherwise large buffers go back to the system, which clears them again at every step. Other C
-    libraries have no such settings.
+    Otherwise large buffers go back to the system, which clears them again at every step. What was
+    freed before goes back, since it is of other sizes. Other C libraries have no such settings.
     """
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):
+        libc.malloc_trim(0)
         m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3
         libc.mallopt(m_mmap_threshold, 1 << 30)
         libc.mallopt(m_trim_threshold, (1 << 31) - 1)

@@ -158,6 +158,7 @@ class Trainer:
                     with links.agreement():
                         free_remote(self.blocks, links.rank)
                 leave_if_asked(links, request)
+                launch.keep_memory()  # without what the proof has freed
                 return run.fit()
 
             return program

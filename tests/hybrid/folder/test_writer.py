@@ -27,15 +27,16 @@ def test_one_rank_that_cannot_write_stops_all_and_leaves_nothing(
     tmp_path, monkeypatch, failing: str
 ) -> None:
     import hybrid.folder.writer
+    import hybrid.weights
 
-    write = checkpoint.write_durably
+    write = hybrid.weights.write_durably
 
-    def full(path: Path, content: bytes | str) -> None:
+    def full(path: Path, content: Any) -> None:
         if path.name == failing:
             raise OSError(28, "No space left on device", str(path))
         write(path, content)
 
-    for module in (checkpoint, hybrid.folder.writer):
+    for module in (hybrid.weights, hybrid.folder.writer):
         monkeypatch.setattr(module, "write_durably", full)
     cut, optimizers = trained(2, 0)
 
