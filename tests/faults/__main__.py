@@ -1,7 +1,7 @@
 """N seeded faults, and what came of each.
 
     python -m tests.faults [--runs 200] [--seed 0] [--only WORD] [--launcher threads]
-        [--replicas 2] [--out docs/benchmarks/faults.json]
+        [--replicas 2] [--apart] [--out docs/benchmarks/faults.json]
 
 Exit status 1 if any fault broke a promise.
 """
@@ -33,13 +33,13 @@ def main() -> int:
         "--launcher", default="", choices=("threads", *ON_RANKS), help="of every run"
     )
     parser.add_argument("--replicas", type=int, default=1, help="of two blocks each")
+    parser.add_argument("--apart", action="store_true", help="a disk for each rank")
     options = parser.parse_args()
     about = facts("python -m tests.faults " + " ".join(sys.argv[1:]))
     done = []
     with tempfile.TemporaryDirectory(prefix="hybrid-faults-") as root:
-        for outcome in outcomes(
-            options.runs, options.seed, Path(root), options.only, options.launcher, options.replicas
-        ):
+        how = (options.only, options.launcher, options.replicas, options.apart)
+        for outcome in outcomes(options.runs, options.seed, Path(root), *how):
             done.append(outcome)
             print(_line(outcome), flush=True)
             if options.out is not None:

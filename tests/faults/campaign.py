@@ -60,20 +60,29 @@ class Outcome:
 
 
 def outcomes(
-    runs: int, seed: int, root: Path, only: str = "", launcher: str = "", replicas: int = 1
+    runs: int,
+    seed: int,
+    root: Path,
+    only: str = "",
+    launcher: str = "",
+    replicas: int = 1,
+    apart: bool = False,
 ) -> Iterator[Outcome]:
     """Strike `runs` times; the kinds take turns, the rest is up to the seed.
 
-    `only` kinds with this word in their names, and those that the launcher may meet.
+    `only` kinds with this word in their names, and those that the launcher may meet; ranks that are
+    `apart` have a disk each.
     """
     references = References(root)
     chosen = [k for k in KINDS if only in k.name and launcher in ("", *k.launchers)]
     chosen = [k for k in chosen if storage.can_mount() or not k.mounts]
+    if apart:
+        chosen = [k for k in chosen if not k.mounts and {*k.launchers} & {*kinds.ON_RANKS}]
     for number in range(seed, seed + runs):
         folder = root / f"fault-{number}"
         folder.mkdir()
         fault = chosen[number % len(chosen)]
-        yield one(number, fault, folder, references, launcher, replicas)
+        yield one(number, fault, folder, references, launcher, replicas, apart)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -84,6 +93,7 @@ def one(
     references: References,
     launcher: str = "",
     replicas: int = 1,
+    apart: bool = False,
 ) -> Outcome:
     """Strike one run, by this launcher or any, and bring it to its end.
 
@@ -96,10 +106,11 @@ def one(
         way, sync = random.choice(GRIDS)
         training = Training(way, launcher, 2 * replicas, replicas=replicas, sync=sync)
     else:
-        launcher = launcher or random.choice(fault.launchers)
+        ways = [name for name in fault.launchers if name in kinds.ON_RANKS or not apart]
+        launcher = launcher or random.choice(ways)
         ranks = 2 if launcher == "threads" else random.choice((2, 2, 2, 3))
         training = Training(random.choice(list(WAYS)), launcher, ranks)
-    training = replace(training, workers=fault.workers)
+    training = replace(training, workers=fault.workers, apart=apart)
     outcome = Outcome(seed, fault.name, launcher, training.ranks, training.way)
     outcome.replicas, outcome.sync = training.replicas, training.sync
     references.result(training)
@@ -119,6 +130,7 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
         words = ["train", "--resume", "--out", str(scene.out), *scene.resumed_with]
     fresh = scene.random.random() < 0.25
     before = whole(scene.out)
+    armed |= _disks(scene)
     job = Job(words, log, scene.training.ranks, scene.training.launcher, armed, fresh)
     with suppress(StopIteration):
         acts.send(job)
@@ -149,6 +161,11 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     lost = [s for s in before if after.get(s) != before[s] and s not in scene.damaged]
     if lost:
         outcome.problems.append(f"lost: checkpoint {', '.join(lost)}")
+
+
+def _disks(scene: Scene) -> dict[str, str]:
+    """What arms ranks that have a disk each."""
+    return {"disk": str(scene.out.parent)} if scene.training.apart else {}
 
 
 def load() -> float:
@@ -184,7 +201,13 @@ def _words(
 def _resumed(fault: Fault, scene: Scene, outcome: Outcome, folder: Path) -> Iterator[str]:
     """Resume until the run has ended, doing what its one line says, and compare."""
     out, status = scene.out, outcome.status
-    launcher = scene.training.launcher if scene.random.random() < 0.25 else "threads"
+    apart = scene.training.apart
+    by_ranks = apart or scene.random.random() < 0.25
+    launcher = scene.training.launcher if by_ranks else "threads"
+    copies = whole(out.parent / "disk-1" / out.name)
+    if apart and status != 0 and copies and scene.random.random() < 0.5:
+        shutil.rmtree(out, ignore_errors=True)
+        outcome.detail += "; the first disk is lost"
     while status != 0:
         outcome.resumes += 1
         if outcome.resumes > 4:
@@ -194,7 +217,7 @@ def _resumed(fault: Fault, scene: Scene, outcome: Outcome, folder: Path) -> Iter
         if out != scene.out:
             words = replace(scene.training, launcher=launcher).words(out)
         log = folder / f"resume-{outcome.resumes}.err"
-        job = Job(words, log, scene.training.ranks, launcher)
+        job = Job(words, log, scene.training.ranks, launcher, _disks(scene))
         if not job.wait(PATIENCE * max(1.0, load())):
             job.kill()
             yield "hang: a resumed run does not end"

@@ -66,6 +66,8 @@ class Training:
     sync: str = ""
     workers: int = 0
     """Processes that make a rank's mini-batches, of a data set that is the user's own."""
+    apart: bool = False
+    """Whether every rank has a disk of its own."""
 
     @property
     def blocks(self) -> int:
