@@ -17,6 +17,7 @@ from world import for_mpirun
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 PAGE = ROOT / "docs" / "two-machines.md"
+BOTH = ["host0", "host1"]
 ADDRESSES = "10.0.0.1", "10.0.0.2"
 
 
@@ -28,7 +29,7 @@ def commands(heading):
 
 
 class Hosts:
-    """Two hosts on one link: namespaces of the network and of the host's name."""
+    """Two hosts on one link, each with its own runs: namespaces of network, name and mounts."""
 
     def __init__(self, folder):
         self.folder, self.pids, self.started = folder, [], []
@@ -43,10 +44,14 @@ class Hosts:
         for number, address in enumerate(ADDRESSES):
             self.run(number, f"ip addr add {address}/24 dev eth0; hostname host{number}")
             self.run(number, "ip link set lo up; ip link set eth0 up")
+            runs = self.folder / f"runs of host{number}"
+            runs.mkdir()
+            (self.folder / "runs").mkdir(exist_ok=True)
+            self.run(number, f"mount --bind '{runs}' runs")
 
     def hold(self, *unshare):
         """Start the process that a host's namespaces belong to."""
-        words = [*unshare, "--net", "--uts", "sh", "-c", "echo up; exec sleep 600"]
+        words = [*unshare, "--net", "--uts", "--mount", "sh", "-c", "echo up; exec sleep 600"]
         holder = self.popen(words, stderr=subprocess.PIPE)
         if holder.stdout.readline() != "up\n":
             pytest.skip(f"no network namespaces can be made here: {holder.stderr.read().strip()}")
@@ -58,7 +63,7 @@ class Hosts:
         return ["nsenter", "-t", str(self.pids[number]), *users, *namespaces]
 
     def start(self, number, command, **environment):
-        words = [*self.enter(number, "-n", "-u"), "bash", "-ec", command]
+        words = [*self.enter(number, "-n", "-u", "-m"), "env", "-C", self.folder, "bash", "-ec", command]
         return self.popen(words, env=os.environ | environment, stderr=subprocess.STDOUT)
 
     def run(self, number, command, **environment):
@@ -97,7 +102,7 @@ def hosts(tmp_path):
 def environment(hosts, tmp_path):
     """What the user's shells have, and in place of ssh what starts elsewhere without it."""
     ssh = tmp_path / "ssh"
-    there = " ".join(hosts.enter(1, "-n", "-u"))
+    there = " ".join(hosts.enter(1, "-n", "-u", "-m"))
     clean = f"env -i HOME=$HOME PATH=/usr/bin:/bin PYTHONPATH={ROOT}"
     ssh.write_text(f'#!/bin/sh\nshift\ncd /\nexec {there} {clean} sh -c "$*"\n')
     ssh.chmod(0o755)
@@ -115,13 +120,13 @@ def environment(hosts, tmp_path):
 def test_the_commands_for_mpirun_train_on_two_hosts(hosts, environment, tmp_path):
     words = re.sub(r"^.* doctor\n", "", "".join(commands("mpirun")), flags=re.MULTILINE)
     assert "epoch 1/1" in hosts.run(0, words, **environment)
-    assert trained(tmp_path / "runs/mpirun") == ["host0", "host1"]
+    assert [trained(tmp_path / f"runs of host{k}/mpirun") for k in range(2)] == [BOTH] * 2
 
 
 def test_the_commands_for_torchrun_train_on_two_hosts(hosts, environment, tmp_path):
     both = [hosts.start(k, words, **environment) for k, words in enumerate(commands("torchrun"))]
     assert "epoch 1/1" in "".join(map(hosts.output, both))
-    assert trained(tmp_path / "runs/torchrun") == ["host0", "host1"]
+    assert [trained(tmp_path / f"runs of host{k}/torchrun") for k in range(2)] == [BOTH] * 2
 
 
 def trained(run):
