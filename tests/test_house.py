@@ -64,26 +64,26 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 37_270
+CORE = 38_330
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 248, 34_850, 5_370
+CORE_FILES, TESTS, BENCHMARKS = 252, 36_040, 5_660
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 760,
-    "hybrid/bench": 2_300,
+    "hybrid/bench": 2_350,
     "hybrid/cli": 980,
-    "hybrid/data": 2_570,
+    "hybrid/data": 2_540,
     "hybrid/doctor": 280,
-    "hybrid/folder": 1_370,
+    "hybrid/folder": 1_430,
     "hybrid/links": 2_450,
-    "hybrid/method": 2_490,
-    "hybrid/networks": 3_590,
+    "hybrid/method": 2_530,
+    "hybrid/networks": 3_680,
     "hybrid/proof": 1_050,
-    "hybrid/ranks": 1_160,
+    "hybrid/ranks": 1_310,
     "hybrid/report": 1_000,
     "hybrid/rounds": 1_210,
-    "hybrid/settings": 1_460,
-    "hybrid/training": 3_110,
+    "hybrid/settings": 1_480,
+    "hybrid/training": 3_840,
     "solvers": 2_650,
     "solvers/checks": 460,
     "solvers/delayed": 1_090,

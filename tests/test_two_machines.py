@@ -63,7 +63,8 @@ class Hosts:
         return ["nsenter", "-t", str(self.pids[number]), *users, *namespaces]
 
     def start(self, number, command, **environment):
-        words = [*self.enter(number, "-n", "-u", "-m"), "env", "-C", self.folder, "bash", "-ec", command]
+        inside = [*self.enter(number, "-n", "-u", "-m"), "env", "-C", self.folder]
+        words = [*inside, "bash", "-ec", command]
         return self.popen(words, env=os.environ | environment, stderr=subprocess.STDOUT)
 
     def run(self, number, command, **environment):
