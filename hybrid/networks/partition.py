@@ -160,12 +160,12 @@ class Machines:
             over |= new
         k, start, end = min(over, key=lambda run: (run[2] - run[1], over[run]))
         cut = make([0, *sorted({start, end} - {0, len(costs)})])
-        names = [unit.name for unit in cut.units_of(int(start > 0))]
-        what = f"unit {names[0]!r}" if len(names) == 1 else f"units {names[0]!r} to {names[-1]!r}"
+        names = [repr(unit.name) for unit in cut.units_of(int(start > 0))]
+        what = " to ".join(dict.fromkeys([names[0], names[-1]]))
         raise ValueError(
             f"no cut leaves room for all: block {k} needs {over[k, start, end] / 1e9:.3g} GB for "
-            f"{what}, and its machine's memory has {self.memory[k]:g}: take more blocks, smaller "
-            "micro-batches, recompute, an optimizer of fewer moments, or another machine there"
+            f"unit {what}, and its machine's memory has {self.memory[k]:g}: take more blocks, "
+            "smaller micro-batches, recompute, an optimizer of fewer moments, or another machine"
         )
 
 
@@ -251,8 +251,7 @@ def _balance_calls(
     `widths`: how many tensors, beside integers, go into each unit but the first. A block's cost
     stands at its first unit: what crosses no cut is not packed, so it is not the sum of its units'.
     """
-    speeds, candidates, fault = machines.speeds, list[tuple[float, Blocks]](), ValueError()
-    ideal = inf
+    speeds, candidates, ideal = machines.speeds, list[tuple[float, Blocks]](), inf
     for most in sorted(set(widths)):
         places = [0, *[i for i, width in enumerate(widths, 1) if width <= most], len(chain)]
         runs = [chain[a:b] for a, b in pairwise(places)]
@@ -264,8 +263,9 @@ def _balance_calls(
 
         try:
             cut = at(machines.starts([*map(sum, cost(runs))], at))
-        except ValueError as error:  # no room
-            fault = error
+        except ValueError:  # no room, but where more tensors may cross
+            if not candidates and most == max(widths):
+                raise
             continue
         wholes = cost([cut.units_of(k) for k in range(len(cut))])
         cut.costs = [Cost(0.0, 0.0)] * len(chain)
@@ -276,8 +276,6 @@ def _balance_calls(
         ideal = min(ideal, sum(map(sum, wholes)) / sum(speeds))
         if slowest <= UNEVEN * ideal:
             break
-    if not candidates:
-        raise fault
     least = min(slowest for slowest, _ in candidates)
     return next(cut for slowest, cut in candidates if slowest <= UNEVEN * least)
 

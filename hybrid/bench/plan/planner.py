@@ -25,7 +25,6 @@ from hybrid.method.memory import Memory
 from hybrid.method.method import Method
 from hybrid.method.problem import Problem, check_size
 from hybrid.networks.blocks import Blocks
-from hybrid.networks.partition import Needed
 from hybrid.ranks import launch
 from hybrid.settings import methods
 from hybrid.settings.config import Config
@@ -74,15 +73,9 @@ class Planner:
         self.data, self.model = data, self.timed.model
         self._memory = Memory()
 
-    def blocks(
-        self,
-        count: int,
-        samples: int = 0,
-        cuts: Sequence[str] = (),
-        needed: Needed | None = None,
-    ) -> Blocks:
+    def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:
         """Cut the model into `count` blocks, balanced by the time of passes over `samples`."""
-        return self.timed.blocks(count, samples or ceil(self.size / 4), cuts, needed)
+        return self.timed.blocks(count, samples or ceil(self.size / 4), cuts)
 
     def grids(self, ranks: int) -> list[Grid]:
         """List every way to write a number of ranks as K x R."""
@@ -149,15 +142,15 @@ class Planner:
             try:
                 if memory and not cuts:
                     needed = partial(self.memory, recipe=recipe, replicas=R)
-                    blocks = self.blocks(K, ceil(share / parts[0]), needed=needed)
+                    blocks = self.timed.blocks(K, ceil(share / parts[0]), needed=needed)
                 prediction = self.predict(blocks, recipe, replicas=R)
-                for most, limit in zip(prediction.memory_bytes, limits, strict=True):
-                    if most > limit * 1e9:
-                        raise ValueError(
-                            f"{recipe.name} on {grid} needs {most / 1e9:.3g} GB a rank, and the "
-                            f"device has {limit:g}: take more blocks, a smaller --batch-size, or "
-                            "recompute"
-                        )
+                needs = zip(prediction.memory_bytes, limits, strict=True)
+                most, limit = max(needs, key=lambda need: need[0] / need[1])
+                if most > limit * 1e9:
+                    raise ValueError(
+                        f"{recipe.name} on {grid} needs {most / 1e9:.3g} GB a rank, and the device "
+                        f"has {limit:g}: take more blocks, a smaller --batch-size, or recompute"
+                    )
                 yield prediction
             except ValueError as error:
                 self._leave_out(f"{grid}: {recipe.name}", error)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ class TimedNetwork:
         if not self._by_units:
             cut = self._split(count, cuts)
             if needed is not None and cut.recut is not None:
-                cut = cut.recut(lambda made: needed(made.with_bundles(self._sample)))
+                cut = cut.recut(lambda each: needed(each.with_bundles(self._sample)))
                 cut = cut.with_bundles(self._sample)
             units = [run[0].merged(run) for run in map(cut.units_of, range(len(cut)))]
             blocks = Blocks(cut.model, units, list(range(len(units))), speeds=cut.speeds)
@@ -88,17 +89,14 @@ class TimedNetwork:
         return [x if len(x) in (0, count) else (one(x),) for x in numbers]
 
     def _split(self, count: int, cuts: Sequence[str] = ()) -> Blocks:
-        number, sample = None if cuts else count, None if self._by_units else self._sample
+        sample = None if self._by_units else self._sample
         speeds, memory = self.machines(count)
-        cut = split(
-            self.network,
-            number,
-            cuts=cuts or None,
-            balance=self._wanted.balance,
-            sample=sample,
-            speeds=() if cuts else speeds,
-            memory=() if cuts else memory,
-        )
+        cut_here = partial(split, self.network, sample=sample)
+        balance = self._wanted.balance
+        if cuts:
+            cut = cut_here(cuts=cuts)
+        else:
+            cut = cut_here(count, balance=balance, speeds=speeds, memory=memory)
         cut.speeds = speeds
         return cut.with_bundles(self._sample)
 
