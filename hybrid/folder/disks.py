@@ -124,12 +124,17 @@ class Disks:
                 manifest = checkpoint.read_manifest(folder)
                 stored[folder.name] = manifest["run"], checkpoint.missing_files(folder, manifest)
         found, hosts = self._of_disks(stored), self.hosts()
-        runs = {run: hosts[d] for d, of in enumerate(found) for run, _ in of.values() if run}
+        runs: dict[str, list[tuple[str, str]]] = {}
+        for host, of in zip(hosts, found, strict=True):
+            for name, (run, _) in of.items():
+                runs.setdefault(run, []).append((host, name))
+        runs.pop("", None)
         with agreement(self._group.first_of):
             if len(runs) > 1:
+                host, name = min(runs.values(), key=len)[0]
                 raise ValueError(
-                    f"{self.folder.path} has checkpoints of different runs on "
-                    f"{' and '.join(runs.values())}: remove all but one run's, or choose another "
+                    f"{self.folder.path} has checkpoints of different runs: on {host}, if "
+                    f"{self._checkpoints / name} is another run's, remove it, or choose another "
                     "folder"
                 )
         names = sorted({name for of in found for name in of})
