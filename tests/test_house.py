@@ -64,12 +64,12 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 38_330
+CORE = 38_500
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 252, 36_040, 5_660
+CORE_FILES, TESTS, BENCHMARKS = 253, 36_180, 5_660
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
-    "hybrid": 760,
+    "hybrid": 790,
     "hybrid/bench": 2_350,
     "hybrid/cli": 980,
     "hybrid/data": 2_540,
@@ -77,13 +77,13 @@ ROOMS = {
     "hybrid/folder": 1_430,
     "hybrid/links": 2_450,
     "hybrid/method": 2_530,
-    "hybrid/networks": 3_680,
-    "hybrid/proof": 1_050,
+    "hybrid/networks": 3_700,
+    "hybrid/proof": 1_080,
     "hybrid/ranks": 1_310,
     "hybrid/report": 1_000,
     "hybrid/rounds": 1_210,
     "hybrid/settings": 1_480,
-    "hybrid/training": 3_840,
+    "hybrid/training": 3_850,
     "solvers": 2_650,
     "solvers/checks": 460,
     "solvers/delayed": 1_090,
@@ -93,7 +93,7 @@ ROOMS = {
     "solvers/layers": 550,
     "solvers/local": 330,
     "solvers/local_work": 550,
-    "solvers/numerics": 1_110,
+    "solvers/numerics": 1_190,
     "solvers/optimizers": 330,
     "solvers/splitting": 1_340,
     "solvers/sync": 1_250,
