@@ -64,13 +64,13 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 38_500
+CORE = 38_480
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
 CORE_FILES, TESTS, BENCHMARKS = 253, 36_180, 5_660
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 790,
-    "hybrid/bench": 2_350,
+    "hybrid/bench": 2_340,
     "hybrid/cli": 980,
     "hybrid/data": 2_540,
     "hybrid/doctor": 280,
