@@ -99,8 +99,9 @@ class LocalUpdatesProgram(Program):
 
     def begin(self) -> None:
         solver, block = self.solver, self.block
-        self._sends_adjoint = solver.crosses(block.index - 1, block.count)
-        self._gets_adjoint = solver.crosses(block.index, block.count)
+        crosses, trains = solver.crosses, block.index >= block.first_trained
+        self._sends_adjoint = crosses(block.index - 1, block.count) and block.sends_adjoint
+        self._gets_adjoint = crosses(block.index, block.count) and trains
         self._needs_head = solver.has_head(block.index, block.count)
         # a head's size follows from the first mini-batch
         self._head: Head | None = None

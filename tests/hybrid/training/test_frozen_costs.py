@@ -174,6 +174,16 @@ def test_no_adjoint_goes_to_blocks_that_train_nothing(solver, monkeypatch):
     assert sent == {1: 0, 2: 0, 3: everything[3]}
 
 
+@pytest.mark.parametrize("style", ["overlapping", "chunked"])
+def test_local_updates_report_their_progress_to_blocks_that_train_nothing(style, monkeypatch):
+    solver = LocalUpdates(style=style, **({"chunks": 1} if style == "chunked" else {}))
+    found, sent = trained_behind(solver, monkeypatch)
+    expected, everything = trained_behind(solver, monkeypatch, needs_all=True)
+    assert_same(found, expected)
+    assert everything[1] == everything[2] == everything[3] > 8 * 37
+    assert sent == {1: 2, 2: 2, 3: everything[3]}
+
+
 @pytest.mark.parametrize("sync", [AllReduce(), LocalSGD(2), DiLoCo(2), HPSGD(2, lag=1)], ids=repr)
 def test_bytes_between_ranks_do_not_depend_on_what_is_frozen(sync, monkeypatch):
     send = RankLinks.send_to
