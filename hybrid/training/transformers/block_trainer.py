@@ -26,8 +26,10 @@ from hybrid.method.callback import Callback
 from hybrid.method.objectives import count_of_transformers
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.partition import split
+from hybrid.networks.units import kept_modes
 from hybrid.ranks import launch
 from hybrid.solvers import Solver, registry
+from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.metrics import WeightedSum, user_code
 from hybrid.solvers.objective import CountOf, loss_of
 from hybrid.training import trainer as blockwise
@@ -123,6 +125,12 @@ class BlockTrainer(Trainer):  # type: ignore[misc]
             align = getattr(utils, "align_special_tokens", lambda model, tokenizer: None)
             align(self.model, self.processing_class)
         data = self._data(loader)
+        if args.gradient_accumulation_steps > 1 and not self._is_divided(data):
+            raise ValueError(
+                f"gradient_accumulation_steps is {args.gradient_accumulation_steps}, and the loss "
+                "does not use num_items_in_batch, so that Trainer would add up the means of "
+                "micro-batches: set 1 and a larger batch, and give solver= with micro_batches"
+            )
         course = data.order = Course(args, data, self.replicas)
         data.batch_size, self.state = None, course.state
         tested = self._data(self.get_eval_dataloader()) if args.eval_strategy != "no" else None
@@ -223,6 +231,24 @@ class BlockTrainer(Trainer):  # type: ignore[misc]
     def _data(self, loader: DataLoader[Any]) -> Data:
         own = self.compute_loss_func is None and self.label_smoother is None
         return as_data(loader, labels_are_inputs=own)
+
+    def _is_divided(self, data: Data) -> bool:
+        """Whether the loss is over the number of labels in a step; tried on two samples."""
+        function = self.compute_loss_func
+        if function is None and (self.label_smoother or not self.model_accepts_loss_kwargs):
+            return True  # or by micro-batches
+        inputs, labels = data.sample(2)
+
+        def loss(number: int) -> Tensor:
+            if function is None:
+                return loss_of(self.model(**inputs, num_items_in_batch=number))
+            out = call_network(self.model, inputs)
+            value: Tensor = function(out, labels, num_items_in_batch=number)
+            return value
+
+        with torch.no_grad(), kept_modes(self.model):
+            self.model.eval()
+            return bool(torch.isclose(loss(1), 2 * loss(2), rtol=1e-3))
 
     def _loss(self) -> dict[str, Any]:
         """The loss and what it is divided by, as in Trainer; empty: the model's own, as it is.

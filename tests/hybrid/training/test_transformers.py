@@ -8,7 +8,7 @@ import pytest
 import torch
 from answers import refusal
 from trainings import assert_same
-from transformers_program import arguments, library, make, rows, trained
+from transformers_program import arguments, library, make, right, rows, trained
 from zoo_packages import installed
 
 pytestmark = pytest.mark.skipif(
@@ -54,24 +54,50 @@ def compare(expected, found):
         torch.testing.assert_close(found.model.state_dict()[name], weight, rtol=0, atol=1e-6)
 
 
+def listener(stop_at=None):
+    """A callback that notes what it is told, and may stop a run after an epoch."""
+
+    class Listener(library().TrainerCallback):
+        def __init__(self):
+            self.events = []
+
+        def on_epoch_end(self, args, state, control, **given):
+            self.events.append(("epoch", state.global_step, state.epoch))
+            control.should_training_stop |= state.epoch == stop_at
+
+        def on_evaluate(self, args, state, control, metrics, **given):
+            self.events.append(("evaluate", state.global_step, metrics["eval_loss"] > 0))
+
+        def on_step_end(self, args, state, control, **given):
+            self.events.append(("step", state.global_step, given["model"] is not None))
+
+        def on_train_end(self, args, state, control, **given):
+            self.events.append(("end", state.global_step, state.log_history[-1]["step"]))
+
+    return Listener()
+
+
 @pytest.mark.parametrize(
     ("kind", "blocks"),
     [
-        ("gpt2", 4),
-        ("llama", 2),
+        ("gpt2", 2),
         *(
             pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("gpt2", 1), ("gpt2", 2), ("llama", 1), ("llama", 4))
+            for pair in (("gpt2", 1), ("gpt2", 4), ("llama", 1), ("llama", 2), ("llama", 4))
         ),
     ],
 )
-def test_steps_are_those_of_trainer(kind, blocks, tmp_path):
-    expected = trained(tmp_path / "theirs", kind)
-    assert len(losses(expected)) == 12
-    compare(expected, trained(tmp_path / "ours", kind, blocks))
+def test_steps_and_events_are_those_of_trainer(kind, blocks, tmp_path):
+    theirs, ours = listener(), listener()
+    expected = trained(tmp_path / "theirs", kind, callbacks=[theirs])
+    compare(expected, trained(tmp_path / "ours", kind, blocks, callbacks=[ours]))
+    assert ours.events == theirs.events
+    epoch = [*["step"] * 6, "epoch", "evaluate"]
+    assert [event for event, *_ in ours.events] == [*epoch, *epoch, "end"]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_smoothed_labels_and_a_loss_of_ones_own_are_trainers(kind, tmp_path):
     def squared(output, labels, num_items_in_batch=None):
         wanted = torch.nn.functional.one_hot(labels[:, 1:].clamp_min(0), 37).double()
@@ -100,37 +126,6 @@ def test_every_field_of_training_arguments_is_mapped_neutral_or_refused(tmp_path
         assert "leave it at" in said
 
 
-def listener(stop_at=None):
-    """A callback that notes what it is told, and may stop a run after an epoch."""
-
-    class Listener(library().TrainerCallback):
-        def __init__(self):
-            self.events = []
-
-        def on_epoch_end(self, args, state, control, **given):
-            self.events.append(("epoch", state.global_step, state.epoch))
-            control.should_training_stop |= state.epoch == stop_at
-
-        def on_evaluate(self, args, state, control, metrics, **given):
-            self.events.append(("evaluate", state.global_step, metrics["eval_loss"] > 0))
-
-        def on_step_end(self, args, state, control, **given):
-            self.events.append(("step", state.global_step, given["model"] is not None))
-
-        def on_train_end(self, args, state, control, **given):
-            self.events.append(("end", state.global_step, state.log_history[-1]["step"]))
-
-    return Listener()
-
-
-def test_callbacks_are_told_what_trainer_tells_them(tmp_path):
-    theirs, ours = listener(), listener()
-    for blocks, each in ((0, theirs), (2, ours)):
-        trained(tmp_path, blocks=blocks, num_train_epochs=1, callbacks=[each])
-    assert ours.events == theirs.events
-    assert [event for event, *_ in ours.events] == [*["step"] * 6, "epoch", "evaluate", "end"]
-
-
 def test_a_stopped_run_goes_on_with_other_blocks_as_if_undisturbed(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4, "logging_steps": 2}
     whole = trained(tmp_path / "whole", blocks=2, **settings)
@@ -142,13 +137,7 @@ def test_a_stopped_run_goes_on_with_other_blocks_as_if_undisturbed(tmp_path):
     assert kept == [0, 4, 8, 12]
 
 
-def right(predicted):
-    logits, labels = predicted
-    hits = logits[:, :-1].argmax(-1) == labels[:, 1:]
-    counts = labels[:, 1:] != -100
-    return {"right": float(hits[counts].mean()), "count": float(counts.sum())}
-
-
+@pytest.mark.slow
 def test_metrics_decide_which_weights_a_run_ends_with(tmp_path):
     settings = {
         "compute_metrics": right,
@@ -171,7 +160,8 @@ def test_metrics_decide_which_weights_a_run_ends_with(tmp_path):
         assert found.evaluate()["eval_right"] == pytest.approx(best)
 
 
-@pytest.mark.parametrize("solver", ["ddg", pytest.param("pd-asgd", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["ddg", "pd-asgd"])
 def test_delayed_methods_log_learn_and_save_what_from_pretrained_reads(solver, tmp_path):
     settings = {"save_strategy": "epoch", "num_train_epochs": 3, "logging_steps": 2}
     trainer = trained(tmp_path / "run", blocks=2, solver=solver, **settings)
@@ -193,13 +183,15 @@ def test_delayed_methods_log_learn_and_save_what_from_pretrained_reads(solver, t
 
 
 def test_ranks_of_mpi_log_measure_and_save_as_threads_do(world, tmp_path):
-    settings = {"solver": "ddg", "save_strategy": "epoch", "num_train_epochs": 1}
+    settings = {"solver": "ddg", "save_strategy": "epoch", "compute_metrics": right}
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "right"}
     trainer = trained(tmp_path / "threads", blocks=2, **settings)
     with redirect_stdout(StringIO()):
         expected = trainer.evaluate()
     for log, measured in world.run(2, "transformers_program:on_ranks", tmp_path / "run", settings):
         assert [e["loss"] for e in log if "loss" in e] == losses(trainer)
-        assert measured["eval_loss"] == expected["eval_loss"]
+        for name in ("eval_loss", "eval_right", "eval_count"):
+            assert measured[name] == expected[name]
     saved = type(trainer.model).from_pretrained(tmp_path / "run" / "saved")
     assert_same(dict(saved.state_dict()), dict(trainer.model.state_dict()))
 
@@ -231,6 +223,8 @@ def test_what_blocks_cannot_do_is_refused_in_one_line(tmp_path):
 
     assert "Own overrides compute_loss, which blocks do not call" in said(trainer=Own)
     assert "Steps has on_pre_optimizer_step" in said({"callbacks": [Steps()]})
+    ignoring = {"compute_loss_func": lambda out, labels, num_items_in_batch: out.logits.mean()}
+    assert "does not use num_items_in_batch" in said(ignoring)
     incomplete = {"train_dataset": rows(30)}
     assert "set dataloader_drop_last=True" in said(incomplete)
     assert "choose eval_steps that divide it" in said(eval_strategy="steps", eval_steps=5)

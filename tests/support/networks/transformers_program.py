@@ -94,6 +94,13 @@ def trained(
     return trainer
 
 
+def right(predicted: Any) -> dict[str, float]:
+    """The share of right labels, and their number, for compute_metrics."""
+    logits, labels = predicted
+    hits, counts = logits[:, :-1].argmax(-1) == labels[:, 1:], labels[:, 1:] != -100
+    return {"right": float(hits[counts].mean()), "count": float(counts.sum())}
+
+
 def on_ranks(comm: Any, folder: Path, given: dict[str, Any]) -> tuple[list[Any], dict[str, float]]:
     """The log of a rank, and what it measures after it has saved the model."""
     with launched(comm):
