@@ -83,11 +83,20 @@ def listener(stop_at=None):
         ("gpt2", 2),
         *(
             pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("gpt2", 1), ("gpt2", 4), ("llama", 1), ("llama", 2), ("llama", 4))
+            for pair in (
+                ("gpt2", 1),
+                ("gpt2", 4),
+                ("llama", 1),
+                ("llama", 2),
+                ("llama", 4),
+                ("lora", 2),
+            )
         ),
     ],
 )
 def test_steps_and_events_are_those_of_trainer(kind, blocks, tmp_path):
+    if kind == "lora" and not installed("peft"):
+        pytest.skip("peft is not installed")
     theirs, ours = listener(), listener()
     expected = trained(tmp_path / "theirs", kind, callbacks=[theirs])
     compare(expected, trained(tmp_path / "ours", kind, blocks, callbacks=[ours]))

@@ -26,7 +26,14 @@ def library() -> Any:
 
 
 def make(kind: str) -> Any:
-    """A causal model with float64 weights, gpt2 (whose embedding is its head) or llama."""
+    """A causal model with float64 weights: gpt2, whose embedding is its head, llama, or lora.
+
+    The last one is a llama with adapters of peft's, which alone are trained.
+    """
+    if kind == "lora":
+        peft = package("peft")
+        config = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"])
+        return peft.get_peft_model(make("llama"), config).double()
     torch.manual_seed(0)
     tf = library()
     if kind == "gpt2":
