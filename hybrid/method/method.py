@@ -39,7 +39,7 @@ from hybrid.solvers.norms import SharedNorms
 from hybrid.solvers.numerics.attributes import has_user_hooks, user_modules
 from hybrid.solvers.numerics.draws import Draws, NumberedDraws
 from hybrid.solvers.numerics.freezing import Freezing
-from hybrid.solvers.numerics.optimizer_state import Average
+from hybrid.solvers.numerics.optimizer_state import Average, parameters_of
 from hybrid.solvers.numerics.regularizer import Regularizer
 from hybrid.solvers.optimizers.mends import Extrapolation
 from hybrid.solvers.optimizers.muon import Muon
@@ -199,8 +199,7 @@ class Method:
             cap = min(options.delay.cap, late)
             optimizers["local"] = Extrapolation(exact.param_groups, exact, cap)
         if train.ema:
-            weights = [p for group in exact.param_groups for p in group["params"]]
-            optimizers["ema"] = Average(weights, train.ema)
+            optimizers["ema"] = Average([*parameters_of([exact])], train.ema)
         if train.compile:
             for part in module.children():
                 if isinstance(part, NumberedDraws):

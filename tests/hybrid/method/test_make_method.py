@@ -41,6 +41,16 @@ def blocks():
     return split(models.build("resnet8", 10, 1, 8), 2, balance="even")
 
 
+def test_local_work_that_fits_is_that_of_the_machines_speeds(given):
+    def costs(speeds):
+        made = replace(blocks(), speeds=speeds)
+        train = TrainSettings(batch_size=32)
+        return Trainer(made, DDG(4), fill=Penalty(), train=train).make_method(given[0]).costs
+
+    alike, unlike = costs(()), costs((2.0, 0.5))
+    assert [sum(a) / sum(b) for a, b in zip(alike, unlike, strict=True)] == [2.0, 0.5]
+
+
 @pytest.mark.parametrize(
     ("solver", "rounds", "options"),
     [

@@ -72,6 +72,17 @@ def test_what_cannot_be_is_refused_in_one_line(hybrid, tmp_path, given, said):
     assert_one_line(train(hybrid, tmp_path, *given), said)
 
 
+def test_a_file_of_the_users_with_two_ways_to_cut_is_refused(hybrid, tmp_path):
+    file = tmp_path / "both.toml"
+    file.write_text('[split]\ncuts = ["head"]\nmemory = [1, 1]\n')
+    said = "split.cuts and split.memory both settle the cuts: leave one of the two out"
+    assert_one_line(hybrid(*WORDS, file, "--out", tmp_path / "run"), said)
+    file.write_text('[split]\ncuts = ["head"]\n')
+    assert_one_line(
+        hybrid(*WORDS, file, "--set", "split.memory=[1,1]", "--out", tmp_path / "run"), said
+    )
+
+
 def test_ranks_measure_their_machines_once(world, tmp_path):
     words = [*WORDS, "--out", tmp_path, "--set", "split.speeds=measured"]
     output(world.hybrid(2, *words, "--set", "split.memory=measured"))
