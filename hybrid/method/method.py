@@ -92,12 +92,6 @@ class Method:
         return self.problem.steps
 
     @property
-    def keeps_frozen(self) -> bool:
-        """Whether checkpoints have the weights that are frozen for the whole run."""
-        wanted, modules = self.options.checkpoint.frozen, self.problem.blocks.model.modules()
-        return not any(hasattr(m, "peft_config") for m in modules) if wanted == "auto" else wanted
-
-    @property
     def whole(self) -> bool:
         """Whether a window is the whole training set."""
         return self.options.rounds.window == "all"

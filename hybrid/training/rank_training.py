@@ -179,7 +179,9 @@ class RankTraining:
         """What is frozen for the whole run, as the network has it before anything is restored."""
         place, references = self.links.place, self.method.references
         if place.number not in references:
-            kept, blocks = self.method.keeps_frozen, self.method.problem.blocks
+            kept, blocks = self.options.checkpoint.frozen, self.method.problem.blocks
+            if kept == "auto":
+                kept = not any(hasattr(m, "peft_config") for m in blocks.model.modules())
             references[place.number] = {}
             for unit in [] if kept else blocks.units_of(place.block):
                 frozen = [n for n, p in unit.parameters().items() if not p.requires_grad]
