@@ -12,13 +12,15 @@ predicted time, theirs by hand.
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 
 import measuring
 import torch
 from torch import Tensor, nn
 
 from hybrid.bench.plan.device import Device, Roofline
-from hybrid.networks.partition import balance_starts, split
+from hybrid.networks.blocks import Blocks
+from hybrid.networks.partition import Machines, split
 from hybrid.solvers.local_work.budget import Cost
 
 PEAK_FLOPS, PEAK_BYTES, COMPUTES, MOVES = 11.76e12, 346e9, 0.6, 0.8
@@ -116,7 +118,8 @@ def main() -> None:
         (each,) = P40.passes(whole.model, whole.units, [samples])
         again = (m - 1) / m if m > 1 else 0.0  # the share of micro-batches that go forward twice
         costs = [Cost(c.forward, c.backward + again * c.forward) for c in each]
-        starts = balance_starts([sum(cost) for cost in costs], K)
+        cut = partial(Blocks, whole.model, whole.units)
+        starts = Machines([1.0] * K).starts([sum(cost) for cost in costs], cut)
         ends = [*starts[1:], len(costs)]
         blocks = [
             Cost(*(sum(way) for way in zip(*costs[a:b], strict=True)))

@@ -146,12 +146,14 @@ class Machines:
         `costs` are those of what is not cut, and `make` cuts there. More units need more memory:
         what has no room on a machine has none with others beside it. ValueError if no cut has.
         """
-        over: dict[tuple[int, int, int], float] = {}
+        sums, over = [0.0, *accumulate(costs)], dict[tuple[int, int, int], float]()
 
-        def has_room(k: int, start: int, end: int) -> bool:
-            return not any(k == block and start <= a and b <= end for block, a, b in over)
+        def seconds(k: int, start: int, end: int) -> float:
+            if any(k == block and start <= a and b <= end for block, a, b in over):
+                return inf
+            return (sums[end] - sums[start]) / self.speeds[k]
 
-        while starts := balance_starts(costs, len(self.speeds), self.speeds, has_room):
+        while starts := balance_starts(len(costs), len(self.speeds), seconds):
             needed = self.needed(make(starts)) if self.needed and self.memory else []
             runs = zip(needed, self.memory, pairwise([*starts, len(costs)]), strict=False)
             new = {(k, *run): x for k, (x, most, run) in enumerate(runs) if x > most * 1e9}
@@ -298,31 +300,20 @@ def _find_cut_indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
     return indices
 
 
-def balance_starts(
-    costs: Sequence[float],
-    blocks: int,
-    speeds: Sequence[float] = (),
-    allowed: Callable[[int, int, int], bool] = lambda *run: True,
-) -> list[int]:
-    """Starts of `blocks` contiguous runs whose largest sum, over the block's speed, is smallest.
+def balance_starts(count: int, blocks: int, seconds: Callable[[int, int, int], float]) -> list[int]:
+    """Starts of `blocks` contiguous runs of `count` units whose largest time is smallest.
 
+    `seconds` gives a block's time for the run from a start to an end: inf, if it may not have that.
     The solution is exact, by dynamic programming. Among equal ones the sum of squares decides, then
-    the earlier cut. `allowed` tells whether a block may be the run from a start to an end; empty if
-    no solution is.
+    the earlier cut. Empty without any.
     """
-    sums, speeds = [0.0, *accumulate(costs)], speeds or [1.0] * blocks
-
-    def seconds(block: int, start: int, end: int) -> float:
-        each = (sums[end] - sums[start]) / speeds[block]
-        return each if allowed(block, start, end) else inf
-
-    peak, _ = _best_runs(len(costs), blocks, lambda score, *run: max(score, seconds(*run)))
+    peak, _ = _best_runs(count, blocks, lambda score, *run: max(score, seconds(*run)))
 
     def squares(score: float, *run: int) -> float:
         each = seconds(*run)
         return score + each**2 if each <= peak else inf
 
-    return _best_runs(len(costs), blocks, squares)[1] if peak < inf else []
+    return _best_runs(count, blocks, squares)[1] if peak < inf else []
 
 
 def _best_runs(

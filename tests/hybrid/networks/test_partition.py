@@ -17,7 +17,7 @@ from hybrid import split
 from hybrid.networks import models
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.costs import OPERATIONS_A_BYTE
-from hybrid.networks.partition import BALANCES, Machines, balance_starts
+from hybrid.networks.partition import BALANCES, Machines
 from hybrid.networks.units import units
 
 
@@ -47,7 +47,8 @@ def test_balanced_starts_are_the_best_of_all(costs, data):
     blocks = data.draw(st.integers(1, len(costs)))
     every = [[0, *rest] for rest in combinations(range(1, len(costs)), blocks - 1)]
     best = min(every, key=lambda starts: (*peak_and_squares(costs, starts), starts))
-    assert balance_starts(costs, blocks) == best
+    alike = Machines([1.0] * blocks)
+    assert alike.starts(costs, partial(Blocks, nn.Sequential(), [])) == best
 
 
 @given(costs=st.lists(st.integers(0, 20), min_size=1, max_size=7), data=st.data())
