@@ -20,7 +20,6 @@ from transformers import trainer_utils as utils
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hybrid.data import Data, as_data
-from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import agreement
 from hybrid.method.callback import Callback
 from hybrid.method.objectives import count_of_transformers
@@ -45,13 +44,7 @@ from hybrid.training.transformers.course import (
 
 OVERRIDES = ("compute_loss", "training_step", "prediction_step", "evaluation_loop")
 """Methods of Trainer that are not called."""
-EVENTS = (
-    "on_step_begin",
-    "on_substep_end",
-    "on_pre_optimizer_step",
-    "on_optimizer_step",
-    "on_save",
-)
+EVENTS = ("step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "save")
 """Events that are not told: blocks make a step at several times."""
 
 
@@ -113,9 +106,15 @@ class BlockTrainer(Trainer):  # type: ignore[misc]
         ignore_keys_for_eval: Any = None,
     ) -> Any:
         """Train as `hybrid.Trainer.fit` does; give the steps, the mean loss and the speed."""
-        begin, args, loader = time(), self.args, self.get_train_dataloader()
+        begin, args, source = time(), self.args, resume_from_checkpoint
+        if isinstance(source, str) and Path(source).resolve() != Path(args.output_dir).resolve():
+            raise ValueError(
+                f"resume_from_checkpoint is {source}, and a run goes on from the newest checkpoint "
+                "of its output_dir: give True"
+            )
+        loader = self.get_train_dataloader()
         for each in self.callback_handler.callbacks:
-            found = _overridden(type(each), TrainerCallback, EVENTS)
+            found = _overridden(type(each), TrainerCallback, [f"on_{name}" for name in EVENTS])
             if found and not type(each).__module__.startswith("transformers."):
                 raise ValueError(
                     f"the callback {type(each).__name__} has {found}, which blocks do not call: "
@@ -141,10 +140,9 @@ class BlockTrainer(Trainer):  # type: ignore[misc]
         handler.optimizer, handler.lr_scheduler = self.optimizer, self.lr_scheduler
         handler.train_dataloader = loader
         events = Events(self, course)
-        trainer = self._on_blocks(data, tested, self._of_training(course, events))
-        self.blockwise = trainer
-        trainer.options.resume = self._resumes(resume_from_checkpoint)
-        trainer.fit(data, validation=tested)
+        options = self._of_training(course, events) | {"resume": bool(source)}
+        self.blockwise = self._on_blocks(data, tested, options)
+        self.blockwise.fit(data, validation=tested)
         if (comm := launch.communicator()) is not None:  # the first rank alone has been told
             told, events.sums = comm.bcast((vars(self.state), events.sums))
             vars(self.state).update(told, is_world_process_zero=self.is_world_process_zero())
@@ -261,15 +259,10 @@ class BlockTrainer(Trainer):  # type: ignore[misc]
         if self.compute_loss_func is not None:
             function = partial(_normalized, self.compute_loss_func, counted)
             return {"loss": function, "denominator": counted}
-        own, loss, accepts = (
-            count_of_transformers(self.model),
-            loss_of,
-            self.model_accepts_loss_kwargs,
-        )
+        own, loss = count_of_transformers(self.model), loss_of
+        accepts = self.model_accepts_loss_kwargs
         if self.label_smoother is not None:
-            within = (
-                self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
-            )
+            within = getattr(self.model, "get_base_model", lambda: self.model)()  # of peft's
             shifts = type(within).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
             own, loss = counts[shifts], partial(_smoothed, self.label_smoother, shifts)
         elif own is None or (own == counted and accepts):
@@ -344,21 +337,8 @@ class BlockTrainer(Trainer):  # type: ignore[misc]
             first.update(blocks.compute_outputs(inputs), labels)
             names = [*first.all()]
         first.name = names[0]
-        return (
-            metrics | {names[0]: first} | {name: Number(of=first, name=name) for name in names[1:]}
-        )
-
-    def _resumes(self, source: str | bool | None) -> bool:
-        """Whether to go on; ValueError for another checkpoint than the run folder's newest."""
-        run = Path(self.args.output_dir)
-        if not isinstance(source, bool | None):
-            newest = RunFolder(run).newest() or run
-            if Path(source).resolve() not in (run.resolve(), newest.resolve()):
-                raise ValueError(
-                    f"resume_from_checkpoint is {source}, and a run goes on from its newest "
-                    f"checkpoint, {newest}: give True"
-                )
-        return bool(source)
+        others = {name: Number(of=first, name=name) for name in names[1:]}
+        return {**metrics, first.name: first, **others}
 
 
 def _overridden(kind: type, base: type, names: Sequence[str]) -> str:

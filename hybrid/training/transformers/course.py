@@ -55,8 +55,9 @@ class Course:
 
     def __init__(self, args: Any, data: Data, replicas: int) -> None:
         self.args, self.order = args, data.order
-        count = len(self._samples(0)) if self.order is not None else len(data)
-        self.count = count
+        self.count = count = len(data)
+        if self.order is not None:
+            count = len(self._samples(0))
         batch = data.batch_size or args.per_device_train_batch_size
         self.size = batch * args.gradient_accumulation_steps * replicas
         """Samples of a step."""
@@ -135,10 +136,7 @@ class Events(Callback):
         t.control = getattr(t.callback_handler, f"on_{event}")(t.args, t.state, t.control, *more)
         for wish in ("should_evaluate", "should_save", "should_epoch_stop"):
             if getattr(t.control, wish):
-                raise ValueError(
-                    f"a callback sets {wish}; in blocks it may set should_log and "
-                    "should_training_stop"
-                )
+                raise ValueError(f"a callback sets {wish}: only logs and stops can be asked for")
 
     def on_start(self, run: RunInfo) -> None:
         self.sums["first"], state = run.step, self.trainer.state
@@ -215,9 +213,8 @@ class Number:
     def all(self) -> dict[str, Any]:
         """All numbers of the samples since `reset`."""
         if not self.computed:
-            self.computed = dict(
-                self.function(EvalPrediction(*(x.get_arrays() for x in self.samples)))
-            )
+            arrays = (samples.get_arrays() for samples in self.samples)
+            self.computed = dict(self.function(EvalPrediction(*arrays)))
         return self.computed
 
     def compute(self) -> float:

@@ -106,6 +106,12 @@ def test_steps_and_events_are_those_of_trainer(kind, blocks, tmp_path):
 
 
 @pytest.mark.slow
+def test_replicas_share_a_step_of_as_many_samples(tmp_path):
+    whole = trained(tmp_path, "gpt2", 2)
+    compare(whole, trained(tmp_path, "gpt2", 2, replicas=2, per_device_train_batch_size=2))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_smoothed_labels_and_a_loss_of_ones_own_are_trainers(kind, tmp_path):
     def squared(output, labels, num_items_in_batch=None):
@@ -239,6 +245,6 @@ def test_what_blocks_cannot_do_is_refused_in_one_line(tmp_path):
     assert "choose eval_steps that divide it" in said(eval_strategy="steps", eval_steps=5)
     assert "options has 'train'" in said({"options": {"train": {}}})
     assert "'batch_rebalance'" in said(train_sampling_strategy="batch_rebalance")
-    assert "and a run goes on from its newest" in said(resume=str(tmp_path), save_strategy="epoch")
+    assert "and a run goes on from the newest" in said(resume=str(tmp_path), save_strategy="epoch")
     assert "eval_dataset is a dict" in said({"eval_dataset": {"a": rows(4)}})
     assert "has no micro_batches: set gradient_acc" in said({"solver": "block-admm"})
