@@ -87,7 +87,7 @@ def measure_machine(config: Config) -> Machine | None:
     ranks = config.split.blocks * config.split.replicas
     torch.set_num_threads(config.train.threads or launch.threads_per_rank(ranks))
     network = nn.Sequential(*[nn.Linear(1024, 1024), nn.GELU()] * 4).to(device)
-    x, seconds = torch.ones(256, 1024, device=device), list[float]()
+    x, seconds = torch.ones(64, 1024, device=device), list[float]()
     for _ in range(9):
         start = perf_counter()
         network(x).sum().backward()
