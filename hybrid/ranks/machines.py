@@ -77,7 +77,7 @@ def resume_machines(split: SplitSettings, before: SplitSettings, chosen: set[str
 
 
 def measure_machine(config: Config) -> Machine | None:
-    """Measure this rank's machine, if that is asked for, by nine passes through four layers.
+    """Measure this rank's machine, if that is asked for, by 25 passes through four layers.
 
     The fastest counts: other programs come and go.
     """
@@ -88,7 +88,7 @@ def measure_machine(config: Config) -> Machine | None:
     torch.set_num_threads(config.train.threads or launch.threads_per_rank(ranks))
     network = nn.Sequential(*[nn.Linear(1024, 1024), nn.GELU()] * 4).to(device)
     x, seconds = torch.ones(64, 1024, device=device), list[float]()
-    for _ in range(9):
+    for _ in range(25):
         start = perf_counter()
         network(x).sum().backward()
         if device.type == "cuda":
