@@ -80,6 +80,8 @@ class Hosts:
         self.jobs: dict[int, subprocess.Popen[str]] = {}
 
     def up(self) -> None:
+        names = [f"10.77.0.{k + 1} host{k}" for k in range(self.row.hosts)]
+        (self.root / "names").write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
         _run("ip link add hybrid0 type bridge")
         _run("ip link set hybrid0 up")
         for k in range(self.row.hosts):
@@ -104,7 +106,8 @@ class Hosts:
         """Start a program on a host, with its disk at `disk` in the folder of all."""
         setup = (
             f"echo $$ > {MEMORY / f'hybrid{k}'}/tasks; hostname host{k}; mkdir -p disk; "
-            f'mount --bind disk-{k} disk; exec taskset -c {k % (os.cpu_count() or 1)} "$@"'
+            f"mount --bind disk-{k} disk; mount --bind names /etc/hosts; "
+            f'exec taskset -c {k % (os.cpu_count() or 1)} "$@"'
         )
         enter = ["nsenter", f"--net=/run/netns/hybrid{k}", "unshare", "-m", "-u"]
         words = [*enter, "sh", "-c", setup, "_"]
@@ -227,7 +230,7 @@ def measure(row: Row, weights: Path, limit: float) -> dict[str, Any]:
             result["lost_after_step"] = last_step
         result["said"] = [x for x in there.said().splitlines() if x.startswith("hybrid: error")]
         if not steps and not result["killed"]:
-            print(there.said()[-3000:])
+            print(there.said()[-6000:])
         return result
 
 

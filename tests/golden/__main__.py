@@ -69,7 +69,7 @@ RECIPES = {
 """A solver, what sets it apart, and its settings."""
 COMMON = (
     "data.name=digits train.epochs=2 train.batch_size=32 data.limit=256 train.threads=1 "
-    "checkpoint.keep_last=0 checkpoint.minutes=1e-9 train.report_every=2"
+    "checkpoint.keep_last=0 checkpoint.steps=1 train.report_every=2"
 )
 BLOCKS = (1, 2, 4)
 LINKS = {"threads": "", "mpirun": "", "torchrun": "", "virtual": "links.kind=virtual"}

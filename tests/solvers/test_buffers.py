@@ -54,7 +54,7 @@ def trained(solver, out=None, resume=False, **settings):
         split(network, cuts=["5", "6"]),
         solver,
         train=train,
-        checkpoint=CheckpointSettings(minutes=1e-9, keep_last=0),
+        checkpoint=CheckpointSettings(steps=1, keep_last=0),
         out=out,
         resume=resume,
         quiet=True,

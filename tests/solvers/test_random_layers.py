@@ -13,7 +13,7 @@ def test_runs_on_threads_virtual_clocks_and_ranks_and_resumed_have_the_same_bits
     method, world, tmp_path
 ):
     first = trained(method, tmp_path / "first")
-    assert trained(method, tmp_path / "virtual", "virtual", minutes=0.0) == first
+    assert trained(method, tmp_path / "virtual", "virtual", steps=0) == first
     ranks = tmp_path / "ranks", "auto", False, 0.0
     assert world.train(2, "random_layers:trained", method, *ranks) == [first, first]
     found = checkpoint.complete(tmp_path / "first" / "checkpoints")

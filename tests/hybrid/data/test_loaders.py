@@ -122,7 +122,7 @@ def test_a_test_takes_all_that_its_sampler_gives_and_no_more():
 def test_a_run_with_a_sampler_goes_on_as_if_nothing_had_happened(tmp_path):
     def run(out=None, resume=False):
         sampler = WeightedRandomSampler(torch.linspace(0, 1, SAMPLES), SAMPLES)
-        often = CheckpointSettings(keep_last=0, minutes=1e-9)
+        often = CheckpointSettings(keep_last=0, steps=1)
         more = {"out": out, "checkpoint": often, "resume": resume, "blocks": 2}
         data = DataLoader(Drawing(), BATCH, sampler=sampler)
         return trained(data, settings={"report_every": 2}, **more)

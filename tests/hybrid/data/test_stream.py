@@ -12,7 +12,7 @@ from hybrid.data import Mapped, Stream
 from hybrid.settings.config import CheckpointSettings
 from hybrid.solvers import DDG, AugmentedLagrangian
 
-OFTEN = CheckpointSettings(keep_last=0, minutes=1e-9)
+OFTEN = CheckpointSettings(keep_last=0, steps=1)
 
 
 def ids(first, count=BATCH):

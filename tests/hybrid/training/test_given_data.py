@@ -22,7 +22,7 @@ from hybrid.data.loaders import as_data
 from hybrid.settings.config import CheckpointSettings
 from hybrid.training import build, restore, run_settings
 
-OFTEN = CheckpointSettings(keep_last=0, minutes=1e-9)
+OFTEN = CheckpointSettings(keep_last=0, steps=1)
 
 
 class Seen(Callback):

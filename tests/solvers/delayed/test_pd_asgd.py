@@ -223,7 +223,7 @@ def test_what_it_cannot_do_is_refused():
 
 def test_a_run_is_resumed_from_its_folder_bit_for_bit(tmp_path):
     """ResNet-8 with channels_last weights and a kept average, broken off within an epoch."""
-    loaded, often = digits(6), CheckpointSettings(minutes=1e-9, keep_last=0)
+    loaded, often = digits(6), CheckpointSettings(steps=1, keep_last=0)
     settings = {"blocks": 1, "train": {"epochs": 1, "ema": 0.9, "report_every": 1}}
     whole = trained_weights(trainer(PDASGD(), **settings), loaded)
     trained_weights(trainer(PDASGD(), tmp_path / "run", checkpoint=often, **settings), loaded)

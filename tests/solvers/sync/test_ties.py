@@ -103,7 +103,7 @@ def test_blocks_have_the_bits_of_the_undivided_network(settings):
 def test_a_resume_in_mid_flight_goes_on_as_if_nothing_had_been(step, tmp_path, monkeypatch):
     """Blocks that wait for what others have used must not keep these from their first step."""
     monkeypatch.setattr("hybrid.method.make_method.WINDOW", 1)  # or checkpoints wait for its end
-    saved = {"checkpoint": CheckpointSettings(minutes=1e-9, keep_last=0), "solver": DDG(2)}
+    saved = {"checkpoint": CheckpointSettings(steps=1, keep_last=0), "solver": DDG(2)}
     expected = trained(3, out=tmp_path / "whole", **saved)
     run = shutil.copytree(tmp_path / "whole", tmp_path / "run")
     folders = checkpoint.complete(run / "checkpoints")
@@ -157,7 +157,7 @@ def test_copies_are_alike_after_late_steps(settings):
 @pytest.mark.parametrize("solver", [DDG(2), DDG(1), FDG(1), Backprop()], ids=repr)
 def test_copies_begin_alike_where_a_resumed_run_has_other_delays(solver, tmp_path, monkeypatch):
     monkeypatch.setattr("hybrid.method.make_method.WINDOW", 1)  # or it stops at its end
-    every = CheckpointSettings(minutes=1e-9, keep_last=0)
+    every = CheckpointSettings(steps=1, keep_last=0)
     given = {"out": tmp_path / "run", "checkpoint": every, "train": {"ema": 0.5}}
     trained_blocks(3, DDG(1), **given)
     stopped(tmp_path / "run", 3)
@@ -177,7 +177,7 @@ def test_copies_make_the_steps_before_a_roll_back_at_one_rate(tmp_path, monkeypa
 
     monkeypatch.setattr(Rounds, "run", run)
     monkeypatch.setattr("hybrid.method.make_method.WINDOW", 1)
-    every = CheckpointSettings(minutes=1e-9, keep_last=0)
+    every = CheckpointSettings(steps=1, keep_last=0)
     assert_alike(trained_blocks(3, DDG(1), out=tmp_path / "run", checkpoint=every))
     assert len(went_back) == 3
 

@@ -56,7 +56,7 @@ def branch(width: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(width, width, 3, padding=1), norm, nn.Dropout(0.3))
 
 
-def trainer(method: dict[str, Any], out: Path, kind: str, resume: bool, minutes: float) -> Trainer:
+def trainer(method: dict[str, Any], out: Path, kind: str, resume: bool, steps: int) -> Trainer:
     """Twelve steps on two blocks, each of which draws."""
     torch.manual_seed(0)
     units = [nn.Conv2d(1, 8, 3, padding=1), Reversible(branch(4)), DropPath(branch(8))]
@@ -64,7 +64,7 @@ def trainer(method: dict[str, Any], out: Path, kind: str, resume: bool, minutes:
     return Trainer(
         split(nn.Sequential(*units, DropPath(branch(8)), *head), cuts=["3"]),
         train=TrainSettings(epochs=1, batch_size=8, threads=1, report_every=1),
-        checkpoint=CheckpointSettings(minutes=minutes, keep_last=0),
+        checkpoint=CheckpointSettings(steps=steps, keep_last=0),
         links=LinkSettings(kind=kind),
         out=out,
         resume=resume,
@@ -78,10 +78,10 @@ def trained(
     out: Path,
     kind: str = "auto",
     resume: bool = False,
-    minutes: float = 1e-9,
+    steps: int = 1,
 ) -> dict[str, str]:
     """The checksum of every unit's weights and momenta after training."""
-    made = trainer(method, out, kind, resume, minutes)
+    made = trainer(method, out, kind, resume, steps)
     made.fit(*data.load("digits", limit=96))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in made.blocks.model.modules())
     manifest = checkpoint.read_manifest(checkpoint.complete(out / "checkpoints")[-1])

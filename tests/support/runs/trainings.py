@@ -57,7 +57,7 @@ def layer_wise(model: nn.Sequential) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=3e-3)
 
 
-OFTEN = CheckpointSettings(keep_last=0, minutes=1e-9)
+OFTEN = CheckpointSettings(keep_last=0, steps=1)
 """A checkpoint with every report."""
 
 

@@ -85,7 +85,7 @@ def test_every_setting_of_its_own_acts_or_is_refused():
 def test_layers_that_draw_have_the_same_bits_on_virtual_clocks_and_resumed(tmp_path):
     method = {"solver": AMPNet(micro_batches=2)}
     first = random_layers.trained(method, tmp_path / "first")
-    assert random_layers.trained(method, tmp_path / "clock", "virtual", minutes=0.0) == first
+    assert random_layers.trained(method, tmp_path / "clock", "virtual", steps=0) == first
     interrupted(tmp_path / "first", 3)
     assert random_layers.trained(method, tmp_path / "first", resume=True) == first
 
@@ -182,7 +182,7 @@ def test_what_is_under_way_does_not_go_on_with_other_keys():
 def test_a_run_is_resumed_from_its_folder_bit_for_bit_and_tells_its_staleness(tmp_path):
     """Of stochastic depth, broken off within an epoch and at its end."""
     solver = AMPNet(micro_batches=4)
-    loaded, often = digits(4), CheckpointSettings(minutes=1e-9, keep_last=0)
+    loaded, often = digits(4), CheckpointSettings(steps=1, keep_last=0)
 
     def made(out=None, **settings):
         run = {"epochs": 2, "ema": 0.9, "report_every": 1}
