@@ -64,9 +64,9 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 38_480
+CORE = 38_500
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 253, 36_180, 5_660
+CORE_FILES, TESTS, BENCHMARKS = 253, 36_240, 5_660
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 790,
@@ -83,7 +83,7 @@ ROOMS = {
     "hybrid/report": 1_000,
     "hybrid/rounds": 1_210,
     "hybrid/settings": 1_480,
-    "hybrid/training": 3_850,
+    "hybrid/training": 3_870,
     "solvers": 2_650,
     "solvers/checks": 460,
     "solvers/delayed": 1_090,
