@@ -64,9 +64,9 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 38_500
+CORE = 38_470
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 253, 36_240, 5_660
+CORE_FILES, TESTS, BENCHMARKS = 253, 36_240, 5_670
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 790,
@@ -77,13 +77,13 @@ ROOMS = {
     "hybrid/folder": 1_430,
     "hybrid/links": 2_450,
     "hybrid/method": 2_530,
-    "hybrid/networks": 3_700,
+    "hybrid/networks": 3_690,
     "hybrid/proof": 1_080,
     "hybrid/ranks": 1_310,
     "hybrid/report": 1_000,
     "hybrid/rounds": 1_210,
     "hybrid/settings": 1_480,
-    "hybrid/training": 3_870,
+    "hybrid/training": 3_850,
     "solvers": 2_650,
     "solvers/checks": 460,
     "solvers/delayed": 1_090,
