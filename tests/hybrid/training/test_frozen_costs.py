@@ -62,7 +62,6 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize(
     "solver",
     [
-        Backprop(micro_batches=2),
         DDG(micro_batches=1),
         DDG(micro_batches=1, recompute=True),
         FDG(micro_batches=1),
@@ -156,10 +155,8 @@ def trained_behind(solver, patch, needs_all=False):
     "solver",
     [
         Backprop(micro_batches=2),
-        Backprop(recompute=True),
         DDG(),
         DDG(stash=False),
-        FDG(),
         PDASGD(),
         FeaturesReplay(),
         Petra(),
