@@ -98,6 +98,10 @@ def show(
     optimizer: Annotated[
         str | None, typer.Option(help="Optimizer, for its memory.  [default: sgd]")
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Tell whether it fits into machines of that memory: 24GB, 16GiB."),
+    ] = None,
     depth: Annotated[
         int | None,
         typer.Option(
@@ -130,10 +134,10 @@ def show(
             settings["split.balance"] = balance
         if optimizer is not None:
             settings["optimizer.name"] = optimizer
-        _check_shown(context, schedule)
+        _check_shown(context, schedule, memory)
         if schedule:
             return schedule_text(settings)
-        description = describe(settings, inputs)
+        description = describe(settings, inputs, memory)
         if picture is not None:
             pictures.draw(description, picture, depth)
         return json.dumps(asdict(description), indent=2) if as_json else description.text(depth)
@@ -141,14 +145,29 @@ def show(
     first_says(text)
 
 
-OF_CUTS = ("balance", "inputs", "data", "data_dir", "optimizer", "depth", "picture", "as_json")
+OF_CUTS = (
+    "memory",
+    "balance",
+    "inputs",
+    "data",
+    "data_dir",
+    "optimizer",
+    "depth",
+    "picture",
+    "as_json",
+)
 OF_SCHEDULES = ("solver", "set_")
 
 
-def _check_shown(context: typer.Context, schedule: bool) -> None:
-    """Reject flags of cuts with --schedule, and flags of schedules without it."""
-    name = next((n for n in (OF_CUTS if schedule else OF_SCHEDULES) if context.params[n]), None)
+def _check_shown(context: typer.Context, schedule: bool, memory: str | None) -> None:
+    """Reject flags of cuts with --schedule, and those of methods without it and --memory."""
+    others = OF_CUTS if schedule else () if memory else OF_SCHEDULES
+    name = next((n for n in others if context.params[n]), None)
     if name is not None:
         flag = {"set_": "--set", "as_json": "--json"}.get(name, f"--{name.replace('_', '-')}")
-        where = "with --schedule: leave one of the two out" if schedule else "without --schedule"
+        where = (
+            "with --schedule: leave one of the two out"
+            if schedule
+            else "without --schedule or --memory"
+        )
         raise ValueError(f"{flag} has no effect {where}")

@@ -50,9 +50,10 @@ class Texts(Data):
     metrics = MappingProxyType({"accuracy": right_answers, "bits_per_byte": bits_per_byte})
 
     @classmethod
-    def empty(cls, length: int) -> "Texts":
-        """No windows, of that length."""
-        return cls(torch.zeros(0, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), length)
+    def empty(cls, length: int, count: int = 0) -> "Texts":
+        """Windows of that length without text in them, by default none."""
+        zeros = torch.zeros((), dtype=torch.uint8).expand(length + 1)
+        return cls(zeros, torch.zeros(count, dtype=torch.int64), length)
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, prod
+from os import sysconf
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +13,15 @@ from hybrid.data import Data
 from hybrid.links.grid import GridPlace
 from hybrid.method.make_method import make_method
 from hybrid.method.method import Method
-from hybrid.method.optimizers import count_copies
+from hybrid.method.optimizers import count_moments
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.networks.blocks import Blocks
-from hybrid.solvers.base import values_of
+from hybrid.ranks import launch
+from hybrid.solvers.base import GraphBytes, values_of
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.layers.branches import nothing_left_out
 from hybrid.solvers.numerics.buffers import frozen_statistics
-from hybrid.solvers.numerics.weights import trained_bytes
 
 
 def fit_to_memory(blocks: Blocks, options: Options, data: Data) -> Blocks:
@@ -47,53 +49,66 @@ class Memory:
         self._saved: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def needed(self, method: Method, inputs: Sequence[Tensor]) -> list[int]:
-        """Estimate the bytes of each block of a replica.
+        """Estimate the bytes of each block of a replica: the sums of `parts`."""
+        return [sum(parts.values()) for parts in self.parts(method, inputs)]
 
-        `inputs` go into the blocks, a few samples each. The sum has weights, optimizer, state of
-        the strategy, live graphs, auxiliary variables, and temporary memory of a pass: tensors at
-        the cuts, and the adjoints of two activations.
+    def parts(self, method: Method, inputs: Sequence[Tensor]) -> list[dict[str, int]]:
+        """Estimate the bytes of each block of a replica by purpose.
+
+        `inputs` go into the blocks, a few samples each. "kept" is what the method has beside the
+        newest weights: older versions, inputs, auxiliary variables, the state of the strategy.
+        "activations" are live graphs, and temporary memory of a pass: tensors at the cuts, the
+        adjoints of two activations, and a gradient that is added to that of other micro-batches.
 
         It is the memory of tensors. A C library that keeps freed memory takes more, because buffers
         of other sizes do not fill all of it.
         """
         blocks, options, replicas = method.problem.blocks, method.options, method.setup.replicas
-        # the weight, its gradient, the optimizer's state
-        copies = count_copies(options.optimizer) + (options.train.ema > 0)
-        copies += options.delay.mend != "none"
+        moments = count_moments(options.optimizer) + (options.train.ema > 0)
+        moments += options.delay.mend != "none"
         of_sync = options.sync.copies(replicas) if replicas > 1 else 0.0
         needed = []
         for k, x in enumerate(inputs):
             module, lam = blocks.module(k), x.shape[1:]
-            weights = sum(
-                p.nbytes * (copies if p.requires_grad else 1) for p in module.parameters()
-            )
-            summed = trained_bytes(module)
+            trained = [p.nbytes for p in module.parameters() if p.requires_grad]
             whole = x.detach()[:1].expand(method.setup.batch_size, *lam).requires_grad_(k > 0)
-            live, samples = self._graphs(method, module, whole, k)
+            live, samples = self._graphs(method, module, whole, k, self.graph)
             # two of a pass's tensors, and what crosses the cuts; the input is in the graph
             largest, after = self._of_a_sample(module, whole)[1], method.setup.shape_after(k)
             crossing = 2 * values_of(after) + prod(lam) * (k > 0)
             passing = round(samples * (2 * largest + crossing * whole.element_size()))
-            needed.append(weights + round(of_sync * summed) + live + passing + method.memory(k))
+            passing += max(trained, default=0) * (samples < len(whole))
+            kept = self._graphs(method, module, whole, k, lambda module, x: 0)[0]
+            needed.append(
+                {
+                    "weights": sum(x.nbytes for x in (*module.parameters(), *module.buffers())),
+                    "gradients": sum(trained),
+                    "moments": round(moments * sum(trained)),
+                    "kept": round(of_sync * sum(trained)) + kept + method.memory(k),
+                    "activations": live - kept + passing,
+                }
+            )
         return needed
 
-    def _graphs(self, method: Method, module: nn.Module, whole: Tensor, k: int) -> tuple[int, int]:
+    def _graphs(
+        self, method: Method, module: nn.Module, whole: Tensor, k: int, graph: GraphBytes
+    ) -> tuple[int, int]:
         """Return the bytes of block k's live graphs, and the samples of its largest pass.
 
-        Local work has a separate graph.
+        Local work has a separate graph. `graph` tells the bytes of one.
         """
         solver, K = method.solver, method.setup.blocks
         exact = solver if isinstance(solver, PassSettings) else method.correction
         size, m = len(whole), exact.micro_batches or 1
         if not (solver.alternates or solver.exact):
             part = ceil(size / solver.num_micro_batches(size, K))
-            local = self.graph(module, whole[:part]) if method.setup.local_work else 0
-            return solver.held_bytes(module, whole, k, K, self.graph) + local, part
-        share, a_sample = ceil(size / m), self.graph(module, whole) / size
-        graph = stored = share * a_sample
+            local = graph(module, whole[:part]) if method.setup.local_work else 0
+            return solver.held_bytes(module, whole, k, K, graph) + local, part
+        share, a_sample = ceil(size / m), graph(module, whole) / size
+        live = stored = share * a_sample
         if exact.recompute:
             stored = share * prod(whole.shape[1:]) * whole.element_size()
-        live = graph + (min(m, K - k) - 1) * stored
+        live += (min(m, K - k) - 1) * stored
         if method.setup.stored_batches:
             live, share = max(live, size * a_sample), size
         return round(live), share
@@ -113,6 +128,17 @@ class Memory:
             sizes = _saved_tensors(module, two.requires_grad_(x.requires_grad))
             self._saved[key] = sum(sizes) / 2, max(sizes, default=0) / 2
         return self._saved[key]
+
+
+def process_bytes(model: nn.Module) -> int:
+    """The resident memory of this process beside a network: of libraries and data; 0: not known."""
+    launch.keep_memory()
+    try:
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+    tensors = {x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buffers())}
+    return max(0, resident - sum(tensors.values()))
 
 
 def saved_bytes(module: nn.Module, x: Tensor) -> int:

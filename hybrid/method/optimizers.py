@@ -173,8 +173,8 @@ def is_matrix(p: torch.Tensor) -> bool:
     return p.ndim > 1 and len(p) > 1 and p.numel() > len(p)
 
 
-def count_copies(wanted: OptimizerSettings | Factory | torch.optim.Optimizer) -> int:
-    """Count the numbers per weight of a large matrix: weight, gradient, optimizer state."""
+def count_moments(wanted: OptimizerSettings | Factory | torch.optim.Optimizer) -> float:
+    """The bytes of the optimizer's state of a large matrix, over those of its weights."""
     weight = nn.Parameter(torch.zeros(64, 64))
     if isinstance(wanted, torch.optim.Optimizer):
         optimizer = clone_optimizer(wanted, [{**wanted.param_groups[0], "params": [weight]}])
@@ -183,8 +183,14 @@ def count_copies(wanted: OptimizerSettings | Factory | torch.optim.Optimizer) ->
     else:
         optimizer = _optimizer_of_factory([("weight", weight)], wanted)
     slots = optimizer_state(optimizer, weight).values()
-    numbers = sum(slot.numel() for slot in slots if isinstance(slot, torch.Tensor))
-    return 2 + round(numbers / weight.numel())
+    stored = sum(_stored_bytes(slot) for slot in slots if isinstance(slot, torch.Tensor))
+    return round(stored / weight.nbytes, 1)
+
+
+def _stored_bytes(x: torch.Tensor) -> int:
+    """The bytes of a tensor, or of those that a quantized one is made of."""
+    inner = x.__tensor_flatten__()[0] if hasattr(x, "__tensor_flatten__") else ()
+    return sum(_stored_bytes(getattr(x, name)) for name in inner) or x.nbytes
 
 
 def _optimizer_of_settings(

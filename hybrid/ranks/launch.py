@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -271,17 +272,29 @@ def numerics(deterministic: bool) -> Iterator[None]:
         memory.fill_uninitialized_memory = fills
 
 
+def process_seconds() -> float | None:
+    """The seconds since this process began; None where the system does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return None
+
+
 def keep_memory() -> None:
     """Let glibc keep freed memory: every training step frees and allocates the same sizes.
 
     Otherwise large buffers go back to the system, which clears them again at every step. What was
-    freed before goes back, since it is of other sizes. Other C libraries have no such settings.
+    freed before goes back, since it is of other sizes. A MALLOC_MMAP_THRESHOLD_ of the user's
+    stands. Other C libraries have no such settings.
     """
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):
         libc.malloc_trim(0)
+        if "MALLOC_MMAP_THRESHOLD_" in os.environ:
+            return
         m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3
         libc.mallopt(m_mmap_threshold, 1 << 30)
         libc.mallopt(m_trim_threshold, (1 << 31) - 1)

@@ -86,6 +86,8 @@ class Results(dict[str, Any]):
     """None without a test set."""
     train_seconds: float
     """serial_seconds + parallel_seconds, without evaluation and checkpoints."""
+    start_seconds: float | None
+    """From the start of the first rank's process to its first step here."""
     serial_seconds: float
     parallel_seconds: float
     images_per_second: float

@@ -67,6 +67,7 @@ def facts(record: RunRecord) -> Html:
         ("test loss", summary.test_loss, "{:.4g}"),
         *((k.replace("_", " ", 1), v, "{:.4g}") for k, v in _metrics(summary)),
         ("weights", _selection(summary), "{}"),
+        ("start, with imports", summary.get("start_seconds"), "{:.1f} s"),
         ("training", summary.train_seconds, f"{{:.1f}} {seconds}"),
         *((f"of which {name}", value, f"{{:.1f}} {seconds}") for name, value in phases if two),
         ("samples per second", summary.images_per_second, "{:,.1f}"),

@@ -142,6 +142,7 @@ class Run:
         try:
             if at.step == 0:
                 self._write_checkpoint()  # one to go back to, whatever happens
+            self.start_seconds = launch.process_seconds()
             while not self._is_done:
                 try:
                     if (ties := self.training.block.ties) is not None:
@@ -376,6 +377,7 @@ class Run:
         results: dict[str, Any] = {
             "kernels": self.kernels,
             "links": self.links.name,
+            "start_seconds": self.start_seconds,
             "residual": at.residual,
             "returns_to_serial": training.rounds.returns,
             "rollbacks": at.rollbacks,

@@ -21,7 +21,7 @@ from hybrid.data import Data
 from hybrid.links import LinkSpeed, run_virtual
 from hybrid.links.grid import Grid, GridPlace, grids, share_size
 from hybrid.links.virtual import VirtualLinks
-from hybrid.method.memory import Memory
+from hybrid.method.memory import Memory, process_bytes
 from hybrid.method.method import Method
 from hybrid.method.problem import Problem, check_size
 from hybrid.networks.blocks import Blocks
@@ -72,6 +72,7 @@ class Planner:
         self._alone: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.timed.model
         self._memory = Memory()
+        self._process = process_bytes(self.model) if device is None else 0
 
     def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:
         """Cut the model into `count` blocks, balanced by the time of passes over `samples`."""
@@ -238,7 +239,7 @@ class Planner:
             local,
             [max(0.0, r["waited"]) / elapsed for r in ranks],
             sum(r["sent"] for r in ranks) * (replicas if one else 1) / images,
-            self.memory(blocks, recipe, replicas),
+            [self._process + size for size in self.memory(blocks, recipe, replicas)],
             share,
             self.settings.optimizer.name,
             budgets,

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_unflatten
 from hybrid.bench.show.description import BlockPart, CutPart, Description, Form, UnitPart
 from hybrid.errors import format_error, no_exit, one_line
 from hybrid.method.memory import laid_out, saved_bytes
-from hybrid.method.optimizers import count_copies
+from hybrid.method.optimizers import count_moments
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.costs import count_costs, measure_costs
 from hybrid.networks.units import BlockModule, Unit, make_single_unit_blocks
@@ -49,14 +49,14 @@ def describe(
             entering.append(x)
             x = module(x)
     settings = optimizer or OptimizerSettings()
-    copies = count_copies(settings)
+    moments = count_moments(settings)
     block_of = [k for k in range(len(blocks)) for _ in blocks.units_of(k)]
     units = [
         UnitPart(unit.name, block, 1, _count(unit.parameters().values()), share, _forms(unit, x))
         for unit, block, share, x in zip(blocks.units, block_of, shares, entering, strict=True)
     ]
     parts = [
-        _block(blocks, k, entering[start], shares, batch_size, copies)
+        _block(blocks, k, entering[start], shares, batch_size, moments)
         for k, start in enumerate(blocks.starts)
     ]
     cuts = [
@@ -106,7 +106,7 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _block(
-    blocks: Blocks, k: int, x: Tensor, shares: Sequence[float], batch_size: int, copies: int
+    blocks: Blocks, k: int, x: Tensor, shares: Sequence[float], batch_size: int, moments: float
 ) -> BlockPart:
     """Describe block k, whose input for two samples is x."""
     module, run, start = blocks.module(k), blocks.units_of(k), blocks.starts[k]
@@ -120,7 +120,7 @@ def _block(
         sum(shares[start : start + len(run)]),
         sum(tensor.nbytes for tensor in tensors),
         trained,
-        (copies - 2) * trained,
+        round(moments * trained),
         _activation_bytes(blocks, module, x.requires_grad_(k > 0), batch_size),
     )
 

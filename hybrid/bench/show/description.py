@@ -96,6 +96,8 @@ class Description:
     units: tuple[UnitPart, ...]
     blocks: tuple[BlockPart, ...]
     cuts: tuple[CutPart, ...]
+    fit: Any = None
+    """Whether it fits into a machine's memory: `fitting.Fit`; None: nobody asked."""
 
     @property
     def imbalance(self) -> float:
@@ -146,7 +148,8 @@ class Description:
         lines = [title, passes + balance * (len(self.blocks) > 1), ""]
         lines += [*self._lines_of_units(self.rows(depth)), ""]
         lines += [f"memory of a training by {self.optimizer}, mini-batches of {self.batch_size}"]
-        return "\n".join([*lines, *self._lines_of_memory(), "", LEFT_OUT])
+        lines += [*self._lines_of_memory(), "", LEFT_OUT]
+        return "\n".join([*lines, *(["", str(self.fit)] if self.fit else [])])
 
     def _lines_of_units(self, rows: Sequence[UnitPart]) -> Iterator[str]:
         """Yield a table of rows, with a line at each cut."""
@@ -158,7 +161,7 @@ class Description:
             bar = "#" * round(_BAR * row.share / largest) if largest else ""
             count = [str(row.units) * folded, f"{row.parameters:,}", f"{row.share:.1%}"]
             cells.append([f"  {shortened(row.name)}", *count, bar, ", ".join(map(str, row.inputs))])
-        title, *lines = _table(cells, "<>>><<")
+        title, *lines = table(cells, "<>>><<")
         yield title
         for index, block in enumerate(self.blocks):
             if index:
@@ -184,7 +187,7 @@ class Description:
         for index, block in enumerate(self.blocks):
             values = [*block.memory.values()]
             cells.append([f"block {index}", *map(amount, values), amount(sum(values))])
-        return _table(cells, "<" + ">" * (len(names) + 1))
+        return table(cells, "<" + ">" * (len(names) + 1))
 
 
 LEFT_OUT = (
@@ -199,7 +202,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= _WIDEST else f"{name[:half]}...{name[-half:]}"
 
 
-def _table(cells: Sequence[Sequence[Any]], sides: str) -> list[str]:
+def table(cells: Sequence[Sequence[Any]], sides: str) -> list[str]:
     """Format lines with columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from hybrid.bench.show.counting import describe
 from hybrid.bench.show.description import Description
+from hybrid.bench.show.fitting import find_fit, parse_memory
 from hybrid.data import Data, Mapped, Texts
 from hybrid.errors import one_line
 from hybrid.networks.blocks import SAMPLES
@@ -29,14 +31,19 @@ _FORM = re.compile(r"(?:(?P<name>[^=\[\],]+)=)?(?P<dtype>\w+)\[(?P<sizes>[0-9, ]
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "uint8", "bool")
 
 
-def show(overrides: Mapping[str, Any], inputs: str | None = None) -> Description:
+def show(
+    overrides: Mapping[str, Any], inputs: str | None = None, memory: str | None = None
+) -> Description:
     """Describe the network of some settings ("section.key" -> value), cut as for a training.
 
     `inputs` is the form of a sample for `parse_inputs`; None: that of `data.name`, or the default.
-    ValueError for settings that contradict each other or do not fit the network.
+    `memory` of a machine is compared with what blocks need, see `parse_memory`. ValueError for
+    settings that contradict each other or do not fit the network.
     """
     _check(overrides, inputs)
-    settings = load(None, {"split.blocks": 2, **overrides})
+    most = 0 if memory is None else parse_memory(memory)
+    overrides = {"split.blocks": len(overrides.get("split.cuts", [""])) + 1, **overrides}
+    settings = load(None, overrides)
     data: Data
     if "data.name" in overrides:
         data, _ = build.load_data_sets(settings.data, settings.train.loss)
@@ -45,15 +52,21 @@ def show(overrides: Mapping[str, Any], inputs: str | None = None) -> Description
         usual = TEXTS if texts else IMAGES
         batch = parse_inputs(usual if inputs is None else inputs)
         _check_form(settings.model.name, batch, inputs)
-        data = Texts.empty(batch.shape[1]) if texts else Mapped(_Samples(batch))
-    return describe(
-        build.build_blocks(settings, data),
+        data = (
+            Texts.empty(batch.shape[1], settings.train.batch_size)
+            if texts
+            else Mapped(_Samples(batch, settings.train.batch_size))
+        )
+    blocks = build.build_blocks(settings, data)
+    shown = describe(
+        blocks,
         data.sample(SAMPLES)[0],
         batch_size=settings.train.batch_size,
         optimizer=settings.optimizer,
         measured=settings.split.balance == "measured",
         model=settings.model.name,
     )
+    return replace(shown, fit=find_fit(overrides, blocks, data, shown, most)) if most else shown
 
 
 def _check(overrides: Mapping[str, Any], inputs: str | None) -> None:
@@ -99,9 +112,10 @@ class _Samples(list[Any]):
 
     classes = range(CLASSES)
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, count: int) -> None:
         inputs = [tree_map(itemgetter(i), batch) for i in range(2)]
-        super().__init__((*x, 0) if isinstance(x, tuple) else (x, 0) for x in inputs)
+        rows = [(*x, 0) if isinstance(x, tuple) else (x, 0) for x in inputs]
+        super().__init__(rows * max(1, count))
 
 
 def parse_inputs(text: str) -> Any:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from hybrid import OptimizerSettings, models, split
 from hybrid.bench.show import describe, draw
 from hybrid.bench.show.description import MOST_ROWS
+from hybrid.bench.show.fitting import parse_memory
+from hybrid.bench.show.request import show
 from hybrid.solvers.engine.schedule import Span, flushed, never_flushed, table
 
 MODULE = """
@@ -206,3 +208,33 @@ def test_a_schedule_is_the_one_that_blocks_go_through(hybrid, solver):
 )
 def test_what_a_schedule_cannot_show_is_said(hybrid, words, said):
     assert_one_line(hybrid("show", "resnet20", *words), said)
+
+
+@pytest.mark.parametrize("memory", ["24", "24gb", "0GB", "-1GB", "GiB", "1e3GB", "24 TB"])
+def test_a_memory_that_is_no_size_is_refused(memory):
+    said = refusal(show, {"model.name": "resnet8"}, None, memory)
+    assert f"--memory is {memory!r}" in said
+
+
+def test_sizes_of_memory_have_two_units():
+    assert (parse_memory("24GB"), parse_memory("1.5 GiB")) == (24 * 10**9, 3 * 2**29)
+
+
+def test_what_fits_is_told_by_purpose_with_the_fewest_blocks_and_what_would_save_memory():
+    settings = {"model.name": "resnet8", "train.batch_size": 16, "optimizer.name": "adamw"}
+    fit = show({**settings, "split.blocks": 2}, None, "100GB").fit
+    weights = sum(p.nbytes for p in models.build("resnet8", 10, 3, 32).parameters())
+    assert sum(parts["gradients"] for parts in fit.blocks) == weights
+    assert sum(parts["moments"] for parts in fit.blocks) == 2 * weights
+    # a delay of one mini-batch on the first block: one older version there
+    assert [parts["kept"] for parts in fit.blocks] == [fit.blocks[0]["gradients"], 0]
+    assert fit.fewest_blocks == 1
+    assert fit.changes["--set solver.stash=false"] == fit.blocks[0]["kept"]
+    assert fit.changes["--set solver.recompute=true"] > 0
+    assert "it fits into 100 GB a machine" in str(fit)
+
+
+def test_what_has_no_room_is_told():
+    fit = show({"model.name": "resnet8", "train.batch_size": 16}, None, "0.001GB").fit
+    assert fit.fewest_blocks is None
+    assert "it does not fit into 1 MB a machine; no number of blocks does" in str(fit)
