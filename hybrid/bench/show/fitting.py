@@ -79,8 +79,11 @@ def find_fit(
     shares, count = [unit.share for unit in shown.units], len(blocks)
     Values = Mapping[str, Any]
 
+    def cost(block: int, start: int, end: int) -> float:
+        return sum(shares[start:end])
+
     def needed(number: int, changes: Values) -> list[dict[str, int]]:
-        starts = bundled.starts if number == count else balance_starts(shares, number)
+        starts = bundled.starts if number == count else balance_starts(len(shares), number, cost)
         options = build.build_options(load(None, {**overrides, **changes}))
         problem = Problem.of(options, replace(bundled, starts=starts), data)
         method = make_method(problem, options).of_replica(GridPlace(replicas=options.replicas))
