@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, prod
-from os import sysconf
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ from hybrid.method.optimizers import count_moments
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.networks.blocks import Blocks
-from hybrid.ranks import launch
+from hybrid.ranks import launch, launcher
 from hybrid.solvers.base import GraphBytes, values_of
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.layers.branches import nothing_left_out
@@ -133,12 +131,8 @@ class Memory:
 def process_bytes(model: nn.Module) -> int:
     """The resident memory of this process beside a network: of libraries and data; 0: not known."""
     launch.keep_memory()
-    try:
-        resident = int(Path("/proc/self/statm").read_text().split()[1]) * sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
     tensors = {x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buffers())}
-    return max(0, resident - sum(tensors.values()))
+    return max(0, launcher.resident_bytes() - sum(tensors.values()))
 
 
 def saved_bytes(module: nn.Module, x: Tensor) -> int:

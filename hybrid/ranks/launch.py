@@ -6,7 +6,6 @@ import os
 import stat
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -270,15 +269,6 @@ def numerics(deterministic: bool) -> Iterator[None]:
         torch.set_deterministic_debug_mode(mode)
         cudnn.deterministic, cudnn.benchmark = flags
         memory.fill_uninitialized_memory = fills
-
-
-def process_seconds() -> float | None:
-    """The seconds since this process began; None where the system does not tell."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return None
 
 
 def keep_memory() -> None:

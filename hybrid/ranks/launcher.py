@@ -8,6 +8,7 @@ import os
 import select
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -84,3 +85,17 @@ def _read(pid: int, name: str) -> bytes:
     with suppress(OSError):
         return Path(f"/proc/{pid}/{name}").read_bytes()
     return b""
+
+
+def process_seconds() -> float | None:
+    """The seconds since this process began; None where the system does not tell."""
+    fields = _read(os.getpid(), "stat").rpartition(b")")[2].split()
+    if not fields:
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes() -> int:
+    """This process's memory in use; 0 where the system does not tell."""
+    fields = _read(os.getpid(), "statm").split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0

@@ -17,7 +17,7 @@ from hybrid.method.micro_batches import fit_micro_batches
 from hybrid.proof.network_guard import NetworkGuard
 from hybrid.proof.proof import describe_proof, prove
 from hybrid.proof.sample_comparison import SampleComparison
-from hybrid.ranks import launch
+from hybrid.ranks import launch, launcher
 from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.report.summary import Summary
 from hybrid.rounds.base import Status
@@ -142,7 +142,7 @@ class Run:
         try:
             if at.step == 0:
                 self._write_checkpoint()  # one to go back to, whatever happens
-            self.start_seconds = launch.process_seconds()
+            self.start_seconds = launcher.process_seconds()
             while not self._is_done:
                 try:
                     if (ties := self.training.block.ties) is not None:
