@@ -6,7 +6,7 @@ mpirun -n 2 python docs/examples/trainer_after.py
 import torch
 from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 
-from hybrid.training.transformers import BlockTrainer
+from hybrid_transformers import BlockTrainer
 
 torch.manual_seed(0)
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}

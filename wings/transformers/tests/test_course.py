@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 def course(tmp_path, **changes):
     library()
-    from hybrid.training.transformers.course import Course
+    from hybrid_transformers.course import Course
 
     data = as_data(rows(), labels_are_inputs=True)
     return Course(arguments(tmp_path, **changes), data, 1)

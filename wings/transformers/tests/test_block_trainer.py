@@ -30,9 +30,9 @@ ddp_backend ddp_timeout fsdp fsdp_config deepspeed debug skip_memory_metrics
 
 def block_trainer():
     library()
-    from hybrid.training import transformers
+    import hybrid_transformers
 
-    return transformers
+    return hybrid_transformers
 
 
 def losses(trainer, name="loss"):
@@ -128,7 +128,7 @@ def test_smoothed_labels_and_a_loss_of_ones_own_are_trainers(kind, tmp_path):
 def test_every_field_of_training_arguments_is_mapped_neutral_or_refused(tmp_path):
     """A field that a newer transformers adds is refused; then it belongs into one of the lists."""
     module, args = block_trainer(), arguments(tmp_path)
-    from hybrid.training.transformers import course as run
+    from hybrid_transformers import course as run
 
     lists = [run.MAPPED.split(), run.NEUTRAL.split(), REFUSED.split()]
     for name in [each.name for each in fields(args)]:

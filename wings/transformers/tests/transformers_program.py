@@ -91,7 +91,7 @@ def trained(
     mine |= {"train_dataset": rows(), "eval_dataset": rows(20, 7)}
     args, model = arguments(folder, **given), make(kind)
     if blocks:
-        from hybrid.training.transformers import BlockTrainer
+        from hybrid_transformers import BlockTrainer
 
         trainer = BlockTrainer(model, args, **{"blocks": blocks, "solver": "backprop", **mine})
     else:

@@ -33,7 +33,7 @@ from hybrid.solvers.metrics import WeightedSum, user_code
 from hybrid.solvers.objective import CountOf, loss_of
 from hybrid.training import trainer as blockwise
 from hybrid.training.restore import read_weights
-from hybrid.training.transformers.course import (
+from hybrid_transformers.course import (
     Course,
     Events,
     Number,
