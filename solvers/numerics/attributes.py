@@ -16,7 +16,8 @@ from hybrid.solvers.numerics.draws import NumberedDraws
 _REGISTRIES = frozenset(vars(nn.Module()))
 """Attributes of every torch module."""
 _CONTAINERS = (list, deque, set, dict, OrderedDict, Counter, defaultdict)
-_LIBRARIES = {"builtins", "torch", "numpy", "transformers", "hybrid", "threading", "_thread"}
+LIBRARIES = {"builtins", "torch", "numpy", "transformers", "hybrid", "threading", "_thread"}
+"""Packages whose objects hold no state of a user's; a wing adds itself when imported."""
 MOST_ITEMS = 10_000
 """The longest container that is searched."""
 _HOOKS = "_forward_hooks", "_forward_pre_hooks"
@@ -129,7 +130,7 @@ def has_attributes(x: Any) -> bool:
     """Whether a value is an object of a user's class that may hold numbers, and not a module."""
     others = type | ModuleType | FunctionType | MethodType | Tensor | nn.Module
     home = type(x).__module__.partition(".")[0]
-    return hasattr(x, "__dict__") and not (isinstance(x, others) or home in _LIBRARIES)
+    return hasattr(x, "__dict__") and not (isinstance(x, others) or home in LIBRARIES)
 
 
 def numbers_in(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
