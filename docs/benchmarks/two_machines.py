@@ -78,6 +78,8 @@ class Hosts:
     def __init__(self, root: Path, row: Row) -> None:
         self.root, self.row = root, row
         self.jobs: dict[int, subprocess.Popen[str]] = {}
+        self.before = 0
+        """Processes that limits have ended in earlier rows."""
 
     def up(self) -> None:
         names = [f"10.77.0.{k + 1} host{k}" for k in range(self.row.hosts)]
@@ -101,6 +103,7 @@ class Hosts:
                 limit = str(int(1e9 * self.row.gigabytes))
                 (group / "memory.limit_in_bytes").write_text(limit)
             (group / "memory.max_usage_in_bytes").write_text("0")
+        self.before = self.killed()
 
     def start(self, k: int, command: Sequence[str]) -> None:
         """Start a program on a host, with its disk at `disk` in the folder of all."""
@@ -140,8 +143,9 @@ class Hosts:
 
     def killed(self) -> int:
         """Processes that the limits have ended."""
-        texts = [(MEMORY / f"hybrid{k}/memory.oom_control").read_text() for k in self.jobs]
-        return sum(int(re.findall(r"oom_kill (\d+)", text)[0]) for text in texts)
+        files = [MEMORY / f"hybrid{k}/memory.oom_control" for k in range(self.row.hosts)]
+        counts = [int(re.findall(r"oom_kill (\d+)", file.read_text())[0]) for file in files]
+        return sum(counts) - self.before
 
     def lose(self, k: int) -> None:
         """Kill -9 all of a host's processes."""
@@ -154,6 +158,7 @@ class Hosts:
         for k in [*self.jobs]:
             self.lose(k)
         for k in range(self.row.hosts):
+            _run(f"ip link del hv{k}", check=False)
             _run(f"ip netns del hybrid{k}", check=False)
             with suppress(OSError):
                 (MEMORY / f"hybrid{k}").rmdir()

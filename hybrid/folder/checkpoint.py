@@ -267,6 +267,10 @@ def _check_slots(
 def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -> str:
     """The message for a damaged file, which names the checkpoint to go back to."""
     name = path.parent.name
+    if name.endswith(".partial"):  # brought from another disk, for this rank to read
+        folder = path.parent.with_name(name.split(".")[1])
+        way = "to resume from another disk's copy, or from an earlier one"
+        return f"{folder / path.name} {how}: remove {folder} {way}"
     number = int(name) if name.isdecimal() else 0
     if before := [p for p in complete(path.parent.parent) if int(p.name) < number]:
         way = f"remove {path.parent} to resume from {before[-1].name}"

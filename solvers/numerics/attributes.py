@@ -16,8 +16,7 @@ from hybrid.solvers.numerics.draws import NumberedDraws
 _REGISTRIES = frozenset(vars(nn.Module()))
 """Attributes of every torch module."""
 _CONTAINERS = (list, deque, set, dict, OrderedDict, Counter, defaultdict)
-LIBRARIES = {"builtins", "torch", "numpy", "transformers", "hybrid", "threading", "_thread"}
-"""Packages whose objects hold no state of a user's; a wing adds itself when imported."""
+_LIBRARIES = {"builtins", "torch", "numpy", "transformers", "hybrid", "threading", "_thread"}
 MOST_ITEMS = 10_000
 """The longest container that is searched."""
 _HOOKS = "_forward_hooks", "_forward_pre_hooks"
@@ -130,7 +129,7 @@ def has_attributes(x: Any) -> bool:
     """Whether a value is an object of a user's class that may hold numbers, and not a module."""
     others = type | ModuleType | FunctionType | MethodType | Tensor | nn.Module
     home = type(x).__module__.partition(".")[0]
-    return hasattr(x, "__dict__") and not (isinstance(x, others) or home in LIBRARIES)
+    return hasattr(x, "__dict__") and not (isinstance(x, others) or home in _LIBRARIES)
 
 
 def numbers_in(name: str, value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:

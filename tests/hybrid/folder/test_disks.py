@@ -148,3 +148,21 @@ def test_checkpoints_of_different_runs_are_never_mixed(world, tmp_path, hybrid):
     assert (status, err.count("\n"), "checkpoints of different runs" in err) == (1, 1, True)
     assert other[0] == 1
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_damaged_file_that_was_brought_is_named_where_it_came_from(
+    train, undisturbed, world, tmp_path
+):
+    a, b = tmp_path / "a", tmp_path / "b"
+    shutil.copytree(undisturbed, a)
+    file = newest(a) / "head.safetensors"
+    file.write_bytes(file.read_bytes()[::-1])
+    words = ["train", *QUICK, "--epochs", "4", "--resume"]
+    (status, _, err), _ = world.run(2, f"{PROGRAM}hybrid", [str(a), str(b)], words)
+    there = b / "checkpoints" / newest(a).name  # on hosts it has the same path
+    assert (status, err.count("\n")) == (1, 1)
+    assert f"{there / file.name} is not what was written" in err
+    assert f"remove {there} to resume from another disk's copy, or from an earlier one" in err
+    shutil.rmtree(newest(a))
+    train([a, b], 4, "--resume")
+    assert newest(b).name == "00000020"

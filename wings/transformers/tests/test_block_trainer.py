@@ -125,24 +125,6 @@ def test_smoothed_labels_and_a_loss_of_ones_own_are_trainers(kind, tmp_path):
         compare(expected, trained(tmp_path, kind, 2, **settings, **given))
 
 
-def test_a_loss_may_count_in_its_trainer(tmp_path):
-    """What a loss of a user's own objects keeps is refused, as no checkpoint has it."""
-    trainers = []
-
-    def counting(output, labels, num_items_in_batch=None):
-        trainers[0].calls += 1
-        return output.logits.mean(dim=(1, 2)).sum() / num_items_in_batch
-
-    args = arguments(tmp_path, max_steps=1, eval_strategy="no")
-    given = {"train_dataset": rows(), "compute_loss_func": counting, "solver": "backprop"}
-    trainer = block_trainer().BlockTrainer(make("llama"), args, **given)
-    trainer.calls, trainers[:] = 0, [trainer]
-    with redirect_stdout(StringIO()):
-        trainer.train()
-    assert trainer.state.global_step == 1
-    assert trainer.calls > 0
-
-
 def test_every_field_of_training_arguments_is_mapped_neutral_or_refused(tmp_path):
     """A field that a newer transformers adds is refused; then it belongs into one of the lists."""
     module, args = block_trainer(), arguments(tmp_path)
