@@ -64,26 +64,26 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 38_470
+CORE = 38_040
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 253, 36_240, 5_670
+CORE_FILES, TESTS, BENCHMARKS = 251, 36_370, 5_670
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 790,
-    "hybrid/bench": 2_340,
-    "hybrid/cli": 980,
+    "hybrid/bench": 2_480,
+    "hybrid/cli": 1_000,
     "hybrid/data": 2_540,
     "hybrid/doctor": 280,
     "hybrid/folder": 1_430,
     "hybrid/links": 2_450,
-    "hybrid/method": 2_530,
+    "hybrid/method": 2_550,
     "hybrid/networks": 3_690,
     "hybrid/proof": 1_080,
-    "hybrid/ranks": 1_310,
+    "hybrid/ranks": 1_320,
     "hybrid/report": 1_000,
     "hybrid/rounds": 1_210,
     "hybrid/settings": 1_480,
-    "hybrid/training": 3_850,
+    "hybrid/training": 3_210,
     "solvers": 2_650,
     "solvers/checks": 460,
     "solvers/delayed": 1_090,
