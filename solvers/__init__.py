@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hybrid.solvers.delayed.ddg import DDG as DDG
     from hybrid.solvers.delayed.fdg import FDG as FDG
     from hybrid.solvers.delayed.features_replay import FeaturesReplay as FeaturesReplay
-    from hybrid.solvers.delayed.pd_asgd import PDASGD as PDASGD
     from hybrid.solvers.delayed.petra import Petra as Petra
     from hybrid.solvers.exact.exact_pass import Backprop as Backprop
     from hybrid.solvers.local.local_updates import LocalUpdates as LocalUpdates

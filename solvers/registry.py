@@ -17,7 +17,6 @@ OWN = {
     "features-replay": "hybrid.solvers.delayed.features_replay:FeaturesReplay",
     "fdg": "hybrid.solvers.delayed.fdg:FDG",
     "petra": "hybrid.solvers.delayed.petra:Petra",
-    "pd-asgd": "hybrid.solvers.delayed.pd_asgd:PDASGD",
     "local-updates": "hybrid.solvers.local.local_updates:LocalUpdates",
 }
 """Name -> module:class, one line for each method."""
@@ -25,8 +24,8 @@ OWN = {
 DEFAULT, WINDOWED = "ddg", "augmented-lagrangian"
 """The method of a run that names none, and of one that names none and asks for windows."""
 
-APART = {"ampnet": "wings/messages"}
-"""Name -> folder of a package of this repository that adds the method."""
+APART = dict.fromkeys(("ampnet", "pd-asgd"), "wings/messages")
+"""Name -> folder of the package of this repository that adds the method."""
 
 SOLVERS = Named("solver", OWN, DEFAULT, base="hybrid.solvers.base:Solver")
 

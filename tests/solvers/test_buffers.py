@@ -12,7 +12,6 @@ from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings, TrainSettings
 from hybrid.solvers import (
     DDG,
-    PDASGD,
     AugmentedLagrangian,
     Backprop,
     BlockADMM,
@@ -21,6 +20,7 @@ from hybrid.solvers import (
     Petra,
 )
 from hybrid.solvers.numerics.buffers import captured_buffers, frozen_statistics, replaced_buffers
+from hybrid_messages import PDASGD
 
 STEPS = 10
 

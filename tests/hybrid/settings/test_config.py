@@ -52,8 +52,8 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
         ({"solver": {"name": [1]}}, "unknown solver '[1]'; known: "),
         (
             {"solver": {"name": "penalty", "micro_batches": 4}},
-            "solver.micro_batches is a setting of backprop, ddg, features-replay, fdg, petra, "
-            "pd-asgd; this run's solver.name is penalty",
+            "solver.micro_batches is a setting of backprop, ddg, features-replay, fdg, petra; this "
+            "run's solver.name is penalty",
         ),
         ({"train": {"lr": 1}}, "unknown setting 'train.lr'; did you mean 'optimizer.lr'?"),
         (

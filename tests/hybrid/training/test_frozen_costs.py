@@ -13,7 +13,7 @@ from hybrid.folder import checkpoint
 from hybrid.links import run_threads
 from hybrid.links.base import RankLinks
 from hybrid.method import make_method
-from hybrid.solvers import DDG, FDG, PDASGD, Backprop, FeaturesReplay, LocalUpdates, Penalty, Petra
+from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay, LocalUpdates, Penalty, Petra
 from hybrid.solvers.block import Block
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
@@ -21,6 +21,7 @@ from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
 from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import SharedFolder
+from hybrid_messages import PDASGD
 
 SIZE = 37 * 41
 """Numbers in each frozen matrix, and in nothing else."""

@@ -9,7 +9,8 @@ from trainings import OFTEN, assert_same, stopped
 from zoo_packages import installed
 
 from hybrid.data.sampling import epoch_order
-from hybrid.solvers import DDG, PDASGD, AugmentedLagrangian, Backprop, FeaturesReplay
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, FeaturesReplay
+from hybrid_messages import PDASGD
 
 pytestmark = pytest.mark.skipif(not installed("transformers"), reason="needs transformers")
 

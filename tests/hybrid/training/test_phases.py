@@ -22,7 +22,6 @@ from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import (
     DDG,
     FDG,
-    PDASGD,
     AugmentedLagrangian,
     AuxNet,
     Backprop,
@@ -31,6 +30,7 @@ from hybrid.solvers import (
     Penalty,
     Petra,
 )
+from hybrid_messages import PDASGD
 
 BATCHES = 4
 WINDOWS: dict[str, Any] = {"window": 2}

@@ -16,7 +16,6 @@ from hybrid.rounds.evaluation import measure_network
 from hybrid.solvers import (
     DDG,
     FDG,
-    PDASGD,
     AugmentedLagrangian,
     AuxNet,
     Backprop,
@@ -28,6 +27,7 @@ from hybrid.solvers import (
 from hybrid.solvers.block import Block
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.sync.local_sgd import LocalSGD
+from hybrid_messages import PDASGD
 
 BATCH, STEPS, CLASSES = 13, 4, 3
 WEIGHT = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)

@@ -8,7 +8,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from hybrid import Callback, Trainer, TrainSettings, split
-from hybrid.solvers import DDG, FDG, PDASGD, Backprop, FeaturesReplay
+from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay
+from hybrid_messages import PDASGD
 
 
 def data():

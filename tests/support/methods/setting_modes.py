@@ -103,19 +103,6 @@ def delayed() -> Iterator[Mode]:
         yield Mode("ddg", f"{fill} in waits", waits, {}, tries)
 
 
-def by_units() -> Iterator[Mode]:
-    """PD-ASGD, by its slots."""
-    tries = {"solver.name": ["local-updates"]}
-    yield from alone("pd-asgd", tries=tries)
-    slots: dict[str, Values] = {
-        "three slots": {},
-        "two slots": {"solver.backward_slots": 1},
-        "one slot": {"solver.backward_slots": 0, "solver.queue": 1},
-    }
-    for name, settings in slots.items():
-        yield Mode("pd-asgd", name, {"split.blocks": 1, **settings}, {}, tries)
-
-
 def serial() -> Iterator[Mode]:
     """Back-propagation, with what else a run may have: schedules, samplers, replicas."""
     grid = {"split.replicas": 2}
@@ -182,7 +169,6 @@ def splitting() -> Iterator[Mode]:
 
 MODES = [
     *delayed(),
-    *by_units(),
     *alone("petra", {"model.name": "revnet8"}),
     *serial(),
     *local(),

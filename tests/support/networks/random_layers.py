@@ -9,16 +9,9 @@ from torch import Tensor, nn
 from hybrid import Trainer, data, split
 from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings, LinkSettings, TrainSettings
-from hybrid.solvers import (
-    DDG,
-    PDASGD,
-    AugmentedLagrangian,
-    Backprop,
-    FeaturesReplay,
-    LocalUpdates,
-    Petra,
-)
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, FeaturesReplay, LocalUpdates, Petra
 from hybrid.solvers.layers.branches import Reversible
+from hybrid_messages import PDASGD
 
 METHODS: dict[str, dict[str, Any]] = {
     "backprop": {"solver": Backprop(micro_batches=1)},

@@ -7,7 +7,7 @@ from problems import copied, make_problem
 from trainings import assert_same
 
 from hybrid.links import run_threads
-from hybrid.solvers import PDASGD
+from hybrid_messages import PDASGD
 
 MOMENTUM = 0.9
 SGD = PDASGD(backward_slots=0)

@@ -7,10 +7,12 @@ from hybrid_messages.executor import Entry, Executor, Static
 from hybrid_messages.graph import Graph
 from hybrid_messages.layer import Layer
 from hybrid_messages.node import Message, Node, State
+from hybrid_messages.pd_asgd import PDASGD
 
 OWN.add(__name__)
 
 __all__ = [
+    "PDASGD",
     "AMPNet",
     "Bcast",
     "Cond",

@@ -15,9 +15,10 @@ from hybrid.method.memory import saved_bytes
 from hybrid.networks.models import build as build_model
 from hybrid.networks.partition import split
 from hybrid.settings.resolve import load
-from hybrid.solvers import DDG, FDG, PDASGD, FeaturesReplay, LocalUpdates, Petra
+from hybrid.solvers import DDG, FDG, FeaturesReplay, LocalUpdates, Petra
 from hybrid.solvers.delayed.ddg import LOST
 from hybrid.training import build
+from hybrid_messages import PDASGD
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
 

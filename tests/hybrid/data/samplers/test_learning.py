@@ -16,7 +16,6 @@ from hybrid.data.sampling import epoch_order
 from hybrid.solvers import (
     DDG,
     FDG,
-    PDASGD,
     AugmentedLagrangian,
     AuxNet,
     Backprop,
@@ -24,6 +23,7 @@ from hybrid.solvers import (
     LocalUpdates,
     Penalty,
 )
+from hybrid_messages import PDASGD
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,11 @@ from trainings import assert_same
 from unit_steps import SGD, trained, unit_problem
 
 from hybrid import split
-from hybrid.solvers import PDASGD, Batch
-from hybrid.solvers.delayed.unit_passes import unit_slices
+from hybrid.solvers import Batch
 from hybrid.solvers.numerics.draws import Draws
 from hybrid.solvers.numerics.optimizer_state import Average
+from hybrid_messages import PDASGD
+from hybrid_messages.unit_passes import unit_slices
 
 
 def chain(make):

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 import torch
 from conditions import check
 from problems import copied
+from setting_modes import Mode, alone
 from torch import nn
 from torch.func import functional_call
 from trainings import assert_same, digits, interrupted, trained_weights, trainer, weights
@@ -15,10 +16,31 @@ from unit_steps import MOMENTUM, SGD, numbered, trained, unit_problem
 
 from hybrid.links import run_virtual
 from hybrid.settings.config import CheckpointSettings
-from hybrid.solvers import FDG, PDASGD
+from hybrid.solvers import FDG, registry
 from hybrid.solvers.base import Setup
-from hybrid.solvers.delayed.unit_passes import Units, unit_slices
+from hybrid_messages import PDASGD
+from hybrid_messages.unit_passes import Units, unit_slices
+from tests import test_settings_act as act
+from tests.solvers import test_every_solver as every
 
+pytestmark = pytest.mark.skipif(
+    "pd-asgd" not in registry.names(), reason="the package is installed without its entry points"
+)
+EXAMPLES = {
+    "pd-asgd": PDASGD(backward_slots=0),
+    "pd-asgd in parts": PDASGD(micro_batches=3, messages="int8"),
+    "pd-asgd, clipped": PDASGD(clip_norm=0.1),
+}
+OTHER = {"solver.name": ["local-updates"]}
+SLOTS = {
+    "three slots": {},
+    "two slots": {"solver.backward_slots": 1},
+    "one slot": {"solver.backward_slots": 0, "solver.queue": 1},
+}
+MODES = [
+    *alone("pd-asgd", tries=OTHER),
+    *(Mode("pd-asgd", name, {"split.blocks": 1, **s}, {}, OTHER) for name, s in SLOTS.items()),
+]
 ONE_BLOCK = {
     "the paper's ratio": PDASGD(),
     "one backward slot": PDASGD(backward_slots=1),
@@ -26,6 +48,35 @@ ONE_BLOCK = {
     "one slot and a queue": PDASGD(backward_slots=0, queue=2),
     "in parts": PDASGD(micro_batches=3, clip_norm=0.1),
 }
+
+
+@pytest.mark.parametrize(("number", "name"), [*enumerate(EXAMPLES)], ids=[*EXAMPLES])
+def test_what_every_method_keeps_to(number, name):
+    every.check_resume_and_virtual_clocks(EXAMPLES[name], every.CUTS[number], 2 + number)
+    every.check_where_weights_move(EXAMPLES[name])
+
+
+def test_one_block_alone_is_plain_sgd_bit_for_bit():
+    every.check_plain_sgd(EXAMPLES["pd-asgd"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"backward_slots": 3}, {"queue": -1}, {"clip_norm": -1.0}], ids=str
+)
+def test_impossible_settings_name_the_value_in_one_line(wrong):
+    ((name, value),) = wrong.items()
+    every.test_impossible_settings_name_the_value_in_one_line(PDASGD, name, value)
+
+
+def test_every_setting_of_its_own_acts_or_is_refused():
+    """Each in one of the modes."""
+    of_its_own = [s for s in sorted(act.settings_of(MODES[0])) if s.startswith("solver.")]
+    assert not act.faults(zip(of_its_own, cycle(MODES), strict=False))
+
+
+@pytest.mark.slow
+def test_every_setting_acts_or_is_refused_in_every_mode():
+    assert not act.faults((setting, mode) for mode in MODES for setting in act.settings_of(mode))
 
 
 class Simulated:

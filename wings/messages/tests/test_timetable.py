@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.solvers.delayed.timetable import Timetable
 from hybrid.solvers.engine.schedule import Kind
+from hybrid_messages.timetable import Timetable
 
 
 def delays(units, slots, queue=0):
