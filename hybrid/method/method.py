@@ -1,7 +1,5 @@
 """A method for a problem: the block, rounds and optimizer that every rank starts from it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -150,12 +148,12 @@ class Method:
         """The smallest share of a mini-batch, in samples."""
         return max(1, (self.setup.total or self.setup.batch_size) // self.setup.replicas)
 
-    def copied(self) -> Method:
+    def copied(self) -> "Method":
         """Copy the method with its weights."""
         blocks, drawing = deepcopy((self.problem.blocks, self.problem.drawing))
         return replace(self, problem=replace(self.problem, blocks=blocks, drawing=drawing))
 
-    def of_replica(self, place: GridPlace) -> Method:
+    def of_replica(self, place: GridPlace) -> "Method":
         """Return the method with mini-batches of the size of a replica's share."""
         if place.replicas == 1:
             return self

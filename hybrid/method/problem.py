@@ -1,7 +1,5 @@
 """The problem to train: a network in blocks, with its data and objectives."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +60,7 @@ class Problem:
         train: Data,
         test: Data | None = None,
         validation: Data | None = None,
-    ) -> Problem:
+    ) -> "Problem":
         """Check that network, data and objectives fit; ValueError with the remedy if not."""
         check_size(options.train.batch_size, train)
         if not any(p.requires_grad for p in blocks.model.parameters()):

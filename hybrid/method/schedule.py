@@ -1,7 +1,5 @@
 """The learning rates as a function of the step, the same on every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ class UserScheduler:
     """When it steps: step or epoch; for ReduceLROnPlateau, the metric that it follows."""
 
     @classmethod
-    def of(cls, value: Any) -> UserScheduler | None:
+    def of(cls, value: Any) -> "UserScheduler | None":
         """Convert a scheduler, a function `optimizer` -> scheduler, or a pair of either and when.
 
         None for anything else, ValueError for a wrong pair.

@@ -1,7 +1,5 @@
 """Any module as a chain of units: its forward, cut before calls of modules inside it."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,7 +42,7 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 class CallUnit(Unit):
     """Units `start` to `stop` - 1 of a network that is cut between calls."""
 
-    calls: Calls = field(kw_only=True)
+    calls: "Calls" = field(kw_only=True)
     start: int = 0
     stop: int = 0
 

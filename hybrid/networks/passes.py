@@ -1,7 +1,5 @@
 """A pass through a network by its code, watched call by call."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,7 +122,7 @@ def _fault(module: nn.Module) -> str:
 
 
 @contextmanager
-def watched(watch: WatchedPass, aside: bool = False) -> Iterator[None]:
+def watched(watch: "WatchedPass", aside: bool = False) -> Iterator[None]:
     """Within it that pass sees the calls of its network on this thread.
 
     `aside`: by its `call_aside`.

@@ -1,7 +1,5 @@
 """Tensors of other blocks, as a block sees them: a shape and a number format, and no numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,7 +22,7 @@ class RemoteTensor(Tensor):
     meta: Tensor
 
     @staticmethod
-    def __new__(cls, meta: Tensor, device: torch.device) -> RemoteTensor:
+    def __new__(cls, meta: Tensor, device: torch.device) -> "RemoteTensor":
         wrapper: RemoteTensor = Tensor._make_wrapper_subclass(
             cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=device
         )
@@ -34,7 +32,7 @@ class RemoteTensor(Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"RemoteTensor({tuple(self.shape)}, {self.dtype})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteTensor:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RemoteTensor":
         return self
 
     @classmethod

@@ -1,7 +1,5 @@
 """A stage of a network's pass as a module: the network's code, without other blocks' work."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -57,7 +55,7 @@ class NetworkPass:
     random: frozenset[Any]
     """The operations that draw random numbers in the code of opened modules."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NetworkPass:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NetworkPass":
         return self  # it is immutable
 
     def ordered(self, named: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +113,7 @@ class StageModule(NumberedDraws):
         if "network" in vars(self):
             self.network.copy.training = mode
 
-    def train(self, mode: bool = True) -> StageModule:
+    def train(self, mode: bool = True) -> "StageModule":
         """Training or evaluation mode, as the network sets it."""
         self.network.copy.train(mode)
         return self

@@ -1,7 +1,5 @@
 """Schedules: what a block does, in order, as lists of actions that print themselves as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import accumulate
@@ -46,7 +44,7 @@ class Span(NamedTuple):
     """Whether the pipeline is emptied afterwards."""
 
     @classmethod
-    def of(cls, sizes: Sequence[int]) -> Span:
+    def of(cls, sizes: Sequence[int]) -> "Span":
         """Mini-batches with these numbers of micro-batches; empty before and after."""
         ends = [*accumulate(sizes)]
         return cls(0, ends[-1], frozenset(end - 1 for end in ends), drains=True)

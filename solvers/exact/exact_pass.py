@@ -1,7 +1,5 @@
 """Exact back-propagation through the blocks, pipelined in micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -65,7 +63,7 @@ class PassSettings(Scheduled):
     def num_micro_batches(self, size: int, count: int) -> int:
         return min(self.micro_batches or 1, size)
 
-    def lossless(self, formats: bool = False) -> PassSettings:
+    def lossless(self, formats: bool = False) -> "PassSettings":
         """The same, with the whole gradient of the undivided network; `formats`: rounded as set."""
         plain: dict[str, Any] = {} if formats else {"messages": "float32", "filter": 1}
         return replace(self, clip_norm=0.0, **plain)

@@ -1,7 +1,5 @@
 """The learning rates of several parameter groups at one step, passed on as one number."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,13 +18,13 @@ class GroupRates(float):
     momenta: tuple[float, ...]
     """Empty: the schedule does not move momenta."""
 
-    def __new__(cls, rates: Iterable[float], momenta: Iterable[float] = ()) -> GroupRates:
+    def __new__(cls, rates: Iterable[float], momenta: Iterable[float] = ()) -> "GroupRates":
         rates = tuple(rates)
         group_rates = super().__new__(cls, rates[0])
         group_rates.rates, group_rates.momenta = rates, tuple(momenta)
         return group_rates
 
-    def __mul__(self, factor: float) -> GroupRates:
+    def __mul__(self, factor: float) -> "GroupRates":
         return GroupRates((rate * factor for rate in self.rates), self.momenta)
 
     __rmul__ = __mul__

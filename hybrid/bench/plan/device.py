@@ -1,7 +1,5 @@
 """The profile of a device to plan for, which this machine need not have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -57,7 +55,7 @@ class Device(Section):
     roofline: Roofline
 
     @classmethod
-    def read(cls, path: Path) -> Device:
+    def read(cls, path: Path) -> "Device":
         """Read a profile from a TOML file; ValueError if it is invalid."""
         try:
             return cls.model_validate(read_toml(path))
