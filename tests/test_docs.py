@@ -42,7 +42,7 @@ def test_the_page_of_settings_is_the_declarations():
     assert page["PAGE"].read_text() == page["written"](), "run python docs/settings.py"
 
 
-@pytest.mark.parametrize("name", [*registry.OWN, *STRATEGIES, *SAMPLERS])
+@pytest.mark.parametrize("name", [*registry.names(), *STRATEGIES, *SAMPLERS])
 def test_everything_that_a_run_can_name_has_a_heading_of_a_page(name):
     pages = {*ROOT.glob("docs/*.md")} - {ROOT / "docs" / "settings.md"}
     assert any(re.search(rf"^#+ .*`{name}`", page.read_text(), re.MULTILINE) for page in pages)
@@ -50,7 +50,7 @@ def test_everything_that_a_run_can_name_has_a_heading_of_a_page(name):
 
 def test_pages_name_the_methods_that_refuse_replicas():
     refusing = set()
-    for name in registry.OWN:
+    for name in registry.names():
         solver = registry.solver_class(name)()
         alone, grid = (
             Setup(((4, 2, 2),), 8, stored_batches=1, replicas=R, total=8 * R) for R in (1, 2)
@@ -63,7 +63,7 @@ def test_pages_name_the_methods_that_refuse_replicas():
     for page, begins in (("README.md", "Every method but "), ("docs/replicas.md", "All but ")):
         text = " ".join((ROOT / page).read_text().split())
         (said,) = re.findall(rf"{begins}(.*?) run", text)
-        assert {name for name in registry.OWN if name in said} == refusing
+        assert {name for name in registry.names() if name in said} == refusing
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md"))], ids=str)

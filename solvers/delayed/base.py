@@ -24,16 +24,6 @@ NOT_COMPILED = Needs(
     lambda run: not run.setup.compiled,
     "leave train.compile out, or choose another solver",
 )
-ONE_REPLICA = Needs(
-    "there is one replica, since replicas cannot agree on steps of single units",
-    lambda run: run.setup.replicas == 1,
-    "take one replica, or another solver",
-)
-NOT_FLOAT16 = Needs(
-    "train.precision is not 'float16', whose loss scale may change between the steps of its units",
-    lambda run: run.train.precision != "float16",
-    "choose bfloat16",
-)
 
 
 @dataclass(frozen=True)

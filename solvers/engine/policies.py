@@ -116,13 +116,6 @@ class Stash:
         self._newest, self._users = {}, 0
 
 
-class CopyingStash(Stash):
-    """Copies the weights for every forward pass, while a step may be changing them."""
-
-    def newest_version(self) -> Tensors:
-        return {name: nn.Parameter(p.detach().clone()) for name, p in self.trained.items()}
-
-
 class BackwardPolicy(ABC):
     """How a block goes forward, what it keeps, and what its backward pass runs on."""
 

@@ -48,7 +48,14 @@ def replaced_parameters(places: Places, weights: Mapping[str, Tensor]) -> Iterat
 
 
 class NothingRecomputed(DispatchMode):
-    """Raises ValueError if a backward pass repeats a part of the forward pass."""
+    """Raises ValueError if a backward pass repeats a part of the forward pass.
+
+    `otherwise`: the setting by which the weights of the forward pass are kept for that.
+    """
+
+    def __init__(self, otherwise: str) -> None:
+        super().__init__()
+        self.otherwise = otherwise
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -58,7 +65,7 @@ class NothingRecomputed(DispatchMode):
             raise ValueError(
                 "a module makes its forward pass again in the backward pass (torch.utils."
                 "checkpoint), where the weights are newer ones: leave that out, or keep those of "
-                "the forward pass (solver.stash=true, solver.any_order=false)"
+                f"the forward pass ({self.otherwise})"
             )
         return func(*args, **(kwargs or {}))
 

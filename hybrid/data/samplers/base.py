@@ -63,7 +63,7 @@ class Learning(Sampler):
         ),
         Needs(
             "the solver reports the losses of all samples in the order of their mini-batches, as "
-            "none does with solver.any_order",
+            "threads without an order do not",
             lambda run: run.solver.reports_losses,
             "take another solver, or sampler.name=uniform",
         ),

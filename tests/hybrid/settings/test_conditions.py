@@ -120,7 +120,7 @@ def test_what_is_declared_is_what_is_explained():
     assert compiled.count("It works only where") == 1
 
 
-@pytest.mark.parametrize("name", registry.OWN)
+@pytest.mark.parametrize("name", registry.names())
 def test_every_condition_can_be_asked_of_a_run(name):
     """A misspelled fact would be an error at the user, and only where the setting is given."""
     cut = split(models.build("resnet8", 10, 1, 8), 2, balance="even")

@@ -30,7 +30,7 @@ def test_the_file_beats_the_defaults_and_the_command_line_beats_the_file(tmp_pat
     assert (config.solver["beta"], config.solver["local_lr"]) == (0.5, 0.25)
 
 
-@pytest.mark.parametrize("solver", registry.OWN)
+@pytest.mark.parametrize("solver", registry.names())
 def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
     known = known_settings(solver)
     assert [key for key, text in known.items() if not text.strip() or "\n" in text] == []

@@ -59,7 +59,7 @@ def programmed(solver, asked):
     return trainer.options.rounds, trainer.options.correction
 
 
-@pytest.mark.parametrize("solver", registry.OWN)
+@pytest.mark.parametrize("solver", registry.names())
 @pytest.mark.parametrize("asked", ROUNDS, ids=str)
 def test_rounds_mean_the_same_in_the_command_and_in_the_library(solver, asked):
     found = []

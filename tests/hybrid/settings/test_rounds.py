@@ -8,7 +8,7 @@ from hybrid.settings.resolve import load, resolve, to_toml
 from hybrid.solvers import registry
 from hybrid.training.build import build_options
 
-CLASSES = {name: registry.solver_class(name) for name in registry.OWN}
+CLASSES = {name: registry.solver_class(name) for name in registry.names()}
 EXACT = [name for name, method in CLASSES.items() if method.exact]
 ALONE = [name for name, m in CLASSES.items() if not m.alternates and not m.exact]
 SWEEPING = [name for name, m in CLASSES.items() if m.alternates]
@@ -49,7 +49,7 @@ def test_rounds_that_are_asked_for_are_as_asked(solver, asked, decided):
     assert rounds(solver, **asked) == RoundSettings(**{**asked, **decided})
 
 
-@pytest.mark.parametrize("solver", registry.OWN)
+@pytest.mark.parametrize("solver", registry.names())
 def test_what_is_decided_stays_as_it_is(solver):
     once = rounds(solver)
     asked = {k: v for k, v in once.model_dump().items() if v is not None}

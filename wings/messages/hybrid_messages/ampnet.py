@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hybrid.solvers.acting import SEVERAL_BLOCKS, CountOrZero, NotNegative
 from hybrid.solvers.base import GraphBytes, program_of
-from hybrid.solvers.delayed.base import NOT_COMPILED, NOT_FLOAT16, ONE_REPLICA, Delayed
+from hybrid.solvers.delayed.base import Delayed
 from hybrid.solvers.engine.flights import Flight
 from hybrid.solvers.engine.schedule import Action, Span
 from hybrid.solvers.local_work.budget import LocalBudget
@@ -20,7 +20,7 @@ from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, LossAndMetric, PhaseStats, Window
 from hybrid_messages.chain import Chain, Mailbox, draw_path, limit
-from hybrid_messages.unit_passes import UnitFlight, UnitProgram
+from hybrid_messages.unit_passes import BY_UNITS, UnitFlight, UnitProgram
 from hybrid_messages.units import Instance, Nodes
 
 
@@ -57,7 +57,7 @@ class AMPNet(Delayed):
     sums_mini_batches: ClassVar[bool] = False
     steps_alike: ClassVar[bool] = False
 
-    needs: ClassVar = (NOT_COMPILED, ONE_REPLICA, NOT_FLOAT16)
+    needs: ClassVar = BY_UNITS
     acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}
 
     micro_batches: CountOrZero = 0

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hybrid.solvers.acting import SEVERAL_BLOCKS, Acts, CountOrZero, Needs, NotNegative
 from hybrid.solvers.base import GraphBytes, program_of
-from hybrid.solvers.delayed.base import NOT_COMPILED, NOT_FLOAT16, ONE_REPLICA, Delayed
-from hybrid.solvers.engine.policies import CopyingStash, Stash
+from hybrid.solvers.delayed.base import Delayed
+from hybrid.solvers.engine.policies import Stash
 from hybrid.solvers.engine.schedule import Action, Kind, Span
 from hybrid.solvers.layers.branches import nothing_left_out
 from hybrid.solvers.local_work.budget import LocalBudget
@@ -22,7 +22,14 @@ from hybrid.solvers.numerics.weights import trained_bytes
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window
 from hybrid_messages.timetable import MOST_SLOTS, Timetable, UnitPass
-from hybrid_messages.unit_passes import UnitFlight, UnitProgram, Units, unit_slices
+from hybrid_messages.unit_passes import (
+    BY_UNITS,
+    CopyingStash,
+    UnitFlight,
+    UnitProgram,
+    Units,
+    unit_slices,
+)
 
 ONE_BLOCK = Acts(
     "there is one block, since several alternate between their passes",
@@ -71,7 +78,7 @@ class PDASGD(Delayed):
     name: ClassVar[str] = "pd-asgd"
     steps_alike: ClassVar[bool] = False
 
-    needs: ClassVar = (NOT_COMPILED, ONE_REPLICA, NOT_FLOAT16)
+    needs: ClassVar = BY_UNITS
     acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}
 
     micro_batches: Annotated[CountOrZero, ACCUMULATES] = 1

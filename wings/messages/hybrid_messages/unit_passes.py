@@ -11,15 +11,29 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hybrid.solvers.acting import Needs
 from hybrid.solvers.block import Block
-from hybrid.solvers.delayed.base import DelayedProgram
+from hybrid.solvers.delayed.base import NOT_COMPILED, DelayedProgram
 from hybrid.solvers.engine.flights import Flight
-from hybrid.solvers.engine.policies import CopyingStash, Stash
+from hybrid.solvers.engine.policies import Stash
 from hybrid.solvers.metrics import failure
 from hybrid.solvers.micro_batches import MicroBatch
 from hybrid.solvers.numerics.weights import NothingRecomputed
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import LossAndMetric, PhaseStats
+
+ONE_REPLICA = Needs(
+    "there is one replica, since replicas cannot agree on steps of single units",
+    lambda run: run.setup.replicas == 1,
+    "take one replica, or another solver",
+)
+NOT_FLOAT16 = Needs(
+    "train.precision is not 'float16', whose loss scale may change between the steps of its units",
+    lambda run: run.train.precision != "float16",
+    "choose bfloat16",
+)
+BY_UNITS = (NOT_COMPILED, ONE_REPLICA, NOT_FLOAT16)
+"""What a method needs whose units step one by one."""
 
 Gradients = dict[str, Tensor]
 
@@ -77,6 +91,13 @@ class UnitFlight(Flight):
     """The version of each unit's weights that its forward pass used."""
     adjoint: list[Tensor | None] = field(default_factory=list)
     """Of the output of the next unit's backward pass; empty where it has not arrived."""
+
+
+class CopyingStash(Stash):
+    """Copies the weights for every forward pass, while a step may be changing them."""
+
+    def newest_version(self) -> Tensors:
+        return {name: nn.Parameter(p.detach().clone()) for name, p in self.trained.items()}
 
 
 class Units:
@@ -160,7 +181,8 @@ class Units:
         weights = {name: w for name, w in version.items() if w.requires_grad}
         # forward passes on another thread have replaced the parameters by theirs
         apart = isinstance(self.stashes[unit], CopyingStash)
-        looks = NothingRecomputed() if unit not in self._looked else nullcontext()
+        new = unit not in self._looked
+        looks = NothingRecomputed("solver.any_order=false") if new else nullcontext()
         at_version = looks if apart else self.block.replaced(version)
         with self.block.span("backward", flight.part.key), at_version:
             p_in, gradients = vjp(

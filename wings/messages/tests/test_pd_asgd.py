@@ -21,6 +21,7 @@ from hybrid.solvers.base import Setup
 from hybrid_messages import PDASGD
 from hybrid_messages.unit_passes import Units, unit_slices
 from tests import test_settings_act as act
+from tests.hybrid.rounds import test_host_reads as host_reads
 from tests.solvers import test_every_solver as every
 
 pytestmark = pytest.mark.skipif(
@@ -58,6 +59,10 @@ def test_what_every_method_keeps_to(number, name):
 
 def test_one_block_alone_is_plain_sgd_bit_for_bit():
     every.check_plain_sgd(EXAMPLES["pd-asgd"])
+
+
+def test_a_step_reads_no_tensor():
+    host_reads.test_a_step_of_no_solver_reads_a_tensor("pd-asgd", weighted=True)
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ REFUSED = [
     (
         PDASGD(any_order=True),
         {"sampler": SelectiveBackprop(), "blocks": 1},
-        "as none does with solver.any_order: take another solver",
+        "as threads without an order do not: take another solver",
     ),
     (
         AuxNet(),
