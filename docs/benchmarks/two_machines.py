@@ -1,6 +1,6 @@
 """A model that no machine holds: what dies of its memory, and what trains, on two and three hosts.
 
-    python docs/benchmarks/two_machines.py [--rows blocks] [--gigabytes 3.2]        # as root
+    python docs/benchmarks/two_machines.py [--rows blocks] [--gigabytes 3.5]        # as root
 
 Hosts are namespaces of network, names and mounts on this machine, each with a disk of its own, a
 core, a limit of memory (a control group, whose killer ends what exceeds it), and a link of a chosen
@@ -271,7 +271,7 @@ def ddp() -> None:
 
 
 def main() -> None:
-    options = measuring.options(__doc__, rows="", gigabytes=3.2, limit=900.0, role=None)
+    options = measuring.options(__doc__, rows="", gigabytes=3.5, limit=900.0, role=None)
     if options.role == "ddp":
         ddp()
         return

@@ -178,9 +178,10 @@ class Planner:
         return recipe.method(self._problems[key], self._options, replicas)
 
     def memory(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> list[int]:
-        """Estimate the bytes of each block of the first replica, which has the largest share."""
+        """Estimate the bytes of each process of the first replica, which has the largest share."""
         method = self.method(blocks, recipe, replicas).of_replica(GridPlace(replicas=replicas))
-        return self._memory.needed(method, self.timed.inputs(blocks))
+        needed = self._memory.needed(method, self.timed.inputs(blocks))
+        return [self._process + size for size in needed]
 
     def solvers(self) -> list[Solver]:
         """List the solver of the settings, and others with a known progress per step."""
@@ -239,7 +240,7 @@ class Planner:
             local,
             [max(0.0, r["waited"]) / elapsed for r in ranks],
             sum(r["sent"] for r in ranks) * (replicas if one else 1) / images,
-            [self._process + size for size in self.memory(blocks, recipe, replicas)],
+            self.memory(blocks, recipe, replicas),
             share,
             self.settings.optimizer.name,
             budgets,

@@ -16,7 +16,7 @@ from hybrid.networks import models
 from hybrid.ranks.stopping import listening
 
 QUICK = ("--epochs", "2", "--batch-size", "256", "--set", "train.threads=1")
-NO_WAY_BACK = ("--set", "checkpoint.rollbacks=0")
+NO_WAY_BACK = ("--set", "checkpoint.rollbacks=0", "--set", "train.report_every=100")
 
 
 @pytest.mark.parametrize(
