@@ -64,9 +64,9 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 38_040
+CORE = 37_270
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 251, 36_370, 5_670
+CORE_FILES, TESTS, BENCHMARKS = 247, 36_410, 5_670
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 790,
@@ -77,7 +77,7 @@ ROOMS = {
     "hybrid/folder": 1_430,
     "hybrid/links": 2_450,
     "hybrid/method": 2_550,
-    "hybrid/networks": 3_690,
+    "hybrid/networks": 3_680,
     "hybrid/proof": 1_080,
     "hybrid/ranks": 1_320,
     "hybrid/report": 1_000,
@@ -86,8 +86,8 @@ ROOMS = {
     "hybrid/training": 3_210,
     "solvers": 2_650,
     "solvers/checks": 460,
-    "solvers/delayed": 1_090,
-    "solvers/engine": 1_310,
+    "solvers/delayed": 340,
+    "solvers/engine": 1_300,
     "solvers/exact": 200,
     "solvers/kernels": 410,
     "solvers/layers": 550,
