@@ -23,10 +23,10 @@ PICKLED = r"_object(_list)?$"
 """The end of the names of torch.distributed's collectives that pickle."""
 
 # their modules are constants, or what an installed package's metadata names
-# the last imports what the command line names, and refuses what a file does
+# sections/base.py imports what the command line names, and refuses what a file does
 IMPORTING = {
     *("hybrid/__init__.py", "hybrid/doctor/checks.py", "hybrid/links/__init__.py"),
-    *("hybrid/training/callbacks/services.py", "hybrid/training/references.py"),
+    *("hybrid/settings/sections/base.py", "hybrid/training/callbacks/services.py"),
     *("solvers/__init__.py", "solvers/named.py"),
 }
 

@@ -19,7 +19,7 @@ from hybrid.files import read_whole, remove
 from hybrid.folder.manifest import MOST_BYTES, CheckpointFiles, ManifestPart, RunPosition, check
 from hybrid.networks.units import Unit
 from hybrid.settings.selection import Selection
-from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
+from hybrid.solvers.numerics.optimizer_state import flat, from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.state import entries, sha256
 from hybrid.weights import write_tensors
 
@@ -235,7 +235,7 @@ def restore(
                 slots = entries(loaded, f"{name}{STATE}{kind}.")
                 model = optimizer_state(optimizer, parameter)
                 if slots and model:
-                    _check_slots(folder, name, optimizer, slots, model)
+                    _check_slots(folder, name, optimizer, slots, flat(model))
                     optimizer.state[parameter] = from_tensors(model, slots)
     check_left_out(folder, {name: references[name] for name in found}, found)
 

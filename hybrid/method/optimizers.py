@@ -12,8 +12,9 @@ from hybrid.method.user_optimizer import UserOptimizer, check_class, check_rates
 from hybrid.networks.blocks import Blocks
 from hybrid.settings import torch_classes
 from hybrid.settings.config import OptimizerSettings
+from hybrid.settings.sections.base import is_reference
 from hybrid.solvers.acting import unknown
-from hybrid.solvers.numerics.optimizer_state import clone_optimizer, optimizer_state
+from hybrid.solvers.numerics.optimizer_state import clone_optimizer, optimizer_state, to_tensors
 
 M = TypeVar("M", bound=nn.Module)
 Group = dict[str, Any]
@@ -175,28 +176,22 @@ def is_matrix(p: torch.Tensor) -> bool:
 
 def count_moments(wanted: OptimizerSettings | Factory | torch.optim.Optimizer) -> float:
     """The bytes of the optimizer's state of a large matrix, over those of its weights."""
-    weight = nn.Parameter(torch.zeros(64, 64))
+    weight = nn.Parameter(torch.zeros(256, 256))
     if isinstance(wanted, torch.optim.Optimizer):
         optimizer = clone_optimizer(wanted, [{**wanted.param_groups[0], "params": [weight]}])
     elif isinstance(wanted, OptimizerSettings):
         optimizer = _optimizer_of_settings([{"params": [weight]}], wanted)
     else:
         optimizer = _optimizer_of_factory([("weight", weight)], wanted)
-    slots = optimizer_state(optimizer, weight).values()
-    stored = sum(_stored_bytes(slot) for slot in slots if isinstance(slot, torch.Tensor))
-    return round(stored / weight.nbytes, 1)
-
-
-def _stored_bytes(x: torch.Tensor) -> int:
-    """The bytes of a tensor, or of those that a quantized one is made of."""
-    inner = x.__tensor_flatten__()[0] if hasattr(x, "__tensor_flatten__") else ()
-    return sum(_stored_bytes(getattr(x, name)) for name in inner) or x.nbytes
+    stored = sum(x.nbytes for x in to_tensors(optimizer_state(optimizer, weight)).values())
+    return round(stored / weight.nbytes, 2)
 
 
 def _optimizer_of_settings(
     groups: list[Group], settings: OptimizerSettings, total_steps: int = 0
 ) -> torch.optim.Optimizer:
     cls: Callable[..., torch.optim.Optimizer] = torch_classes.optimizer_class(settings.name)
+    own = is_reference(settings.name)
     arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.arguments.items()}
     if settings.name in ("sgd", "muon"):
         nesterov = settings.nesterov and settings.momentum > 0
@@ -209,7 +204,11 @@ def _optimizer_of_settings(
             arguments = {"decoupled_weight_decay": True, **ramp, **arguments}
     try:
         optimizer = cls(groups, lr=settings.lr, **arguments)
-        if settings.arguments:
+        asked = {*arguments} | ({"weight_decay"} if settings.weight_decay else set())
+        kept = {*vars(optimizer)} - {"weight_decay"} | {*optimizer.defaults}
+        if own and asked - kept:  # another one could not be made like it
+            raise ValueError(f"it keeps no {min(asked - kept)} among its defaults: leave that out")
+        if settings.arguments or own:
             for group in groups:  # what a constructor lets pass may fail in a step
                 optimizer_state(optimizer, group["params"][0])
     except Exception as error:
@@ -217,7 +216,7 @@ def _optimizer_of_settings(
         if settings.arguments:
             setting = f"optimizer.arguments is {settings.arguments} of {settings.name}"
             remedy = "leave it out, or change it"
-        raise ValueError(f"{setting}, but torch says: {one_line(error)}; {remedy}") from None
+        raise ValueError(f"{setting}, but its class says: {one_line(error)}; {remedy}") from None
     return optimizer
 
 

@@ -1,4 +1,4 @@
-"""Optimizers and schedulers of torch by name, and their arguments."""
+"""Optimizers and schedulers of torch by name, others by module:Class, and their arguments."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hybrid.settings.sections.base import is_reference, load_object
 from hybrid.solvers.acting import nearest
 
 if TYPE_CHECKING:
@@ -47,14 +48,23 @@ _REFUSED = {
 def optimizer_name(name: str) -> str:
     """Normalize the case of an optimizer's name; ValueError if it is unknown or unusable."""
     lower = name.lower()
+    if is_reference(name):  # imported when it is made: a file may have named it
+        return name
     return lower if lower in OPTIMIZERS else _class_name(name, OPTIMIZERS, _optimizers())
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
-    """Return the class of torch.optim or of this package with a name."""
+    """Return the class with a name; ValueError for a reference to anything else."""
+    from torch.optim import Optimizer
+
     from hybrid.solvers.optimizers.muon import Muon
     from hybrid.solvers.optimizers.soap import Soap
 
+    if is_reference(name):
+        cls = load_object(name, "--set optimizer.name=")
+        if not (isinstance(cls, type) and issubclass(cls, Optimizer)):
+            raise ValueError(f"optimizer.name is {name!r}: name a class of torch.optim.Optimizer")
+        return cls
     classes = {cls.__name__.lower(): cls for cls in _optimizers().values()}
     return (classes | {"muon": Muon, "soap": Soap, "nadamw": classes["nadam"]})[name.lower()]
 
@@ -63,6 +73,8 @@ def usual_values(name: str) -> dict[str, Any]:
     """Return an optimizer's own defaults: the learning rate of its class, and `USUAL`."""
     if name.lower() == "sgd":
         return {"lr": SGD_RATE}
+    if is_reference(name):
+        return {"lr": 1e-3, "weight_decay": 0.0}
     rate = inspect.signature(optimizer_class(name)).parameters["lr"].default
     return {"lr": rate, **USUAL.get(name.lower(), {})}
 
@@ -120,7 +132,7 @@ def has_parameter(function: Callable[..., Any], name: str) -> bool:
 
 def decays(name: str) -> bool:
     """Whether an optimizer has a weight decay."""
-    return name in OPTIMIZERS or takes(optimizer_class(name), "weight_decay")
+    return is_reference(name) or name in OPTIMIZERS or takes(optimizer_class(name), "weight_decay")
 
 
 def _class_name(name: str, builtin: tuple[str, ...], classes: Mapping[str, type]) -> str:

@@ -1,9 +1,6 @@
 """The user's functions, named package.module:function on the command line."""
 
-import os
-import sys
 from collections.abc import Mapping
-from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
@@ -11,11 +8,11 @@ from torch import Tensor, nn
 
 from hybrid.errors import one_line
 from hybrid.settings.config import Config
-from hybrid.settings.sections.base import is_reference
-from hybrid.solvers.acting import nearest
+from hybrid.settings.sections.base import is_reference, load_object
 
-FLAGS = {"model.name": "--model", "data.name": "--data", "train.loss": "--loss"}
-"""The settings that may name one, and the flags that do."""
+FLAGS = {"model.name": "--model ", "data.name": "--data ", "train.loss": "--loss "}
+FLAGS["optimizer.name"] = "--set optimizer.name="
+"""The settings that may name one, and what stands before the name on the command line."""
 
 
 def check_code_is_given(config: Config, overrides: Mapping[str, Any]) -> None:
@@ -24,42 +21,20 @@ def check_code_is_given(config: Config, overrides: Mapping[str, Any]) -> None:
         name = attrgetter(dotted)(config)
         if is_reference(name) and overrides.get(dotted) != name:
             raise ValueError(
-                f"{dotted} is {name!r}, code that would run, and a file says so: give {flag} "
-                f"{name} on the command line to run it"
+                f"{dotted} is {name!r}, code that would run, and a file says so: give "
+                f"{flag}{name} on the command line to run it"
             )
 
 
 def reference_flags(config: Config) -> list[str]:
     """The flags that name functions, without which a run is not resumed."""
     flags = ((flag, attrgetter(dotted)(config)) for dotted, flag in FLAGS.items())
-    return [word for pair in flags if is_reference(pair[1]) for word in pair]
-
-
-def load_object(name: str, flag: str) -> Any:
-    """What has that name in the current folder or installed; ValueError with the reason."""
-    module, _, attribute = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        value = import_module(module)
-    except (Exception, SystemExit) as error:  # whatever a user's module raises
-        why = f"{type(error).__name__}: {one_line(error)}"
-        if module.endswith(".py"):
-            why = f"it is the name of a file: give {flag} {module[:-3]}:{attribute}"
-        raise ValueError(f"{flag} {name}: {module} cannot be imported: {why}") from None
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            near = nearest(part, dir(value), 0.6)
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ValueError(f"{flag} {name}: {module} has no {attribute}{hint}")
-        value = getattr(value, part)
-    return value
+    return [word for flag, name in flags if is_reference(name) for word in f"{flag}{name}".split()]
 
 
 def load_loss(name: str) -> Any:
     """The loss that --loss names; None: one of this package's. ValueError with the reason."""
-    loss = load_object(name, "--loss") if is_reference(name) else None
+    loss = load_object(name, "--loss ") if is_reference(name) else None
     if loss is not None and not callable(loss):
         raise ValueError(f"--loss {name} is a {type(loss).__name__}, no function")
     return loss
@@ -96,7 +71,7 @@ def make_data_sets(name: str) -> tuple[Any, Any, Any]:
 
 def _call(name: str, flag: str) -> Any:
     """What the function gives without arguments; ValueError with the reason."""
-    function = load_object(name, flag)
+    function = load_object(name, f"{flag} ")
     try:
         return function()
     except (Exception, SystemExit) as error:  # whatever a user's code raises

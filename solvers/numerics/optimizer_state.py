@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
@@ -40,17 +41,18 @@ def clone_optimizer(
 ) -> torch.optim.Optimizer:
     """Construct an optimizer of the same class with other parameter groups.
 
-    ValueError if it cannot be constructed from the groups and the class's defaults.
+    ValueError if its arguments are not all among the class's defaults or the object's attributes.
     """
     kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
     names = inspect.signature(kind).parameters
-    arguments = {k: v for k, v in optimizer.defaults.items() if k in names}
+    known = vars(optimizer) | optimizer.defaults
+    arguments = {k: v for k, v in known.items() if k in names}
     try:
         return kind([dict(group) for group in groups], **arguments)
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f"another {kind.__name__} cannot be made from the parameter groups of one ({error}): "
-            "let its class put all arguments of __init__ into its defaults"
+            "let its class put all arguments of __init__ into its defaults or its attributes"
         ) from None
 
 
@@ -85,11 +87,19 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict
     trial = clone_optimizer(optimizer, [{**group, "params": [stand_in]}])
     trial.step()
     state, name = dict(trial.state.get(stand_in, {})), type(optimizer).__name__
-    for slot, value in state.items():
-        if value is not None and not isinstance(value, Tensor) and type(value) not in NUMBERS:
+    for slot, value in flat(state).items():
+        if value is not None and type(value) not in {Tensor, nn.Parameter, *NUMBERS}:
             raise ValueError(
                 f"{name} keeps {slot} of a parameter, a {type(value).__name__}, and a checkpoint "
-                "holds tensors and numbers: keep it as one of those"
+                "holds numbers, plain tensors and what __tensor_flatten__ makes them: keep it so"
+            )
+    if before := _contexts(state):
+        stand_in.grad = torch.ones_like(stand_in)
+        trial.step()
+        if _contexts(trial.state[stand_in]) != before:
+            raise ValueError(
+                f"{name} changes what its {', '.join(before)} of a parameter have beside the "
+                "tensors of __tensor_flatten__, which a checkpoint holds: keep it in tensors"
             )
     stepped = trial.param_groups[0]
     for key, value in group.items():
@@ -101,11 +111,26 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict
     return state
 
 
+def _contexts(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What tensors of classes of their own have beside the tensors that they are made of."""
+    wrappers = {k: x for k, x in state.items() if is_traceable_wrapper_subclass(x)}
+    return {k: x.__tensor_flatten__()[1] for k, x in wrappers.items()}
+
+
+def flat(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with "slot.part" for each part of a tensor made of others, as of codes and scales."""
+    values: dict[str, Any] = {}
+    for slot, x in state.items():
+        names = x.__tensor_flatten__()[0] if is_traceable_wrapper_subclass(x) else ()
+        values |= flat({f"{slot}.{name}": getattr(x, name) for name in names}) or {slot: x}
+    return values
+
+
 def to_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Convert a parameter's state to tensors, leaving out None."""
+    """Convert a parameter's state to plain tensors, leaving out None."""
     return {
         slot: v if isinstance(v, Tensor) else torch.tensor(v, dtype=NUMBERS[type(v)])
-        for slot, v in state.items()
+        for slot, v in flat(state).items()
         if v is not None
     }
 
@@ -113,9 +138,15 @@ def to_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 def from_tensors(model: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Convert tensors of `to_tensors` back, with the types, devices and layouts of `model`."""
     state = dict.fromkeys(model)
-    for slot, tensor in tensors.items():
-        like = model[slot]
-        if isinstance(like, Tensor):
+    for slot, like in model.items():
+        if is_traceable_wrapper_subclass(like):
+            names, context = like.__tensor_flatten__()
+            inner = from_tensors({f"{slot}.{name}": getattr(like, name) for name in names}, tensors)
+            parts = dict(zip(names, inner.values(), strict=True))
+            state[slot] = type(like).__tensor_unflatten__(parts, context, like.shape, like.stride())
+        elif (tensor := tensors.get(slot)) is None:
+            continue
+        elif isinstance(like, Tensor):
             state[slot] = torch.empty_like(like).copy_(tensor)
         elif like is None:
             state[slot] = tensor.clone()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, to_tensors
+from hybrid.solvers.numerics.optimizer_state import flat, from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.peers import Sync, statistics
 from hybrid.solvers.state import State, Tensors, entries
 from hybrid.solvers.sync.reduction import Reduction, pack, unpack
@@ -87,6 +87,8 @@ class PeriodicSync(Sync):
 
     def after_step(self, kind: str) -> None:
         if kind != "auxiliary":  # auxiliary steps belong to the round's next step
+            for _, optimizer, p in () if self.count else self._optimized():
+                momenta_of(optimizer, p)  # which refuses some
             self.count += 1
             self.apart = True
             self.after_replica_step()
@@ -155,8 +157,7 @@ class PeriodicSync(Sync):
         return [
             value
             for (_, optimizer, p), is_common in zip(optimized, everywhere, strict=True)
-            for value in (optimizer.state[p].values() if is_common else ())
-            if isinstance(value, Tensor) and value.shape == p.shape and p.dim()
+            for value in (momenta_of(optimizer, p) if is_common else ())
         ]
 
     def join_statistics(self) -> None:
@@ -236,6 +237,18 @@ class PeriodicSync(Sync):
                 weights = (p for group in optimizer.param_groups for p in group["params"])
                 for i, p in enumerate(weights):
                     yield f"{kind} {i:05}", optimizer, p
+
+
+def momenta_of(optimizer: torch.optim.Optimizer, p: Tensor) -> list[Tensor]:
+    """The state shaped like a weight; ValueError for codes, such as 8-bit ones: no mean is one."""
+    state = optimizer.state.get(p, {}) if p.dim() else {}
+    alike = [x for x in state.values() if isinstance(x, Tensor) and x.shape == p.shape]
+    if flat(state).keys() != state.keys() or any(x.dtype.itemsize == 1 for x in alike):
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps codes of a parameter, and sync.name averages what "
+            "it keeps: choose sync.name=all-reduce, or another optimizer"
+        )
+    return alike
 
 
 def set_all(tensors: list[Tensor], values: list[Tensor]) -> None:

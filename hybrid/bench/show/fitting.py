@@ -22,8 +22,8 @@ from hybrid.settings.resolve import load
 from hybrid.training import build
 
 UNITS = {"GB": 10**9, "GiB": 2**30}
-EIGHT_BITS = 0.26
-"""The bytes of moments in 8 bits, with a scale for 256 of them, over those in float32."""
+EIGHT_BITS = 0.52
+"""The bytes of two moments in 8 bits, with a scale for 256 of them, over those of weights."""
 Parts = Sequence[Mapping[str, int]]
 """For each block its bytes by purpose."""
 
@@ -107,7 +107,8 @@ def find_fit(
         f"--set solver.micro_batches={several}": (count, {"solver.micro_batches": several}),
     }
     saved = {name: _largest(asked) - largest(*change) for name, change in tries.items()}
-    saved["moments in 8 bits"] = (1 - EIGHT_BITS) * max(x["moments"] for x in asked)
+    eight_bits = max(x["moments"] - EIGHT_BITS * x["gradients"] for x in asked)
+    saved["--set optimizer.name=torchao.optim:AdamW8bit"] = eight_bits
     numbers = range(1, len(shares) + 1)
     fewest = next((n for n in numbers if largest(n, {}) <= memory), None)
     return Fit(memory, asked, fewest, {name: round(x) for name, x in saved.items() if x > 0})

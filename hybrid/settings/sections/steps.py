@@ -63,15 +63,15 @@ class OptimizerSettings(Section):
     """[optimizer] the step of the weights."""
 
     name: Annotated[str, AfterValidator(torch_classes.optimizer_name)] = "sgd"
-    """Optimizer: sgd (with momentum), muon, soap, adamw, nadamw, or any class of torch.optim."""
+    """sgd (with momentum), muon, soap, adamw, nadamw, a class of torch.optim, or module:Class."""
     lr: Annotated[float, TRAIN_OR_PLAN] = Field(default=torch_classes.SGD_RATE, gt=0, le=LARGE)
-    """Peak learning rate; default 0.1 for sgd, 0.02 for muon, torch's for others."""
+    """Peak learning rate; default 0.1 for sgd, 0.02 for muon, 1e-3 for module:Class, or torch's."""
     momentum: Annotated[float, Field(ge=0, lt=1), WITH_MOMENTUM, WITHOUT_BETAS, STEPS_OUTSIDE] = 0.9
     """Momentum of sgd and muon (default 0.95); beta_1 of adamw, soap and nadamw (default 0.99)."""
     nesterov: Annotated[bool, NESTEROVS] = True
     """Nesterov momentum."""
     weight_decay: Annotated[float, DECAYS] = Field(default=5e-4, ge=0, le=LARGE)
-    """Weight decay (decoupled in AdamW)."""
+    """Weight decay (decoupled in AdamW); default 0 for module:Class."""
     decay_all: Annotated[bool, DECAYS, DECAY_IS_SET] = False
     """Also decay biases and BatchNorm parameters."""
     vectors: Annotated[Literal["sgd", "adamw"], BY_SHAPE] = "sgd"
