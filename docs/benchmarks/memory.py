@@ -100,7 +100,7 @@ def main(options: Namespace) -> None:
         (
             (
                 name,
-                gigabytes([sum(block.values()) for block in row["told"]]),
+                gigabytes([sum(block.values()) for block in row.get("told", ())]),
                 *(gigabytes(row.get(key, ())) for key in ("peaks", "given_back")),
             )
             for name, row in raw.read().items()
