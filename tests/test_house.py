@@ -64,9 +64,9 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 37_270
+CORE = 37_340
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 247, 36_410, 5_670
+CORE_FILES, TESTS, BENCHMARKS = 247, 36_560, 5_780
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 790,
@@ -78,12 +78,12 @@ ROOMS = {
     "hybrid/links": 2_450,
     "hybrid/method": 2_550,
     "hybrid/networks": 3_680,
-    "hybrid/proof": 1_080,
+    "hybrid/proof": 1_090,
     "hybrid/ranks": 1_320,
     "hybrid/report": 1_000,
     "hybrid/rounds": 1_210,
-    "hybrid/settings": 1_480,
-    "hybrid/training": 3_210,
+    "hybrid/settings": 1_520,
+    "hybrid/training": 3_190,
     "solvers": 2_650,
     "solvers/checks": 460,
     "solvers/delayed": 340,
@@ -93,10 +93,10 @@ ROOMS = {
     "solvers/layers": 550,
     "solvers/local": 330,
     "solvers/local_work": 550,
-    "solvers/numerics": 1_190,
+    "solvers/numerics": 1_220,
     "solvers/optimizers": 330,
     "solvers/splitting": 1_340,
-    "solvers/sync": 1_250,
+    "solvers/sync": 1_260,
 }
 """Lines of each room, as `.ci/house.py` counts them."""
 

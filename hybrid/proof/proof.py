@@ -1,7 +1,8 @@
 """The proof of a run: its gradient against the undivided network's, before the first step."""
 
 from collections.abc import Callable, Sequence
-from math import isfinite
+from contextlib import suppress
+from math import inf, isfinite
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ from hybrid.proof.undivided import (
     rounded_weights,
     unlike,
 )
+from hybrid.ranks.machines import available_memory
 from hybrid.solvers.objective import on_device
 
 PASSED, SKIPPED = "passed", "skipped: "
@@ -76,6 +78,12 @@ def prove(
         return SKIPPED + UNCHECKED
     if method.problem.blocks.pending is not None:
         return f"{SKIPPED}the weights are in files, and each rank reads those of its block"
+    size = sum(p.nbytes for p in method.problem.blocks.model.parameters())
+    room = inf
+    with suppress(OSError, KeyError):  # of a system without /proc
+        room = min(left for _, left in available_memory())
+    if whole is not None and links.broadcast(size > room):
+        return f"{SKIPPED}the undivided network has no room in the first rank's memory"
     restore, numerics = remember_generators(), _numerics()
     watch, links.watch = links.watch, None
     links.all_gather_grid(None)  # all have noted what the process has in common

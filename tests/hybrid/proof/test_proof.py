@@ -14,6 +14,7 @@ from world import launched
 
 from hybrid.method.method import Method
 from hybrid.networks.units import BlockModule
+from hybrid.proof import proof
 from hybrid.proof.undivided import distance, sketch
 from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay, Penalty
 from hybrid.solvers.block import Block
@@ -205,7 +206,9 @@ def test_a_run_whose_package_is_broken_is_refused(
     assert ("int8" in name) == (" in the formats that are set, and is right in float32" in said)
 
 
-def test_what_is_not_proven_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_proven_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fit(loss: Any = None, **train: Any) -> str:
         made = trainer_of(network("chain")[0], loss=loss, metrics={}, quiet=False, train=train)
         return str(made.fit(samples())["proof"])
@@ -216,6 +219,10 @@ def test_what_is_not_proven_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not proven: the loss of its samples is not a finite" in capsys.readouterr().out
     assert fit() == "passed"
     assert "its gradient is the undivided network's" in capsys.readouterr().out
+    monkeypatch.setattr(proof, "available_memory", lambda: [("host", 1 << 40), ("a group", 9)])
+    made = trainer_of(network("chain")[0], metrics={})
+    made.whole = lambda: network("chain")[0]
+    assert "has no room in the first rank's memory" in made.fit(samples())["proof"]
 
 
 def test_this_packages_own_is_not_compared_unless_it_is_asked_for() -> None:
