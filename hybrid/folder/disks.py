@@ -122,7 +122,8 @@ class Disks:
             stored[folder.name] = "", set()
             with suppress(ValueError, OSError):  # who reads a damaged one says so
                 manifest = checkpoint.read_manifest(folder)
-                stored[folder.name] = manifest["run"], checkpoint.missing_files(folder, manifest)
+                missing = checkpoint.missing_files(folder, manifest)
+                stored[folder.name] = manifest.get("run", ""), missing
         found, hosts = self._of_disks(stored), self.hosts()
         runs: dict[str, list[tuple[str, str]]] = {}
         for host, of in zip(hosts, found, strict=True):

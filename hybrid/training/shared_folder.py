@@ -67,7 +67,7 @@ class SharedFolder:
             self._folder.check(resume, disks.here == 0)
             self._run = disks.token
             if resume and self._first and (newest := self._folder.newest()) is not None:
-                self._run = checkpoint.read_manifest(newest)["run"]
+                self._run = checkpoint.read_manifest(newest).get("run", "")
         last, copies = self.settings.keep_last, self.settings.copies
         self._writer = Writer(
             *(self._folder.checkpoints, self.links, last, disks, copies, self.selection, self.kind)
