@@ -67,7 +67,7 @@ def _move_chunks(chunks: Sequence[Piece], group: RankGroup) -> None:
                 part = bytearray(read_part(p.path, p.offset, p.size))
                 contents[p] = torch.frombuffer(part, dtype=torch.uint8)
     transfers = []
-    # in one order on all ranks: gloo's first message between two blocks until both have called it
+    # in one order on all ranks: gloo's first message between two of them blocks until both call
     for p, content in contents.items():
         if p.size:
             begin, other = (group.isend, p[1]) if p.source == here else (group.irecv, p[0])
@@ -163,7 +163,8 @@ class Disks:
         with agreement(self._group.first_of):
             if self.is_root and self.here == 0:
                 checkpoint.recover(self._checkpoints)
-        return [f"{self.folder.path}: step {int(newest)} comes from {self.hosts()[source]}"]
+        came = f"{self.folder.path}: step {int(newest)} comes from {self.hosts()[source]}"
+        return [*notices, came]
 
     def bring(self, name: str, wanted: Collection[str], to: str) -> None:
         """Copy files of checkpoint `name` that this rank wants, and its disk lacks, to folder `to`.
