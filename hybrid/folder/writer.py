@@ -29,9 +29,9 @@ Entries = dict[str, dict[str, Any]]
 class Writer:
     """One rank's part in writing checkpoints.
 
-        every rank            writes its files into .STEP.TOKEN.partial on its disk
-        the first `copies` disks   get those that they lack, where a run has several disks
-        their first ranks     write the manifest, once all have, and rename the folder to STEP
+        every rank                 writes its files into .STEP.TOKEN.partial on its disk
+        the first `copies` disks   get the files that they lack, where a run has several disks
+        the first rank of each     writes the manifest, once all have, and renames that to STEP
 
     The rename comes last, so a folder of that name is whole; just before, a checkpoint of the same
     step is removed, while the new one is whole under its other name. Checkpoints of later steps,
