@@ -1,14 +1,27 @@
 """DiLoCo beside a delayed pipeline: bits a byte, rates, and bits after equal simulated time.
 
     python docs/benchmarks/diloco.py screen accuracy [--rows "R=8, H=100"]
+    python docs/benchmarks/diloco.py rates
+    mpirun -n 2 python docs/benchmarks/diloco.py real        on two hosts
+    python docs/benchmarks/diloco.py table
 
     screen      gpt-8-64 for 375 steps on eight replicas: rates of the inner and the outer step
     accuracy    the same for 1,500 steps with the best rates, by the steps H between two sums
+    rates       seconds a step of gpt-8-256 on virtual links, 16 texts of 128 bytes, AdamW
+    real        the same on two ranks
 
 The text, the mini-batches of 32 texts of 128 bytes (of all replicas together) and the optimizers
-are those of to_the_end.py gpt: both have the same samples in the same order. Each training runs on
-the virtual clock with one thread. A training that was broken off goes on from its checkpoint, and
-those that are in diloco.json are not repeated.
+of trainings are those of to_the_end.py gpt: both have the same samples in the same order. Each
+training runs on the virtual clock with one thread. A training that was broken off goes on from its
+checkpoint, and those that are in diloco.json are not repeated.
+
+A step of `ddg` is a twelfth of what 16 steps take longer than 4, so that the pipeline is full. A
+step of DiLoCo is one without sums, and a share of a sum:
+
+    seconds = c + (s + b / rate) / H
+
+with c from four steps without a sum, s, the processor's time for a sum, from four steps with one,
+and b the bytes that a replica sends. A row of 12 steps with a sum at 100 Mb/s checks this.
 """
 
 from __future__ import annotations
@@ -16,15 +29,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import measuring
 import to_the_end
 import torch
+import virtual_rates
+from torch import nn
 
+from hybrid import Trainer, split
+from hybrid.bench.contenders import CPU, Contender, MethodContender, PlainLoop
+from hybrid.bench.measure import still_batches, timed
+from hybrid.links.base import Start
+from hybrid.links.communicator import Communicator
+from hybrid.links.mpi import MpiLinks
 from hybrid.networks import models
-from hybrid.solvers import DDG, Backprop
+from hybrid.ranks import launch
+from hybrid.solvers import DDG, Backprop, Solver
 from hybrid.solvers.sync.diloco import DiLoCo
 
 RAW = measuring.Raw(__file__)
@@ -89,6 +113,7 @@ def train(row: Row, seed: int, out: Path) -> None:
     """One training into its run folder, from where an earlier one was broken off."""
     solver = DDG(micro_batches=to_the_end.M) if row.blocks > 1 else Backprop()
     windows = row.steps * to_the_end.SIZE
+    outer: dict[str, Any] = {"replicas": row.replicas, "sync": row.sync} if row.sync else {}
     optimizer = to_the_end.of_text(row.optimizer, row.lr)
     as_there = to_the_end.Row(row.blocks, solver, optimizer, windows=windows)
     texts, held_out = to_the_end.samples(as_there, measuring.DATA, out.parent)
@@ -104,7 +129,7 @@ def train(row: Row, seed: int, out: Path) -> None:
         resume=(out / "checkpoints").exists(),
         names={"model": "gpt-8-64"},
         quiet=False,
-        **({"replicas": row.replicas, "sync": row.sync} if row.sync else {}),
+        **outer,
     ).fit(texts, held_out)
 
 
@@ -121,12 +146,133 @@ def collect(runs: Path, seeds: list[int]) -> None:
                     RAW.keep(name, title, str(seed), value=kept)
 
 
+LINKS = {"10 Mb/s": 0.01, "100 Mb/s": 0.1, "1 Gb/s": 1.0}
+"""Gigabits per second."""
+FORMATS: dict[str, DDG] = {
+    "float32": DDG(micro_batches=4),
+    "int8": DDG(micro_batches=4, messages="int8"),
+}
+"""Of `ddg`."""
+COUNTS, EVERY = (4, 8), (12, 25, 50, 100, 200)
+FAST = 10.0
+FEW, MANY = 4, 16
+"""Steps."""
+
+
+def rows_of_rates() -> Iterator[tuple[str, virtual_rates.Row, tuple[int, ...]]]:
+    """Names, ways to train, and the numbers of steps whose simulated seconds are wanted."""
+    row = virtual_rates.Row("gpt-8-256", optimizer=virtual_rates.ADAMW)
+    yield "one rank", row, (FEW,)
+    for n in COUNTS:
+        without = replace(row, replicas=n, sync=DiLoCo(steps=FEW + 1), gigabits=FAST)
+        yield f"{n} replicas", without, (FEW,)
+        for form in "float32", "int8":
+            summed = replace(without, sync=DiLoCo(steps=FEW, messages=form))
+            yield f"{n} replicas, a sum, {form}", summed, (FEW,)
+            checked = replace(row, replicas=n, sync=DiLoCo(12, messages=form), gigabits=0.1)
+            yield f"{n} replicas, H=12, 100 Mb/s, {form}", checked, (12,)
+        for form, solver in FORMATS.items():
+            for link, rate in LINKS.items():
+                late = replace(row, solver=solver, blocks=n, extrapolated=True, gigabits=rate)
+                yield f"ddg, K={n}, {link}, {form}", late, (FEW, MANY)
+
+
+def rates(names: str) -> None:
+    """A turn of all rows whose names begin so; the JSON holds the turns of earlier calls, too."""
+    for name, row, counts in rows_of_rates():
+        if name.startswith(names):
+            size = virtual_rates.samples(row.model, 1, measuring.DATA)[2]
+            seconds = [n * size / virtual_rates.train(row, n, measuring.DATA) for n in counts]
+            turns = [*(RAW.get("rates", name) or []), seconds]
+            RAW.keep("rates", name, value=turns)
+            print(name, *(f"{x:.3f}" for x in seconds), flush=True)
+
+
+def step_seconds(name: str) -> list[float]:
+    """Seconds of a step of every turn, without the time in which a pipeline fills and empties."""
+    counts = {name: counts for name, _, counts in rows_of_rates()}[name]
+    steps = counts[-1] - counts[0] if len(counts) > 1 else counts[0]
+    return [
+        (turn[-1] - (turn[0] if len(turn) > 1 else 0)) / steps for turn in RAW.get("rates", name)
+    ]
+
+
+def sum_bytes(replicas: int, form: str) -> float:
+    """What a replica sends for a sum, as virtual links count it: two hops."""
+    weights = sum(p.numel() for p in models.gpt(8, 256, 256, virtual_rates.LENGTH).parameters())
+    return 2 * (replicas - 1) / replicas * weights * (4 if form == "float32" else 1)
+
+
+def diloco_seconds(replicas: int, H: int, link: float, form: str) -> list[float]:
+    """Seconds of a step of every turn."""
+    computed = step_seconds(f"{replicas} replicas")
+    summed = step_seconds(f"{replicas} replicas, a sum, {form}")
+    sent = 8e-9 * sum_bytes(replicas, form)
+    work = FEW * (median(summed) - median(computed)) - sent / FAST
+    return [c + (max(work, 0) + sent / link) / H for c in computed]
+
+
+TURNS, LINK = 3, "100 Mb/s"
+
+
+def real() -> None:
+    """Seconds a step on two ranks, in turns; of the plain loop, on one while the other waits."""
+    comm = launch.communicator()
+    assert comm is not None
+    launch.keep_memory()
+    loop = PlainLoop(gpt(), virtual_rates.ADAMW, here=comm.rank == 0)
+    outer = {"replicas": 2, "sync": replace(BEST, steps=50)}
+    rows: dict[str, tuple[int, Contender]] = {
+        "one rank": (3, loop),
+        "diloco, H=50, int8": (50, contender(Backprop(), 1, comm, **outer)),
+        "ddg, int8": (24, contender(FORMATS["int8"], 2, comm, delay={"mend": "extrapolate"})),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in rows}
+    texts, _, size = virtual_rates.samples("gpt-8-256", 50, measuring.DATA)
+    for turn in range(TURNS + 1):
+        for name, (steps, row) in rows.items():
+            batches = still_batches(texts, size, steps, CPU)
+            taken = timed(comm, partial(row.train, batches)) / steps
+            if turn:  # the first warms up
+                seconds[name].append(taken)
+    if comm.rank == 0:
+        RAW.keep("real", LINK, value=seconds)
+
+
+def gpt() -> nn.Sequential:
+    torch.manual_seed(0)
+    return models.build("gpt-8-256", 256, length=virtual_rates.LENGTH)
+
+
+def contender(solver: Solver, blocks: int, comm: Communicator, **more: Any) -> Contender:
+    """A method on this rank."""
+    texts, held_out, size = virtual_rates.samples("gpt-8-256", 1, measuring.DATA)
+    trainer = Trainer(
+        split(gpt(), blocks, balance="measured"),
+        solver,
+        train={"batch_size": size, "threads": 1},
+        optimizer=virtual_rates.ADAMW,
+        quiet=True,
+        **more,
+    )
+    method = trainer.make_method(texts, comm.size, held_out)
+    return MethodContender(method, MpiLinks(Start.of(comm, comm.size // blocks)))
+
+
 def main() -> None:
     options = measuring.options(
-        __doc__, whats=TABLES, runs=Path("runs/diloco"), seeds=[0], rows="", only_collect=False
+        __doc__,
+        whats=(*TABLES, "rates", "real"),
+        runs=Path("runs/diloco"),
+        seeds=[0],
+        rows="",
+        only_collect=False,
     )
     torch.set_num_threads(1)
     for name in () if options.only_collect else options.whats:
+        if name in ("rates", "real"):
+            real() if name == "real" else rates(options.rows)
+            continue
         for title, row in TABLES[name]():
             for seed in options.seeds if title.startswith(options.rows) else ():
                 out = options.runs / name / measuring.slug(title, seed)
