@@ -52,6 +52,20 @@ STRATEGIES = Named(
 )
 """How replicas keep together: name -> where its class is."""
 
+CODECS = Named(
+    "codec",
+    {
+        "float32": "hybrid.solvers.codecs.formats:Float32",
+        "bfloat16": "hybrid.solvers.codecs.formats:BFloat16",
+        "float16": "hybrid.solvers.codecs.formats:Float16",
+        "int8": "hybrid.solvers.codecs.formats:Int8",
+        "int4": "hybrid.solvers.codecs.groups:Int4",
+        "int2": "hybrid.solvers.codecs.groups:Int2",
+    },
+    base="hybrid.solvers.codecs.base:Codec",
+)
+"""What tensors travel as between blocks."""
+
 
 def names() -> list[str]:
     """All methods, those of other packages among them, whether they can be imported or not."""

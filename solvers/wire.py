@@ -1,62 +1,82 @@
-"""Messages between blocks: number formats and filters."""
+"""Messages between blocks: what packs activations that go up, and adjoints that go down."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from hybrid.solvers.kernels.operations import pack, unpack
+from hybrid.solvers.acting import Allowed
+from hybrid.solvers.codecs.base import Codec
+from hybrid.solvers.kernels.operations import pool, upsample, wide
+from hybrid.solvers.numerics.draws import Key
+from hybrid.solvers.registry import CODECS
 
-WireFormat = Literal["float32", "bfloat16", "float16", "int8"]
+
+def codec(text: str, adjoint: bool = False) -> Codec:
+    """Make the codec "name" or "name:number", such as int8 or int4:32, of one direction.
+
+    ValueError for an unknown name, TypeError or ValueError for an impossible number.
+    """
+    name, *numbers = text.split(":")
+    made: Codec = CODECS[name](*map(int, numbers), adjoint=adjoint)
+    return made
+
+
+def _is_codec(text: str) -> bool:
+    try:
+        return isinstance(codec(text), Codec)
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+_NAMES = f"{', '.join(CODECS.places)}, those in groups with their size if you like, as in int4:32"
+Messages = Annotated[str, Allowed(f"be one of {_NAMES}", _is_codec)]
+"""A codec's name and number."""
+Adjoints = Annotated[
+    str, Allowed(f"be empty or one of {_NAMES}", lambda text: text == "" or _is_codec(text))
+]
+"""The same; empty: the codec of messages."""
 
 
 class Wire:
-    """Packs a tensor x for a cut and unpacks it on the other side.
+    """Packs what crosses a cut and unpacks it on the other side: x up, its adjoint down.
 
-    Sends S x (the mean over filter x filter pixels) in a number format; the receiver gets S^+ S x.
+    Sends S x (the mean over filter x filter pixels) as a codec says; the receiver gets S^+ S x.
     That map is symmetric, so adjoints that are sent the same way are the exact adjoints of the
-    network with S^+ S at its cuts. int8 sends round(x / s) with s = max |x| / 127 over each sample
-    and channel (without pixels: over each sample), s in the format of x; rounding passes adjoints
-    unchanged (straight through). float32 sends a tensor as it is, whatever its precision.
+    network with S^+ S at its cuts, up to rounding.
     """
 
-    def __init__(self, number_format: WireFormat = "float32", filter: int = 1) -> None:
-        self.format, self.filter = number_format, filter
-        self.as_it_is = number_format == "float32" and filter == 1
-        """Whether a message is the tensor itself."""
-
-    @property
-    def tensors(self) -> int:
-        """Tensors in one message."""
-        return 2 if self.format == "int8" else 1
+    def __init__(self, messages: str = "float32", adjoints: str = "", filter: int = 1) -> None:
+        self.up, self.down = codec(messages), codec(adjoints or messages, adjoint=True)
+        self.text = messages if adjoints in ("", messages) else f"{messages}, adjoints {adjoints}"
+        """What it sends, in words."""
+        self.filter = filter
 
     def send(self, put: Callable[[Tensor], None], x: Tensor) -> None:
         """Pass the tensors of x's message to `put`."""
-        if self.as_it_is:
-            put(x)
-            return
-        dtype = x.dtype if self.format == "float32" else getattr(torch, self.format)
-        packed, scale = pack(x, dtype, self.filter)
-        put(packed)
-        if scale is not None:
-            put(scale)
+        self._send(self.up, put, x)
 
     def receive(self, get: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
         """x, of `dtype`, from the tensors that `get` gives."""
-        if self.as_it_is:
-            return get()
-        packed = get()
-        scale = get() if self.format == "int8" else None
-        return unpack(
-            packed, scale, packed.dtype if self.format == "float32" else dtype, self.filter
-        )
+        return self._receive(self.up, get, dtype)
 
-    def send_adjoint(self, put: Callable[[Tensor], None], p: Tensor, size: int) -> None:
-        """Send an adjoint of the mean over `size` samples; float16 needs it in per-sample scale."""
-        self.send(put, p * size if self.format == "float16" else p)
+    def send_adjoint(
+        self, put: Callable[[Tensor], None], p: Tensor, size: int, key: Key = ()
+    ) -> None:
+        """Send an adjoint of the mean over `size` samples; random numbers depend on `key` alone."""
+        self._send(self.down, put, p * size if self.down.by_sample else p, key)
 
     def receive_adjoint(self, get: Callable[[], Tensor], dtype: torch.dtype, size: int) -> Tensor:
         """The adjoint that `send_adjoint` was given."""
-        p = self.receive(get, dtype)
-        return p / size if self.format == "float16" else p
+        p = self._receive(self.down, get, dtype)
+        return p / size if self.down.by_sample else p
+
+    def _send(self, codec: Codec, put: Callable[[Tensor], None], x: Tensor, key: Key = ()) -> None:
+        x = x if self.filter == 1 else pool(wide(x), self.filter).to(x.dtype)
+        for tensor in codec.encode(x, key):
+            put(tensor)
+
+    def _receive(self, codec: Codec, get: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
+        message = [get() for _ in range(codec.tensors)]
+        return upsample(codec.decode(message, dtype), self.filter)

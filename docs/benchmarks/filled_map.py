@@ -46,7 +46,7 @@ from hybrid.solvers.local_work.budget import Cost, Pipeline
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.local_sgd import LocalSGD
-from hybrid.solvers.wire import Wire, WireFormat
+from hybrid.solvers.wire import Wire
 from hybrid.training import build
 
 RAW = measuring.Raw(__file__)
@@ -58,7 +58,7 @@ LINKS = {
     "memory": (4e11, 1e-6),
 }
 """Bits a second, and latency in seconds."""
-FORMATS: tuple[WireFormat, ...] = ("float32", "int8")
+FORMATS = ("float32", "int8")
 PARTS = 2, 4, 8
 WORTH = 0.3
 """Progress of local steps over that of the pipeline's on as many samples: filled_waits.py."""
@@ -122,7 +122,7 @@ class Timed:
                 w.grad = torch.ones_like(w)
             self.steps.append(_seconds(kind(weights, lr=1e-6, **more).step))
 
-    def messages(self, form: WireFormat, network: LinkSpeed) -> tuple[list[float], list[float]]:
+    def messages(self, form: str, network: LinkSpeed) -> tuple[list[float], list[float]]:
         """Of a micro-batch over every cut: what it occupies, and what both its ends pack."""
         wire, occupied, packing = Wire(form), [], []
         for shape in self.shapes:
@@ -136,7 +136,7 @@ class Timed:
             packing.append(self.packing[key])
         return occupied, packing
 
-    def pipeline(self, solver: Solver, form: WireFormat, network: LinkSpeed) -> Pipeline:
+    def pipeline(self, solver: Solver, form: str, network: LinkSpeed) -> Pipeline:
         """The delayed pipeline; its steps count with the messages as work beside the passes."""
         K = len(self.costs)
         occupied, cuts = self.messages(form, network)
@@ -147,7 +147,7 @@ class Timed:
         delays = [solver.delay(k, K) for k in range(K)]
         return Pipeline(self.costs, delays, self.n, alone, occupied, beside)
 
-    def flushed(self, form: WireFormat, network: LinkSpeed) -> float:
+    def flushed(self, form: str, network: LinkSpeed) -> float:
         """Seconds of a mini-batch in a flushed pipeline."""
         p = self.pipeline(DDG(micro_batches=self.m), form, network)
         K, (f, b) = len(self.costs), p.passes()

@@ -16,7 +16,7 @@ filled_waits.json are not repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -29,7 +29,9 @@ from torch import Tensor
 from hybrid import data
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, Penalty, Solver
-from hybrid.solvers.wire import Wire
+from hybrid.solvers.codecs.formats import Float32
+from hybrid.solvers.numerics.draws import Key
+from hybrid.solvers.registry import CODECS
 
 RAW = measuring.Raw(__file__)
 M, MICRO_BATCH = 8, 16
@@ -40,23 +42,21 @@ OPTIMIZERS = {
 LOCAL = AugmentedLagrangian(beta=5e-4, local_lr=0.6)
 
 
-class SparseWire(Wire):
+class Sparse(Float32):
     """Of every sample of a message an eighth of the values, the largest; the others are 0.
 
     What would travel is two bytes a value and two for its place: what int8 takes for half of them.
     """
 
-    def send(self, put: Callable[[Tensor], None], x: Tensor) -> None:
+    name = "sparse"
+
+    def encode(self, x: Tensor, key: Key) -> tuple[Tensor, ...]:
         flat = x.flatten(1)
         least = flat.abs().topk(max(1, flat.shape[1] // 8), dim=1).values[:, -1:]
-        put(torch.where(flat.abs() >= least, flat, 0).view_as(x))
+        return (torch.where(flat.abs() >= least, flat, 0).view_as(x),)
 
 
-class Sparse(DDG):
-    """`ddg` that sends an eighth of the values."""
-
-    def wire(self) -> Wire:
-        return SparseWire()
+CODECS.places = {**CODECS.places, "sparse": f"{__name__}:Sparse"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def screen() -> Iterator[tuple[str, Row]]:
         yield f"ddg, {name}, K=8, 16 local at 0.3", Row(ddg, 8, name, 16, gentle)
         yield f"ddg, {name}, K=4, int8", Row(eight, 4, name)
         yield f"ddg, {name}, K=4, int8, 16 local at 0.3", Row(eight, 4, name, 16, gentle)
-        sparse = Row(Sparse(micro_batches=M), 4, name)
+        sparse = Row(DDG(micro_batches=M, messages="sparse"), 4, name)
         yield f"ddg, {name}, K=4, an eighth of the values", sparse
         yield f"fdg, {name}, K=4", Row(fdg, 4, name)
         yield f"fdg, {name}, K=4, 16 local at 0.3", Row(fdg, 4, name, 16, gentle)

@@ -27,12 +27,11 @@ from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.wire import WireFormat
 from hybrid.training import build
 
 MODELS = ("resnet20", "wrn-16-4", "resnet18")
 RATES = {"10 Mb/s": 1e7, "100 Mb/s": 1e8, "1 Gb/s": 1e9}
-FORMATS: tuple[WireFormat, ...] = ("float32", "bfloat16", "int8")
+FORMATS = ("float32", "bfloat16", "int8")
 
 
 def rows(m: int) -> list[Recipe]:

@@ -27,6 +27,7 @@ from hybrid.rounds.trace import Trace
 from hybrid.solvers.base import Setup, Solver
 from hybrid.solvers.block import Block
 from hybrid.solvers.delayed.base import Delayed, DelayedProgram
+from hybrid.solvers.engine.engine import Scheduled
 from hybrid.solvers.engine.graphs import MOST_THREADS, RECORDERS
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.layers.projection import leading_projection
@@ -388,5 +389,5 @@ class Method:
         fit = partial(fit_local_work, costs, delays, samples, solver.replays)
         if K == 1 or (links.in_one_process and not links.clocked) or not self.may_be_timed:
             return fit()
-        wire = Wire(getattr(solver, "messages", "float32"))
+        wire = solver.wire() if isinstance(solver, Scheduled) else Wire()
         return fit(measure_pipeline(links, block, self._sample, wire))

@@ -12,7 +12,7 @@ from hybrid.solvers.engine.engine import Engine, Scheduled
 from hybrid.solvers.engine.schedule import Action, Span, never_flushed, table
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch
-from hybrid.solvers.wire import Wire, WireFormat
+from hybrid.solvers.wire import Adjoints, Messages, Wire
 
 LONGEST_DELAY = 0.5
 """Steps by which the first block's gradients may be late where m is not set."""
@@ -56,8 +56,10 @@ class Delayed(Scheduled, Solver):
     micro_batches: CountOrZero = 0
     """m, micro-batches per mini-batch: more make delays shorter. 0: the smallest power of
     two with which no gradient is over half a step late, at least 16 samples each."""
-    messages: WireFormat = "float32"
-    """Number format of messages between blocks."""
+    messages: Messages = "float32"
+    """Codec of activations between blocks: float32, bfloat16, float16, int8, int4 or int2."""
+    adjoints: Adjoints = ""
+    """Codec of their adjoints, which bear fewer bits; empty: that of `messages`."""
     clip_norm: NotNegative = 0.0
     """Clip the norm of each block's gradient (not in serial rounds); 0: no clipping."""
 
@@ -88,7 +90,7 @@ class Delayed(Scheduled, Solver):
         table([self.schedule(k, count, span) for k in range(count)])
 
     def wire(self) -> Wire:
-        return Wire(self.messages)
+        return Wire(self.messages, self.adjoints)
 
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
@@ -103,7 +105,7 @@ class Delayed(Scheduled, Solver):
 
     def lossless(self, formats: bool = False) -> "Delayed":
         """The same, whose gradients at equal weights are exact; `formats`: but for rounding."""
-        plain: dict[str, Any] = {} if formats else {"messages": "float32"}
+        plain: dict[str, Any] = {} if formats else {"messages": "float32", "adjoints": ""}
         return replace(self, clip_norm=0.0, **plain)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import zip_longest
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,9 +25,8 @@ from hybrid.solvers.numerics.weights import with_parameter_strides
 from hybrid.solvers.peers import statistics
 from hybrid.solvers.state import State, entries
 from hybrid.solvers.windows import Batch, PhaseStats, Window
-from hybrid.solvers.wire import Wire, WireFormat
+from hybrid.solvers.wire import Wire
 
-_FORMATS = get_args(WireFormat)
 _PRECISIONS = torch.float32, torch.bfloat16, torch.float16
 
 Keep = Callable[[Flight, Tensor | None], None]
@@ -83,6 +82,9 @@ class Engine(Program):
     def begin(self) -> None:
         block = self.block
         self._wire = self.solver.wire()
+        replica = self.block.sync.peers.replica if self.block.sync is not None else 0
+        self._place = (self.setup.seed, replica, self.block.index)
+        """What the random numbers of messages depend on, beside the micro-batch."""
         policy = KeepGraph(block) if block.last else self.solver.policy(block)
         self.policy = recorded(policy) if block.records else policy
         self._flights: dict[int, Flight] = {}
@@ -243,7 +245,7 @@ class Engine(Program):
 
     def _receive_message(self) -> tuple[Tensor, ...]:
         """One message of the next block, as it is on the wire."""
-        count = self._wire.tensors * (2 if self.solver.returns_inputs else 1)
+        count = self._wire.down.tensors + self._wire.up.tensors * self.solver.returns_inputs
         count = count if self._gets_adjoint else 1
         return tuple(self.links.from_next() for _ in range(count))
 
@@ -264,7 +266,9 @@ class Engine(Program):
         if self.solver.returns_inputs:
             assert flight.lam is not None
             self._wire.send(self.links.to_previous, flight.lam.detach())
-        self._wire.send_adjoint(self.links.to_previous, p_in, flight.part.size)
+        part = flight.part
+        key = (*self._place, part.step, part.number)
+        self._wire.send_adjoint(self.links.to_previous, p_in, part.size, key)
 
     def state(self) -> State:
         """What is under way: flights, messages that have not been received, gradients, records."""
@@ -274,7 +278,7 @@ class Engine(Program):
             self._inbox.append(self._receive_message())
         state = {
             "ticks": torch.tensor(self._ticks),
-            "sent as": torch.tensor(_FORMATS.index(self._wire.format)),
+            "sent as": torch.tensor([*self._wire.text.encode()]),
             "computed in": torch.tensor(_PRECISIONS.index(self.block.precision)),
         }
         for name, parameter in self.block.module.named_parameters():
@@ -295,7 +299,7 @@ class Engine(Program):
         if not saved:
             return
         for setting, now, before in (
-            ("solver.messages", self._wire.format, _FORMATS[int(saved["sent as"])]),
+            ("solver.messages", self._wire.text, bytes(saved["sent as"].tolist()).decode()),
             ("train.precision", self.block.precision, _PRECISIONS[int(saved["computed in"])]),
         ):
             if now != before:

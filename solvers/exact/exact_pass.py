@@ -20,7 +20,7 @@ from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch, record_of
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Window
-from hybrid.solvers.wire import Wire, WireFormat
+from hybrid.solvers.wire import Adjoints, Messages, Wire
 
 UNUSED = "leave it out, or give an exact solver its own setting of that name"
 TRAINS = Acts(
@@ -45,6 +45,7 @@ class PassSettings(Scheduled):
         "correction.clip_norm": TRAINS,
         "correction.recompute": TRAINS,
         "correction.messages": PASSES,
+        "correction.adjoints": TRAINS,
         "correction.filter": PASSES,
     }
 
@@ -55,8 +56,10 @@ class PassSettings(Scheduled):
     """Clip the norm of the whole network's gradient; 0: no clipping."""
     recompute: Annotated[bool, SEVERAL_BLOCKS] = False
     """Gradient checkpointing: keep only block inputs and recompute; same bits."""
-    messages: WireFormat = "float32"
-    """Number format of messages between blocks."""
+    messages: Messages = "float32"
+    """Codec of activations between blocks: float32, bfloat16, float16, int8, int4 or int2."""
+    adjoints: Adjoints = ""
+    """Codec of their adjoints, which bear fewer bits; empty: that of `messages`."""
     filter: Count = 1
     """Send means over N x N squares of pixels; 1: every pixel."""
 
@@ -65,11 +68,13 @@ class PassSettings(Scheduled):
 
     def lossless(self, formats: bool = False) -> "PassSettings":
         """The same, with the whole gradient of the undivided network; `formats`: rounded as set."""
-        plain: dict[str, Any] = {} if formats else {"messages": "float32", "filter": 1}
+        plain: dict[str, Any] = (
+            {} if formats else {"messages": "float32", "adjoints": "", "filter": 1}
+        )
         return replace(self, clip_norm=0.0, **plain)
 
     def wire(self) -> Wire:
-        return Wire(self.messages, self.filter)
+        return Wire(self.messages, self.adjoints, self.filter)
 
     def schedule(
         self, index: int, count: int, span: Span, budget: LocalBudget | None = None

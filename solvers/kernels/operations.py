@@ -209,26 +209,6 @@ def multiply(right: Tensor, gram: Tensor, start: Tensor, iterations: int) -> Ten
     return M
 
 
-def pack(x: Tensor, dtype: torch.dtype, factor: int = 1) -> tuple[Tensor, Tensor | None]:
-    """S x as `dtype`; for int8, round(S x / s) and s = max |S x| / 127.
-
-    s is that of each sample and channel, (N, C, 1, 1), or without pixels of each sample, (N, 1).
-    """
-    y = pool(wide(x), factor)
-    if dtype is not torch.int8:
-        return y.to(dtype), None
-    pixels = tuple(range(min(2, y.dim() - 1), y.dim()))
-    scale = (y.abs().amax(pixels, keepdim=True) / 127).to(x.dtype)
-    divisor = wide(scale).clamp_min(torch.finfo(y.dtype).tiny)
-    return (y / divisor).round().clamp(-127, 127).to(torch.int8), scale
-
-
-def unpack(packed: Tensor, scale: Tensor | None, dtype: torch.dtype, factor: int = 1) -> Tensor:
-    """S^+ y as `dtype`, where y is the result of `pack`."""
-    x = packed.to(dtype)
-    return upsample(x if scale is None else x * scale.to(dtype), factor)
-
-
 def pool(x: Tensor, factor: int) -> Tensor:
     """S x: the mean over factor x factor squares of pixels."""
     return x if factor == 1 else F.avg_pool2d(x, factor)

@@ -100,12 +100,12 @@ class Bundle:
     def survives(self, number_format: str) -> bool:
         """Whether integers and booleans are unchanged by a message in a number format.
 
-        Booleans survive 16 bits, but not int8, which is scaled by the largest number.
+        Booleans survive 16 bits, but not fewer, which are scaled by the largest number.
         """
         if number_format == "float32":
             return True
         exact = {dtype for dtype in self.dtypes if _is_exact(dtype)}
-        return not exact or (exact == {torch.bool} and number_format != "int8")
+        return not exact or (exact == {torch.bool} and not number_format.startswith("int"))
 
     @property
     def size(self) -> int:

@@ -3,7 +3,6 @@
 from collections import deque
 from itertools import product
 from math import prod
-from typing import get_args
 
 import pytest
 import torch
@@ -12,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybrid.solvers.kernels.operations import pool, upsample
-from hybrid.solvers.wire import Wire, WireFormat
+from hybrid.solvers.registry import CODECS
+from hybrid.solvers.wire import Wire
 
-FORMATS = get_args(WireFormat)
+FORMATS = [*CODECS]
 SHAPES = [(3, 4, 8), (1, 2, 2), (5, 6, 4)]
 SEEDS = st.integers(0, 10_000)
 

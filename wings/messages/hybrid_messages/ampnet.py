@@ -58,7 +58,7 @@ class AMPNet(Delayed):
     steps_alike: ClassVar[bool] = False
 
     needs: ClassVar = BY_UNITS
-    acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}
+    acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS, "solver.adjoints": SEVERAL_BLOCKS}
 
     micro_batches: CountOrZero = 0
     """m, instances per mini-batch, each with its own path; 0: as `ddg` chooses it."""
@@ -129,7 +129,8 @@ class AMPNetProgram(UnitProgram):
         self._under_way: dict[int, Instance] = {}
         """Instances whose forward pass over this block is done and whose backward pass is not."""
         self._from_below, self._from_above = (
-            Mailbox(self.links, above, self._wire.tensors) for above in (False, True)
+            Mailbox(self.links, codec is self._wire.down, codec.tensors)
+            for codec in (self._wire.up, self._wire.down)
         )
 
     def train(self, window: Window) -> PhaseStats:

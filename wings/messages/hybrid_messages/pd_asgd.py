@@ -79,7 +79,7 @@ class PDASGD(Delayed):
     steps_alike: ClassVar[bool] = False
 
     needs: ClassVar = BY_UNITS
-    acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}
+    acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS, "solver.adjoints": SEVERAL_BLOCKS}
 
     micro_batches: Annotated[CountOrZero, ACCUMULATES] = 1
     """m, micro-batches per mini-batch: more make delays shorter; 0: as `ddg` chooses it."""

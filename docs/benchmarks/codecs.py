@@ -1,0 +1,287 @@
+"""What fewer bits at the cuts cost in accuracy: codecs of activations and of adjoints.
+
+    python docs/benchmarks/codecs.py gpt resnet --data-dir ~/data [--seeds 0 1 2] [--rows "int4"]
+    python docs/benchmarks/codecs.py seconds
+    python docs/benchmarks/codecs.py --only-collect
+
+    gpt        gpt-8-64 on 6.1 MB of Python's library, 375 steps of 32 texts of 128 bytes, Muon
+    longer     the same, 1,500 steps
+    resnet     ResNet-14, 10,000 images of CIFAR-10, 4 epochs, mini-batches of 128, SGD
+    seconds    CPU time of a message of 1 MB
+
+Mini-batches in 8 micro-batches; a row is method, blocks, codec up / codec down. Candidates that
+this file adds to the package's codecs: `feedback-2`, `feedback-4` (int2, int4 with error feedback)
+and `low-rank:r` (a basis that follows the data, whose r coefficients travel as int8); "r = 16" is a
+learned bottleneck at every cut. Trainings that are in codecs.json are not repeated.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from math import prod
+from pathlib import Path
+from statistics import mean, quantiles
+from time import process_time
+from typing import Any
+
+import measuring
+import to_the_end
+import torch
+from filled_waits import OPTIMIZERS
+from torch import Tensor, nn
+
+from hybrid import Trainer, data, split
+from hybrid.networks import models
+from hybrid.networks.blocks import Blocks
+from hybrid.solvers import DDG, Backprop
+from hybrid.solvers.codecs.base import Codec
+from hybrid.solvers.codecs.formats import Int8
+from hybrid.solvers.codecs.groups import Int2, Int4
+from hybrid.solvers.numerics.draws import Key
+from hybrid.solvers.registry import CODECS
+from hybrid.solvers.wire import codec
+
+RAW = measuring.Raw(__file__)
+M = 8
+METHODS = {"backprop": Backprop, "ddg": DDG}
+
+
+class Feedback4(Int4):
+    """e <- e + p;  send Q(e);  e <- e - Q(e), for micro-batches of one size."""
+
+    name = "feedback-4"
+
+    def encode(self, x: Tensor, key: Key) -> tuple[Tensor, ...]:
+        kept = getattr(self, "kept", x)
+        x = x + kept if kept is not x and kept.shape == x.shape else x
+        message = super().encode(x, key)
+        self.kept = x - self.decode(message, x.dtype)
+        return message
+
+
+class Feedback2(Feedback4, Int2):
+    """The same in 2 bits."""
+
+    name = "feedback-2"
+
+
+class LowRank(Codec):
+    """Z = X B, B <- orth(X^T (X B)) once in a message, warm (PowerSGD, arXiv 1905.13727).
+
+    B goes with every message here, and the bytes do not count it.
+    """
+
+    name = "low-rank"
+    tensors = 4
+
+    def __init__(self, rank: int = 16, adjoint: bool = False) -> None:
+        super().__init__(adjoint)
+        self.rank, self.basis, self.narrow = rank, torch.empty(0), Int8()
+
+    def encode(self, x: Tensor, key: Key) -> tuple[Tensor, ...]:
+        rows = x.movedim(1, -1) if x.dim() > 3 else x
+        X = rows.reshape(-1, rows.shape[-1])
+        center = torch.zeros_like(X[:1]) if self.adjoint else X.mean(0, keepdim=True)
+        X = X - center
+        if not len(self.basis):
+            generator = torch.Generator().manual_seed(0)
+            self.basis = torch.randn(X.shape[1], self.rank, generator=generator)
+        self.basis = torch.linalg.qr(X.T @ (X @ self.basis) + 1e-30 * self.basis).Q
+        coefficients = (X @ self.basis).view(*rows.shape[:-1], -1)
+        return (*self.narrow.encode(coefficients, key), self.basis, center)
+
+    def decode(self, message: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        *coefficients, basis, center = message
+        x = self.narrow.decode(coefficients, dtype) @ basis.T + center
+        return x.movedim(-1, 1) if x.dim() > 3 else x
+
+    def sample_bytes(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> float:
+        channels = shape[0] if len(shape) > 2 else shape[-1]
+        return self.rank * prod(shape) / channels
+
+
+CODECS.places = {
+    **CODECS.places,
+    **{kind.name: f"{__name__}:{kind.__name__}" for kind in (Feedback4, Feedback2, LowRank)},
+}
+
+
+class Columns(nn.Linear):
+    """A linear map over channels: of (N, T, C), and of (N, C, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() < 4:
+            return super().forward(x)
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class Run(nn.Sequential):
+    """Modules that are one unit."""
+
+
+def with_bottlenecks(blocks: Blocks, rank: int, sample: Tensor) -> Blocks:
+    """D at the end of every block, U at the beginning of the next: principal components."""
+    modules, x = OrderedDict[str, nn.Module](), sample
+    for unit in blocks.units:
+        run = [*unit.parts.values()]
+        if unit.name in blocks.cuts:
+            rows = (x.movedim(1, -1) if x.dim() > 3 else x).flatten(0, -2)
+            center = rows.mean(0)
+            *_, V = torch.linalg.svd(rows - center, full_matrices=False)
+            down, up = Columns(len(center), rank), Columns(rank, len(center))
+            with torch.no_grad():
+                for layer, weight, bias in (
+                    (down, V[:rank], -V[:rank] @ center),
+                    (up, V[:rank].T, center),
+                ):
+                    layer.weight.copy_(weight)
+                    layer.bias.copy_(bias)
+            modules[[*modules][-1]].append(down)
+            run = [up, *run]
+        modules[unit.name.replace(".", "-")] = Run(*run)
+        with torch.no_grad():
+            for module in unit.parts.values():
+                x = module(x)
+    cuts = [name.replace(".", "-") for name in blocks.cuts]
+    return split(nn.Sequential(modules), cuts=cuts)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training."""
+
+    up: str = "float32"
+    down: str = "float32"
+    method: str = "backprop"
+    blocks: int = 8
+    rank: int = 0
+    """Of a learned bottleneck at every cut; 0: there is none."""
+
+    def __str__(self) -> str:
+        learned = f", r = {self.rank}" if self.rank else ""
+        return f"{self.method}, K={self.blocks}{learned}, {self.up} / {self.down}"
+
+
+def screen() -> Iterator[Row]:
+    """Both methods have them on eight blocks."""
+    for up, down in (
+        *(("float32", "float32"), ("int8", "int4"), ("int4", "int4"), ("int8", "int2")),
+        *(("int4", "int2"), ("int2", "int2"), ("int2", "int4"), ("int8", "feedback-2")),
+        *(("low-rank:16", "low-rank:16"), ("low-rank:16", "int4")),
+    ):
+        yield Row(up, down)
+    for rank, up, down in (
+        *((16, "int8", "int8"), (32, "int4", "int4"), (16, "int8", "int4"), (32, "int2", "int2")),
+        *((16, "int4", "int4"), (32, "int8", "int8")),
+    ):
+        yield Row(up, down, rank=rank)
+
+
+def seconds() -> None:
+    """Microseconds to encode and to decode a micro-batch of 16 x 16 x 32 x 32 numbers, 1 MB."""
+    x = torch.randn(16, 16, 32, 32, generator=torch.Generator().manual_seed(0))
+    x = x.relu().contiguous(memory_format=torch.channels_last)
+    works, rows = {}, list[tuple[object, ...]]()
+    for text, adjoint in product((*CODECS.places, "low-rank:4"), (False, True)):
+        each = codec(text, adjoint)
+        message = each.encode(x, (0,))
+        works[f"{text}, {adjoint}, encode"] = partial(each.encode, x, (0,))
+        works[f"{text}, {adjoint}, decode"] = partial(each.decode, message, x.dtype)
+    for name, taken in measuring.in_turns(works, 60).items():
+        low, middle, high = quantiles([1e6 * each for each in taken], n=4)
+        RAW.keep("microseconds", name, value=[round(low), round(middle), round(high)])
+        rows.append((name, f"{middle:.0f} ({low:.0f}-{high:.0f})"))
+    measuring.show("codec, of adjoints, way | microseconds (quartiles)", rows)
+
+
+TABLES = {"gpt": screen, "longer": screen, "resnet": screen}
+
+
+def network(table: str, row: Row, seed: int, sample: Tensor) -> Blocks:
+    """The network of a table in blocks."""
+    torch.manual_seed(seed)
+    if table == "resnet":
+        blocks = split(models.build("resnet14", 10, 3, 32), row.blocks)
+    else:
+        blocks = split(models.gpt(8, 64, 256, to_the_end.LENGTH), row.blocks)
+    return with_bottlenecks(blocks, row.rank, sample) if row.rank else blocks
+
+
+def train(table: str, row: Row, seed: int, options: Any) -> dict[str, float]:
+    """What a training reaches, and the bytes of a sample over all cuts, both ways."""
+    is_text = table != "resnet"
+    if is_text:
+        text = to_the_end.Row(1, Backprop(), to_the_end.of_text("muon", 0.02), windows=1)
+        windows = to_the_end.WINDOWS // (1 if table == "longer" else 4)
+        text = replace(text, windows=windows)
+        samples, test = to_the_end.samples(text, options.data_dir, options.runs)
+        optimizer, schedule, epochs, size = text.optimizer, {"warmup_epochs": 0.1}, 1, 32
+    else:
+        samples, test = data.load("cifar10", options.data_dir, 10_000)
+        test = test.take(5_000)
+        optimizer, epochs, size = OPTIMIZERS["SGD"], 4, 128
+        schedule = {"name": "linear", "warmup_epochs": 0.4}
+    sample = samples.batch(torch.arange(64), seed, 0)
+    blocks = network(table, row, seed, sample)
+    solver = METHODS[row.method](micro_batches=M, messages=row.up, adjoints=row.down)
+    begun = process_time()
+    settings = {"epochs": epochs, "batch_size": size, "report_every": 16, "verify": "never"}
+    summary = Trainer(
+        *(blocks, solver),
+        train={"threads": 1, "seed": seed, **settings},
+        links={"kind": "virtual"},
+        optimizer=optimizer,
+        schedule=schedule,
+        quiet=True,
+    ).fit(samples, test)
+    shapes = blocks.cut_shapes(sample[:1])
+    ways = codec(row.up), codec(row.down, adjoint=True)
+    return {
+        "bits_per_byte" if is_text else "accuracy": (
+            summary["test_bits_per_byte"] if is_text else 100 * summary["test_accuracy"]
+        ),
+        "sample_bytes": sum(each.sample_bytes(shape) for each in ways for shape in shapes),
+        "seconds": process_time() - begun,
+    }
+
+
+def main() -> None:
+    flags = {**measuring.GRID, "seeds": [0], "tables": {**TABLES, "seconds": seconds}}
+    options = measuring.options(__doc__, runs=Path("runs/codecs"), **flags)
+    torch.set_num_threads(1)
+    for table in () if options.only_collect else options.tables:
+        if table == "seconds":
+            seconds()
+            continue
+        for seed in options.seeds:
+            rows = ((str(row), row) for row in TABLES[table]())
+            for name, row in measuring.chosen(rows, options):
+                if not RAW.get(table, name, str(seed)):
+                    value = train(table, row, seed, options)
+                    RAW.keep(table, name, str(seed), value=value)
+                    print(table, name, value, flush=True)
+    for table in TABLES:
+        rows = RAW.get(table).items()
+        of_floats = max((s["sample_bytes"] for _, seeds in rows for s in seeds.values()), default=1)
+        measuring.show(
+            f"{table} | fewer bytes | result | CPU seconds",
+            ((name, *summed(seeds, of_floats)) for name, seeds in rows),
+        )
+
+
+def summed(seeds: dict[str, dict[str, float]], of_floats: float) -> tuple[str, str, str]:
+    """Times fewer bytes than float32, what is reached and CPU seconds, over the seeds."""
+    each = [*seeds.values()]
+    reached = [s.get("bits_per_byte", s.get("accuracy", 0.0)) for s in each]
+    digits = ".3f" if "bits_per_byte" in each[0] else ".1f"
+    seconds = mean(s["seconds"] for s in each)
+    fewer = of_floats / each[0]["sample_bytes"]
+    return f"{fewer:.1f}", measuring.spread(reached, digits), f"{seconds:.0f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Codecs: what a tensor travels as between blocks, in fewer bits."""

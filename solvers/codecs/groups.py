@@ -1,0 +1,113 @@
+"""Groups of numbers, each with its range, in 4 or 2 bits a number."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hybrid.solvers.codecs.base import Codec, largest
+from hybrid.solvers.kernels.operations import wide
+from hybrid.solvers.numerics.draws import Key
+
+GROUP = 64
+"""Numbers of a group where none is given."""
+
+
+class Int4(Codec):
+    r"""Numbers of b bits q over the range of their group of g:
+
+        q = floor((x - l) / s + u),   x' = l + s q,   l <= min x,   s >= (max x - l) / (2^b - 1)
+
+    l and s are bfloat16, rounded so that no q needs to be cut off, and x is computed with in
+    float32: b + 32 / g bits a number. x is a matrix of N H W (or N T, or N) rows and C columns.
+
+    Activations: a group is g rows of one channel, as channels differ in mean and range;
+                 u = 1/2, so |x' - x| <= s / 2. Zeros behind a ReLU stay zeros.
+    Adjoints:    a group is g numbers in the order of memory, as samples differ in range;
+                 u is uniform on [0, 1), so E x' = x.
+    """
+
+    name = "int4"
+    tensors = 2
+    bits: ClassVar[int] = 4
+
+    def __init__(self, group: int = GROUP, adjoint: bool = False) -> None:
+        super().__init__(adjoint)
+        if not (8 <= group <= 4096 and group & (group - 1) == 0):
+            raise ValueError(f"a group of {group} numbers: choose a power of 2 from 8 to 4096")
+        self.group = group
+
+    def encode(self, x: Tensor, key: Key) -> tuple[Tensor, ...]:
+        y = wide(x).detach()
+        y = y.movedim(1, -1).contiguous() if y.dim() > 3 else y.contiguous()
+        groups = self._groups(y)
+        low, high = -largest(-groups), largest(groups)
+        low = (low - low.abs() / 256).bfloat16()
+        scale = ((high - low) * ((1 + 1 / 128) / (2**self.bits - 1))).bfloat16()
+        q = (groups - low.to(y.dtype)) * (1 / wide(scale).clamp_min(_TINY)).to(y.dtype)
+        q = q.add_(_noise(q, key)) if self.adjoint else q.add_(0.5)
+        numbers = q.to(torch.int8).view(-1)[: y.numel()].view(y.shape)
+        padding = -y.shape[-1] % (8 // self.bits)
+        # the receiver learns how many columns are padding from the dimensions of the other tensor
+        ranges = torch.stack((low, scale)).view(2, *groups.shape[::2], *[1] * padding)
+        return _pack(torch.nn.functional.pad(numbers, (0, padding)), self.bits), ranges
+
+    def decode(self, message: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        packed, ranges = message
+        padding = ranges.dim() - 3
+        numbers = _unpack(packed, self.bits)
+        numbers = numbers[..., : numbers.shape[-1] - padding].contiguous()
+        low, scale = ranges.view(2, -1, 1, ranges.shape[2]).to(
+            torch.promote_types(dtype, torch.float32)
+        )
+        q = self._groups(numbers).to(scale.dtype)
+        x = q.mul_(scale).add_(low).view(-1)[: numbers.numel()].view(numbers.shape).to(dtype)
+        return x.movedim(-1, 1) if x.dim() > 3 else x
+
+    def _groups(self, rows: Tensor) -> Tensor:
+        """(..., C) as groups (count, g, C), or of adjoints (count, g, 1); its last row fills up."""
+        rows = rows.reshape(-1, 1 if self.adjoint else rows.shape[-1])
+        missing = -len(rows) % self.group
+        if missing:
+            rows = torch.cat((rows, rows[-1:].expand(missing, -1)))
+        return rows.view(-1, self.group, rows.shape[1])
+
+
+class Int2(Int4):
+    """The same in 2 bits."""
+
+    name = "int2"
+    bits = 2
+
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+def _noise(like: Tensor, key: Key) -> Tensor:
+    """Numbers that are uniform on (0, 1), of 8 bits, a function of `key`."""
+    (seed,) = np.random.SeedSequence(key).generate_state(1, np.uint64).tolist()
+    generator = torch.Generator(like.device).manual_seed(seed)
+    words = torch.empty(-(-like.numel() // 8), dtype=torch.int64, device=like.device)
+    words.random_(-(2**63), None, generator=generator)
+    flat = words.view(torch.uint8)[: like.numel()].to(like.dtype)
+    return flat.mul_(2**-8).add_(2**-9).view(like.shape)
+
+
+def _pack(numbers: Tensor, bits: int) -> Tensor:
+    """(..., n) bytes of b bits in (..., n b / 8) bytes."""
+    if bits == 4:
+        words = numbers.view(torch.int16)
+        return (words | words >> 4).to(torch.uint8)
+    words = numbers.view(torch.int32)
+    return (words | words >> 6 | words >> 12 | words >> 18).to(torch.uint8)
+
+
+def _unpack(packed: Tensor, bits: int) -> Tensor:
+    """The inverse of `_pack`."""
+    if bits == 4:
+        words = packed.to(torch.int16)
+        return ((words | words << 4) & 0x0F0F).view(torch.int8)
+    words = packed.to(torch.int32)
+    return ((words | words << 6 | words << 12 | words << 18) & 0x03030303).view(torch.int8)
