@@ -39,6 +39,13 @@ Adjoints = Annotated[
 """The same; empty: the codec of messages."""
 
 
+def comparable(messages: str, adjoints: str, formats: bool) -> dict[str, str]:
+    """The settings of a pass whose gradient is compared; `formats`: rounded, where that can be."""
+    texts = {"messages": messages, "adjoints": adjoints or messages}
+    plain = {name for name, text in texts.items() if not formats or codec(text).coarse}
+    return {name: "float32" if name in plain else text for name, text in texts.items()}
+
+
 class Wire:
     """Packs what crosses a cut and unpacks it on the other side: x up, its adjoint down.
 

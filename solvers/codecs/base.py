@@ -23,6 +23,8 @@ class Codec(ABC):
     name: ClassVar[str]
     tensors: ClassVar[int] = 1
     """Tensors of a message."""
+    coarse: ClassVar[bool] = False
+    """Whether it rounds so much that a wrong gradient could not be told from a right one."""
     by_sample: ClassVar[bool] = False
     """Whether it needs adjoints of a sample's loss, since those of a mean would be too small."""
 

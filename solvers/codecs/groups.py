@@ -31,6 +31,7 @@ class Int4(Codec):
 
     name = "int4"
     tensors = 2
+    coarse = True
     bits: ClassVar[int] = 4
 
     def __init__(self, group: int = GROUP, adjoint: bool = False) -> None:
@@ -46,7 +47,7 @@ class Int4(Codec):
         low, high = -largest(-groups), largest(groups)
         low = (low - low.abs() / 256).bfloat16()
         scale = ((high - low) * ((1 + 1 / 128) / (2**self.bits - 1))).bfloat16()
-        q = (groups - low.to(y.dtype)) * (1 / wide(scale).clamp_min(_TINY)).to(y.dtype)
+        q = (groups - low.to(y.dtype)).div_(scale.to(y.dtype).clamp_min(_TINY))
         q = q.add_(_noise(q, key)) if self.adjoint else q.add_(0.5)
         numbers = q.to(torch.int8).view(-1)[: y.numel()].view(y.shape)
         padding = -y.shape[-1] % (8 // self.bits)
@@ -83,6 +84,7 @@ class Int2(Int4):
 
 
 _TINY = torch.finfo(torch.float32).tiny
+"""A scale that is not 0: of a group of equal numbers any would do."""
 
 
 def _noise(like: Tensor, key: Key) -> Tensor:

@@ -12,7 +12,7 @@ from hybrid.solvers.engine.engine import Engine, Scheduled
 from hybrid.solvers.engine.schedule import Action, Span, never_flushed, table
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch
-from hybrid.solvers.wire import Adjoints, Messages, Wire
+from hybrid.solvers.wire import Adjoints, Messages, Wire, comparable
 
 LONGEST_DELAY = 0.5
 """Steps by which the first block's gradients may be late where m is not set."""
@@ -105,7 +105,7 @@ class Delayed(Scheduled, Solver):
 
     def lossless(self, formats: bool = False) -> "Delayed":
         """The same, whose gradients at equal weights are exact; `formats`: but for rounding."""
-        plain: dict[str, Any] = {} if formats else {"messages": "float32", "adjoints": ""}
+        plain: dict[str, Any] = comparable(self.messages, self.adjoints, formats)
         return replace(self, clip_norm=0.0, **plain)
 
 

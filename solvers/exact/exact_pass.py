@@ -20,7 +20,7 @@ from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch, record_of
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Window
-from hybrid.solvers.wire import Adjoints, Messages, Wire
+from hybrid.solvers.wire import Adjoints, Messages, Wire, comparable
 
 UNUSED = "leave it out, or give an exact solver its own setting of that name"
 TRAINS = Acts(
@@ -68,10 +68,8 @@ class PassSettings(Scheduled):
 
     def lossless(self, formats: bool = False) -> "PassSettings":
         """The same, with the whole gradient of the undivided network; `formats`: rounded as set."""
-        plain: dict[str, Any] = (
-            {} if formats else {"messages": "float32", "adjoints": "", "filter": 1}
-        )
-        return replace(self, clip_norm=0.0, **plain)
+        plain: dict[str, Any] = comparable(self.messages, self.adjoints, formats)
+        return replace(self, clip_norm=0.0, filter=self.filter if formats else 1, **plain)
 
     def wire(self) -> Wire:
         return Wire(self.messages, self.adjoints, self.filter)

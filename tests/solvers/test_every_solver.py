@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,6 +90,8 @@ def check_resume_and_virtual_clocks(solver, cuts, at):
 
 class Watching:
     """A strategy that sees whether weights move outside of a step, and in one."""
+
+    peers = SimpleNamespace(replica=0)
 
     def __init__(self, module):
         self.module = module

@@ -40,6 +40,7 @@ RIGHT: dict[str, Solved] = {
     "windows": (Penalty(), {}),
     "filled": (DDG(micro_batches=2), {"fill": "penalty"}),
     "int8": (Backprop(micro_batches=2, messages="int8"), {}),
+    "2 bits": (DDG(micro_batches=2, messages="int8", adjoints="int2"), {}),
     "bfloat16": (DDG(micro_batches=2), {"train": {"precision": "bfloat16"}}),
     "weights of classes": (
         Backprop(micro_batches=2),
@@ -187,9 +188,7 @@ BROKEN: dict[str, tuple[str, Any, dict[str, Any], Any, str, Any]] = {
     ),
     "int8 of another scale": (
         *("chain", Backprop(messages="int8"), {}, Wire, "receive"),
-        lambda wire, get, dtype: (
-            RECEIVE(wire, get, dtype) if wire.as_it_is else -RECEIVE(wire, get, dtype)
-        ),
+        lambda wire, get, dtype: (1 if wire.text == "float32" else -1) * RECEIVE(wire, get, dtype),
     ),
 }
 GRADIENT, RECEIVE = ExactPass.gradient, Wire.receive

@@ -32,10 +32,10 @@ PLAIN: dict[str, Solver] = {
 
 EXAMPLES: dict[str, Solver] = {
     **PLAIN,
-    "ddg in parts": DDG(micro_batches=3, messages="int8"),
+    "ddg in parts": DDG(micro_batches=3, messages="int8", adjoints="int4"),
     "fdg in parts": FDG(micro_batches=2, messages="float16"),
     "features-replay in parts": FeaturesReplay(micro_batches=4, messages="bfloat16"),
-    "petra in parts": Petra(micro_batches=3, messages="int8"),
+    "petra in parts": Petra(micro_batches=3, messages="int8", adjoints="int2"),
     "penalty": Penalty(beta=0.1, momentum=0.5),
     "augmented-lagrangian": AugmentedLagrangian(beta=0.1, clip_norm=0.1),
     "auxnet": AuxNet(aux_lr=0.01),
@@ -51,7 +51,7 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     (Backprop, {"micro_batches": -1, "clip_norm": -1.0, "filter": 0, "messages": "float64"}),
     (DDG, {"clip_norm": -1.0}),
     (FDG, {"gradient_shrinking": 1.5}),
-    (Petra, {"micro_batches": -1, "messages": "int4"}),
+    (Petra, {"micro_batches": -1, "messages": "int3", "adjoints": "int4:7"}),
     (LocalUpdates, {"style": "lazy", "chunks": 0, "head": "mlp:0"}),
     (AugmentedLagrangian, {"beta": -1.0, "local_lr": 0.0, "lam_step": -0.1, "clip_norm": -1.0}),
     (AugmentedLagrangian, {"filter": 0, "momentum": 1.0, "return_ratio": 0.0, "kappa_step": -1.0}),

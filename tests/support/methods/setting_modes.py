@@ -213,7 +213,10 @@ OTHERS: dict[str, list[Any]] = {
     "head": ["mlp:4"],
     "gradient_shrinking": [0.5],
     "correct_every": [0, 3],
+    "adjoints": ["int8"],
     # of one section
+    "solver.messages": ["bfloat16", "int4"],
+    "correction.messages": ["int8"],
     "solver.name": ["auxnet", "ddg"],
     "model.name": ["wrn-10-1"],
     "model.weights": ["none.safetensors"],
