@@ -29,6 +29,7 @@ from hybrid.solvers.numerics.attributes import (
     ELSEWHERE,
     attributes,
     copy_attributes,
+    find_closed,
     is_number,
     user_modules,
 )
@@ -138,18 +139,19 @@ class Calls:
         self.interfaces = interfaces
         opened = frozenset[str]().union(*(each.around for each in interfaces))
         drawing = training.drawing.keys() | evaluation.drawing.keys()
-        random = [each.drawing.get(path, set()) for each in passes for path in opened]
+        random = frozenset[Any]().union(*(p.drawing.get(m, ()) for p in passes for m in opened))
         leaves, structure = tree_flatten(inputs)
         self.whole = NetworkPass(
             structure,
             tuple(x[:1].expand(SAMPLES, *x.shape[1:]).to("meta") for x in leaves),
             opened,
+            frozenset() if random else find_closed(self.model, opened),
             {
                 id: call.outputs
                 for id, call in training.calls.items()
                 if call.outputs and id in evaluation.calls and evaluation.calls[id].outputs
             },
-            frozenset[Any]().union(*random),
+            random,
         )
         begins = [[each.calls[i.call].begin for i in interfaces] for each in passes]
         units = [*zip(passes, begins, strict=True)]

@@ -1,11 +1,12 @@
 """A pass through a network by its code, watched call by call."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from math import inf
 from threading import local
 from typing import Any, NamedTuple
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec
 
 from hybrid.errors import one_line
 from hybrid.networks.remote_tensor import RemoteTensor
+from hybrid.solvers.layers.trees import map_leaves, tensors_of
 
 OUTPUT, INPUT = -1, -2
 """The `operation` of a `TensorKey` of a call's output, and of an input of the network."""
@@ -47,7 +49,7 @@ class ModuleCall:
     end: float = inf
     operations: int = 0
     """Operations of its code so far that depend on parameters or samples."""
-    calls: Counter[str] = field(default_factory=Counter)
+    calls: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """How often its code has called each module so far, by path."""
     outputs: tuple[list[Any], TreeSpec] | None = None
     """Its outputs on the meta device, if all of them depend on parameters or samples."""
@@ -63,8 +65,7 @@ class ModuleCall:
 
 
 _thread = local()
-"""Its `watch`: the pass that is under way on this thread, and `aside`, whether within a call that
-it does not watch."""
+"""Its `watch`: the pass that is under way on this thread."""
 
 
 class WatchedNetwork:
@@ -100,8 +101,11 @@ class WatchedNetwork:
         watch: WatchedPass | None = getattr(_thread, "watch", None)
         if watch is None or watch.network is not self:
             return forward(*args, **kwargs)
-        call = watch.call_aside if _thread.aside else watch.call
-        return call(path, forward, args, kwargs)
+        if not watch.aside:
+            return watch.call(path, forward, args, kwargs)
+        if path not in watch.noted:
+            return forward(*args, **kwargs)
+        return watch.call_aside(path, forward, args, kwargs)
 
 
 def _fault(module: nn.Module) -> str:
@@ -122,17 +126,14 @@ def _fault(module: nn.Module) -> str:
 
 
 @contextmanager
-def watched(watch: "WatchedPass", aside: bool = False) -> Iterator[None]:
-    """Within it that pass sees the calls of its network on this thread.
-
-    `aside`: by its `call_aside`.
-    """
-    before = getattr(_thread, "watch", None), getattr(_thread, "aside", False)
-    _thread.watch, _thread.aside = watch, aside
+def watched(watch: "WatchedPass") -> Iterator[None]:
+    """Within it that pass sees the calls of its network on this thread."""
+    before = getattr(_thread, "watch", None)
+    _thread.watch = watch
     try:
         yield
     finally:
-        _thread.watch, _thread.aside = before
+        _thread.watch = before
 
 
 class WatchedPass(TorchFunctionMode):
@@ -142,6 +143,11 @@ class WatchedPass(TorchFunctionMode):
     samples that are no integers. What depends on nothing else (masks, positions) every block makes
     again by itself.
     """
+
+    aside = False
+    """Whether it is within a call whose code is not watched."""
+    noted: frozenset[str] = frozenset()
+    """The paths of modules whose calls in such code are of interest all the same."""
 
     def __init__(self, network: WatchedNetwork) -> None:
         super().__init__()
@@ -153,16 +159,15 @@ class WatchedPass(TorchFunctionMode):
 
     def is_dependent(self, x: Any) -> bool:
         """Whether a value is a tensor that depends on parameters or samples."""
-        if isinstance(x, RemoteTensor | nn.Parameter):
-            return True
-        return id(x) in self._dependent and self._dependent[id(x)]() is x
+        known = self._dependent.get(id(x))
+        return (known is not None and known() is x) or isinstance(x, RemoteTensor | nn.Parameter)
 
     def call(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of a module in code that is watched."""
         raise NotImplementedError
 
     def call_aside(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A call of a module in code that is not."""
+        """A call of a module in `noted` in code that is not."""
         raise NotImplementedError
 
     def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
@@ -182,7 +187,7 @@ class WatchedPass(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, call = kwargs or {}, self.open[-1]
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = tensors_of((args, kwargs))
         out = self.operate(func, args, kwargs, tensors)
         if not any(map(self.is_dependent, tensors)):
             return out
@@ -190,18 +195,23 @@ class WatchedPass(TorchFunctionMode):
         if func == Tensor.__setitem__:  # x[:, 0] = 0
             call.operations += 1
             self.produced(args[0], call.id, number)
-        elif any(isinstance(x, Tensor) for x in tree_leaves(out)):
+        elif tensors_of(out):
             call.operations += 1
             return self.produced(out, call.id, number)
         return out
 
     def produced(self, out: Any, call: CallId, operation: int) -> Any:
         """What takes the place of a value with tensors that have come to be."""
-        leaves, structure = tree_flatten(out)
-        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        for number, i in enumerate(tensors):
-            leaves[i] = self.tensor(leaves[i], TensorKey(call, operation, number))
-        return tree_unflatten(leaves, structure)
+        if isinstance(out, Tensor):
+            return self.tensor(out, TensorKey(call, operation, 0))
+        leaf = count()
+
+        def replaced(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            return self.tensor(x, TensorKey(call, operation, next(leaf)))
+
+        return map_leaves(replaced, out)
 
     def tensor(self, x: Tensor, key: TensorKey) -> Tensor:
         """What takes the place of a tensor that has come to be."""

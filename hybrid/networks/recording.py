@@ -235,6 +235,15 @@ class StageInterface:
         """The paths of the modules whose calls are under way there."""
         return {"", *(path for path, _ in self.call[:-1])}
 
+    @property
+    def inside(self) -> set[CallId]:
+        """The calls that are under way there, or in whose code a tensor that crosses comes to be.
+
+        What a call returns comes to be in the code around it.
+        """
+        calls = [key.call[:-1] if key.operation == OUTPUT else key.call for key in self.shapes]
+        return {call[:n] for call in (self.call[:-1], *calls) for n in range(len(call) + 1)}
+
     def rows(self, tensors: Mapping[TensorKey, Tensor], count: int) -> list[Tensor]:
         """What crosses, as tensors with `count` rows."""
         crossing = ((tensors[key], key in self.shared) for key in self.shapes)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from hybrid.networks.passes import (
     INPUT,
@@ -29,6 +29,8 @@ from hybrid.networks.remote_tensor import (
 )
 from hybrid.solvers.checks.constant_draws import ConstantDraws
 from hybrid.solvers.layers.bundle import call_network
+from hybrid.solvers.layers.trees import leaves_of, map_leaves, tensors_of
+from hybrid.solvers.numerics.attributes import user_modules
 from hybrid.solvers.numerics.draws import NumberedDraws
 
 OPERATIONS = 1 << 32
@@ -49,6 +51,8 @@ class NetworkPass:
     """One sample of each, on the meta device."""
     opened: frozenset[str]
     """The paths of modules that are cut inside."""
+    closed: frozenset[str]
+    """Those of them that may be run or skipped as one where no cut of a stage is inside."""
     outputs: Mapping[CallId, tuple[list[Any], TreeSpec]]
     """Outputs of calls that other blocks make, for `SAMPLES` samples: tensors on the meta device,
     and their structure."""
@@ -89,8 +93,13 @@ class StageModule(NumberedDraws):
         self.numbers = numbers
         """By path of a module that draws random numbers: the numbers of its calls."""
         self.templates: dict[Any, Any] = {}
-        """Results of calls and operations on remote tensors, by the shapes of their arguments."""
+        """Results of calls and operations on remote tensors, by the shapes of their arguments; for
+        each device and mode."""
+        self.noted = frozenset(numbers) | user_modules(network.copy).keys()
+        """The paths of modules whose calls in code that is not watched are noted, too."""
         self.draws_numbers = bool(numbers or whole.random)
+        self.divided = frozenset[CallId]().union(*(end.inside for end in (start, end) if end))
+        """The calls inside which the stage begins or ends, or in which what crosses comes to be."""
         copy = network.copy
         self._modules, self._parameters = copy._modules, copy._parameters
         self._buffers = copy._buffers
@@ -138,7 +147,7 @@ class StageModule(NumberedDraws):
                 return run.leaving()
         if self.end is not None:
             raise RemoteTensorError(f"{self.end.names[0]} is not called: {_LAYERDROP}")
-        return tree_map(lambda x: _plain(run.local(x)), out)
+        return map_leaves(lambda x: _plain(run.local(x)), out)
 
 
 _LAYERDROP = (
@@ -153,7 +162,7 @@ class _StagePass(WatchedPass):
     def __init__(self, stage: StageModule, value: Any) -> None:
         super().__init__(stage.network)
         self.stage, self.start, self.end = stage, stage.start, stage.end
-        self.leaves = [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+        self.leaves = tensors_of(value)
         """The network's inputs."""
         self.rows, self.device = len(self.leaves[0]), self.leaves[0].device
         self.entering: dict[TensorKey, Tensor] = {}
@@ -162,8 +171,9 @@ class _StagePass(WatchedPass):
         self.entered: dict[int, tuple[Tensor, Tensor]] = {}
         """By identity of a remote tensor: it, and the tensor that has crossed the start for it."""
         self.begun = self.start is None
+        self.templates = stage.templates.setdefault((self.device, stage.training), {})
         self._graph = torch.is_grad_enabled()
-        self._skipping = False
+        self.noted = stage.noted
         self._draws = Counter[str]()
         """Calls so far of modules that draw, by path; random operations of opened code at ""."""
         if self.start is not None:
@@ -188,25 +198,37 @@ class _StagePass(WatchedPass):
         return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
     def call(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        call = ModuleCall(self.open[-1].child(path))
-        if self.end is not None and call.id == self.end.call:
+        around, whole = self.open[-1], self.stage.whole
+        call = around.child(path)
+        if self.end is not None and call == self.end.call:
             raise _EndReached
-        self.open[-1].calls[path] += 1
-        self.begun |= self.start is not None and call.id == self.start.call
-        dependent = path in self.network.stateful or call.id in self.stage.whole.outputs
-        args, kwargs = tree_map(self.local, (args, kwargs))
-        if path in self.stage.whole.opened or not dependent:
-            out = self.run_call(call, forward, args, kwargs)
+        around.calls[path] += 1
+        self.begun |= self.start is not None and call == self.start.call
+        dependent = path in self.network.stateful or call in whole.outputs
+        args, kwargs = map_leaves(self.local, args), map_leaves(self.local, kwargs)
+        divided = path not in whole.closed or call in self.stage.divided
+        if not dependent or (path in whole.opened and divided):
+            out = self.run_call(ModuleCall(call), forward, args, kwargs)
         elif self.begun:
-            with watched(self, aside=True), self._unwatched():
-                out = self.call_aside(path, forward, args, kwargs)
+            out = self._unwatched(self.call_aside, path, forward, args, kwargs)
         else:
-            out = self._skip(call, forward, args, kwargs)
-        return self.produced(out, call.id, OUTPUT) if dependent else out
+            template = call, _signature((args, kwargs))
+            if template not in self.templates:
+                self.templates[template] = self._unwatched(self._skip, call, forward, args, kwargs)
+            out = self.templates[template]
+        return self.produced(out, call, OUTPUT) if dependent else out
+
+    def _unwatched(self, code: Callable[..., Any], *args: Any) -> Any:
+        """What code gives, whose calls and operations are not watched."""
+        self.aside = True
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            return code(*args)
+        finally:
+            self.__enter__()  # type: ignore[no-untyped-call]
+            self.aside = False
 
     def call_aside(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if self._skipping:
-            return forward(*args, **kwargs)
         self.network.executed.add(path)
         numbers, draw = self.stage.numbers.get(path, ()), self.stage.draw
         if not numbers or draw is None:
@@ -215,38 +237,20 @@ class _StagePass(WatchedPass):
         with draw(numbers[(self._draws[path] - 1) % len(numbers)]):
             return forward(*args, **kwargs)
 
-    @contextmanager
-    def _unwatched(self) -> Iterator[None]:
-        """Within it operations are not watched."""
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def _skip(self, call: CallId, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The outputs of another block's module, computed for their shapes."""
+        noted, self.noted = self.noted, frozenset()
         try:
-            yield
-        finally:
-            self.__enter__()  # type: ignore[no-untyped-call]
-
-    def _skip(self, call: ModuleCall, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The outputs of another block's module, computed once for each shape."""
-        template = (call.id, self.stage.training, *_shapes((args, kwargs)))
-        if template in self.stage.templates:
-            return self.stage.templates[template]
-        module = self.network.copy.get_submodule(call.path)
-        self._skipping = True
-        try:
-            with (
-                watched(self, aside=True),
-                self._unwatched(),
-                _without_numbers(module, self.device),
-            ):
+            with _without_numbers(self.network.copy.get_submodule(call[-1][0]), self.device):
                 out = forward(*args, **kwargs)
         except Exception:  # it depends on numbers: it gives what it gave in the recorded pass
-            if call.id not in self.stage.whole.outputs:
+            if call not in self.stage.whole.outputs:
                 raise
-            leaves, structure = self.stage.whole.outputs[call.id]
+            leaves, structure = self.stage.whole.outputs[call]
             out = tree_unflatten([*map(self._resized, leaves)], structure)
         finally:
-            self._skipping = False
-        self.stage.templates[template] = remote_like(out, self.device)
-        return self.stage.templates[template]
+            self.noted = noted
+        return remote_like(out, self.device)
 
     def _resized(self, x: Any) -> Any:
         """A tensor of a recorded pass with as many rows as this one has, without numbers."""
@@ -256,9 +260,9 @@ class _StagePass(WatchedPass):
         return RemoteTensor(torch.empty(shape, dtype=x.dtype, device="meta"), self.device)
 
     def operate(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
-        if self.entered:
+        if self.entered and any(id(x) in self.entered for x in tensors):
             tensors = [self.local(x) for x in tensors]
-            args, kwargs = tree_map(self.local, (args, kwargs))
+            args, kwargs = map_leaves(self.local, (args, kwargs))
         draw = self.stage.draw if func in self.stage.whole.random else None
         self._draws[""] += draw is not None
         remote = RemoteTensor if self.begun else (RemoteTensor, nn.Parameter)
@@ -266,19 +270,21 @@ class _StagePass(WatchedPass):
             with nullcontext() if draw is None else draw(OPERATIONS + self._draws[""]):
                 return func(*args, **kwargs)
         call = self.open[-1]
-        template = (call.id, call.operations, func, *_shapes((args, kwargs)))
-        if template in self.stage.templates:
-            return self.stage.templates[template]
+        template = call.id, call.operations, func, _signature((args, kwargs))
+        if template in self.templates:
+            return self.templates[template]
         out = call_on_remote(func, args, kwargs, self.device)
-        if out is not None and not any(x is y for x in tree_leaves(out) for y in tensors):
-            self.stage.templates[template] = out  # it does not write to an argument
+        if out is not None and not any(x is y for x in leaves_of(out) for y in tensors):
+            self.templates[template] = out  # it does not write to an argument
         return out
 
     def tensor(self, x: Tensor, key: TensorKey) -> Tensor:
         super().tensor(x, key)
         if not self.begun and key in self.entering:
             entering = super().tensor(self.entering[key], key)
-            if x.shape != entering.shape:
+            with torch._C.DisableTorchFunction():
+                same = x.shape == entering.shape
+            if not same:
                 raise RemoteTensorError(
                     f"a tensor of shape {tuple(entering.shape)} has crossed for one of shape "
                     f"{tuple(x.shape)}: the forward does other things in some passes than in others"
@@ -319,12 +325,15 @@ def _plain(x: Any) -> Any:
     return x if isinstance(x, Tensor | bool | int | float | str) else None
 
 
-def _shapes(value: Any) -> Iterator[Any]:
+def _signature(value: Any) -> tuple[Any, ...]:
     """The shapes, types and plain values that the result of a skipped call depends on."""
-    for x in tree_leaves(value):
-        if isinstance(x, Tensor):
-            yield x.shape, x.dtype
-        elif isinstance(x, slice):
-            yield str(x)
-        elif isinstance(x, bool | int | float | str | torch.dtype | torch.device | type(None)):
-            yield x
+    signature: list[Any] = []
+    with torch._C.DisableTorchFunction():
+        for x in leaves_of(value):
+            if isinstance(x, Tensor):
+                signature += x.shape, x.dtype
+            elif isinstance(x, slice):
+                signature.append(str(x))
+            elif isinstance(x, bool | int | float | str | torch.dtype | torch.device | type(None)):
+                signature.append(x)
+    return tuple(signature)

@@ -1,7 +1,7 @@
 """State that modules keep in plain attributes: counters, annealed rates, running values."""
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -17,6 +17,7 @@ _REGISTRIES = frozenset(vars(nn.Module()))
 """Attributes of every torch module."""
 _CONTAINERS = (list, deque, set, dict, OrderedDict, Counter, defaultdict)
 _LIBRARIES = {"builtins", "torch", "numpy", "transformers", "hybrid", "threading", "_thread"}
+_OURS = "torch.", "hybrid."
 MOST_ITEMS = 10_000
 """The longest container that is searched."""
 _HOOKS = "_forward_hooks", "_forward_pre_hooks"
@@ -29,8 +30,7 @@ ELSEWHERE = "_elsewhere"
 def user_modules(module: nn.Module) -> dict[str, nn.Module]:
     """Return, by path, the modules whose classes are neither torch's nor this package's."""
     named = ((path, code_of(m)) for path, m in module.named_modules())
-    ours = ("torch.", "hybrid.")
-    return {path: m for path, m in named if not type(m).__module__.startswith(ours)}
+    return {path: m for path, m in named if not type(m).__module__.startswith(_OURS)}
 
 
 def has_user_hooks(module: nn.Module) -> bool:
@@ -38,6 +38,23 @@ def has_user_hooks(module: nn.Module) -> bool:
     holders = [*module.modules(), *module.parameters()]
     tables = [getattr(holder, name, None) for holder in holders for name in _ALL_HOOKS]
     return not all(_is_ours(hook) for table in tables if table for hook in table.values())
+
+
+def find_closed(model: nn.Module, opened: Set[str]) -> frozenset[str]:
+    """Return the paths among `opened` of modules whose code does nothing but compute outputs.
+
+    It is torch's or this package's and calls no functions of others, such as hooks; the same holds
+    for every module of `opened` inside.
+    """
+    modules, users = dict(model.named_modules()), user_modules(model)
+    others = [p for p in opened if p in users or _calls_user_code(modules[p])]
+    around = {p[:n] for p in others for n in range(len(p) + 1) if p[n : n + 1] in ("", ".")}
+    return frozenset(opened - around - {""})
+
+
+def _calls_user_code(module: nn.Module) -> bool:
+    homes = [str(f.__module__) for f in attributes(module).values() if callable(f)]
+    return has_user_hooks(module) or not all(each.startswith(_OURS) for each in homes)
 
 
 def code_of(module: nn.Module) -> nn.Module:
