@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from hybrid.solvers.layers.bundle import Bundle, Crossing, each
 from hybrid.solvers.layers.projection import Projection
 from hybrid.solvers.metrics import FAULTS, described, failure
 from hybrid.solvers.norms import SharedNorms
@@ -20,7 +21,6 @@ from hybrid.solvers.numerics.group_rates import set_rate
 from hybrid.solvers.numerics.optimizer_state import (
     Average,
     check_dense,
-    clone_optimizer,
     has_gradients,
     parameters_of,
     restrict_to,
@@ -101,6 +101,12 @@ class Block:
         return self.index > self.first_trained
 
     @cached_property
+    def bundles(self) -> tuple[Bundle | None, Bundle | None]:
+        """Of what crosses the cuts before and behind this block; None: one tensor, or no cut."""
+        before = None if self.first else getattr(self.module, "before", None)
+        return before, None if self.last else getattr(self.module, "after", None)
+
+    @cached_property
     def last(self) -> bool:
         """Whether this block's output goes into the loss."""
         return self.index == self.count - 1
@@ -111,16 +117,19 @@ class Block:
         key: Key = (),
         weights: Mapping[str, Tensor] | None = None,
         parts: slice | None = None,
+        apart: bool = False,
     ) -> Any:
         """x_k = f_k(lam_k; w_k), under autocast where the precision asks for it.
 
         `key` (step, micro-batch, ...) determines what random layers draw; `weights`, by their local
         names, replace the module's parameters. With `parts` the pass goes through these children of
-        the module only: a pass may be made in pieces, from the first to the last.
+        the module only: a pass may be made in pieces, from the first to the last. Several tensors
+        at a cut come in packed or apart, and go out packed or, with `apart`, apart: see `Bundle`.
         """
         if self.draws is not None and not (parts and parts.start):
             self.draws.draw_for(key)
         some: dict[str, Any] = {} if parts is None else {"parts": parts}
+        some |= {"apart": True} if apart and self.bundles[1] is not None else {}
         try:
             with self.span("forward", key), self.numbers(), self.replaced(weights):
                 out: Any = self.module(lam, **some)
@@ -312,24 +321,32 @@ class Block:
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     def backward(
-        self, out: Tensor, p_out: Tensor | None = None, retain_graph: bool = False, key: Key = ()
+        self,
+        out: Crossing,
+        p_out: Crossing | None = None,
+        retain_graph: bool = False,
+        key: Key = (),
     ) -> None:
         """Add `loss_scale` times the gradient to the parameters, from p_out = d loss / d out.
 
-        Without p_out, `out` is the loss. Nothing happens if `out` needs no gradient. `key` is that
-        of the forward pass.
+        Without p_out, `out` is the loss. Nothing happens where `out` needs no gradient. `key` is
+        that of the forward pass.
         """
-        if not out.requires_grad:
+        outputs = (out,) if isinstance(out, Tensor) else out
+        adjoints = p_out if isinstance(p_out, tuple) else (p_out,) * len(outputs)
+        scale, ends = self.loss_scale, list[Tensor]()
+        for x, p in zip(outputs, adjoints, strict=True):
+            if not x.requires_grad:
+                continue
+            if p is None:
+                ends.append(x if scale == 1.0 else x * scale)
+            else:
+                ends.append(paired(x, p if scale == 1.0 else (p * scale).to(x.dtype)))
+        if not ends:
             return
-        scale = self.loss_scale
-        if scale != 1.0 and p_out is None:
-            out = out * scale
-        elif scale != 1.0 and p_out is not None:
-            p_out = (p_out * scale).to(out.dtype)
         try:
             with self.span("backward", key):
-                end = out if p_out is None else paired(out, p_out)
-                end.backward(retain_graph=retain_graph)
+                torch.autograd.backward(ends, retain_graph=retain_graph)
         except RuntimeError as error:
             raise ValueError(f"the backward pass fails: {failure(error)}") from error
 
@@ -337,11 +354,15 @@ class Block:
         """Announce the last backward pass before a step: gradients are final after it."""
         return nullcontext() if self.sync is None else self.sync.last_pass(kind)
 
-    def input_adjoint(self, lam: Tensor) -> Tensor:
+    def input_adjoint(self, lam: Any) -> Any:
         """d loss / d lam as `backward` has left it at lam, in its scale; 0 without dependence."""
-        if lam.grad is None:
-            return torch.zeros_like(lam)
-        return lam.grad if self.scaler is None else lam.grad.float() / self.loss_scale
+
+        def adjoint(x: Tensor) -> Tensor:
+            if x.grad is None:
+                return torch.zeros_like(x)
+            return x.grad if self.scaler is None else x.grad.float() / self.loss_scale
+
+        return each(adjoint, lam)
 
     def sample_adjoint(self, lam: Tensor, size: int) -> Tensor | None:
         """The adjoint of one sample's loss, not of the mean over `size`; 0 after an overflow."""
@@ -366,28 +387,6 @@ class Block:
             scale, steps = state.block["loss scale"].tolist()
             saved = {"scale": scale, "_growth_tracker": int(steps)}
             self.scaler.load_state_dict(self.scaler.state_dict() | saved)
-
-    def add_local_optimizer(self, momentum: float) -> None:
-        """Give local steps a separate optimizer: the exact one with another momentum.
-
-        With betas, the momentum is beta_1; ValueError if the optimizer has neither.
-        """
-        exact = self.optimizers["exact"]
-        groups = [dict(group) for group in exact.param_groups]
-        for group in groups:
-            group["separate_momentum"] = True
-            if "momentum" in group:
-                group["momentum"] = momentum
-                if "nesterov" in group:
-                    group["nesterov"] = group["nesterov"] and momentum > 0
-            elif "betas" in group:
-                group["betas"] = (momentum, *group["betas"][1:])
-            else:
-                raise ValueError(
-                    f"solver.momentum is {momentum:g}, but the optimizer {type(exact).__name__} "
-                    "has no momentum: leave it out, or take an optimizer.name that has one"
-                )
-        self.optimizers["local"] = clone_optimizer(exact, groups)
 
     def gradients(self, only: Sequence[Tensor] | None = None) -> list[Tensor]:
         """The gradients at hand, of all parameters or of some, in their order."""

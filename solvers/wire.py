@@ -1,7 +1,7 @@
 """Messages between blocks: what packs activations that go up, and adjoints that go down."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -9,8 +9,11 @@ from torch import Tensor
 from hybrid.solvers.acting import Allowed
 from hybrid.solvers.codecs.base import Codec
 from hybrid.solvers.kernels.operations import pool, upsample, wide
+from hybrid.solvers.layers.bundle import Bundle, Crossing, each
 from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.registry import CODECS
+
+Dtypes = torch.dtype | tuple[torch.dtype, ...]
 
 
 def codec(text: str, adjoint: bool = False) -> Codec:
@@ -51,7 +54,8 @@ class Wire:
 
     Sends S x (the mean over filter x filter pixels) as a codec says; the receiver gets S^+ S x.
     That map is symmetric, so adjoints that are sent the same way are the exact adjoints of the
-    network with S^+ S at its cuts, up to rounding.
+    network with S^+ S at its cuts, up to rounding. Where several tensors cross, each large one is
+    sent so, and the small ones as they are.
     """
 
     def __init__(self, messages: str = "float32", adjoints: str = "", filter: int = 1) -> None:
@@ -60,30 +64,67 @@ class Wire:
         """What it sends, in words."""
         self.filter = filter
 
-    def send(self, put: Callable[[Tensor], None], x: Tensor) -> None:
-        """Pass the tensors of x's message to `put`."""
-        self._send(self.up, put, x)
+    def num_tensors(self, codec: Codec, bundle: Bundle | None = None) -> int:
+        """Tensors in one message over a cut: of one tensor, or of what the bundle divides."""
+        large, parts = (1, 1) if bundle is None else (bundle.num_large, bundle.num_parts)
+        return codec.tensors * large + parts - large
 
-    def receive(self, get: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
-        """x, of `dtype`, from the tensors that `get` gives."""
-        return self._receive(self.up, get, dtype)
+    def send(
+        self, put: Callable[[Tensor], None], x: Crossing, bundle: Bundle | None = None
+    ) -> None:
+        """Pass the tensors of x's message to `put`."""
+        self._send(self.up, put, x, (), bundle)
+
+    def receive(
+        self, get: Callable[[], Tensor], dtype: Dtypes, bundle: Bundle | None = None
+    ) -> Any:
+        """x, of `dtype` or of one for each tensor, from the tensors that `get` gives."""
+        return self._receive(self.up, get, dtype, bundle)
 
     def send_adjoint(
-        self, put: Callable[[Tensor], None], p: Tensor, size: int, key: Key = ()
+        self,
+        put: Callable[[Tensor], None],
+        p: Crossing,
+        size: int,
+        key: Key = (),
+        bundle: Bundle | None = None,
     ) -> None:
         """Send an adjoint of the mean over `size` samples; random numbers depend on `key` alone."""
-        self._send(self.down, put, p * size if self.down.by_sample else p, key)
+        p = each(lambda x: x * size, p) if self.down.by_sample else p
+        self._send(self.down, put, p, key, bundle)
 
-    def receive_adjoint(self, get: Callable[[], Tensor], dtype: torch.dtype, size: int) -> Tensor:
+    def receive_adjoint(
+        self, get: Callable[[], Tensor], dtype: Dtypes, size: int, bundle: Bundle | None = None
+    ) -> Any:
         """The adjoint that `send_adjoint` was given."""
-        p = self._receive(self.down, get, dtype)
-        return p / size if self.down.by_sample else p
+        p = self._receive(self.down, get, dtype, bundle)
+        return each(lambda x: x / size, p) if self.down.by_sample else p
 
-    def _send(self, codec: Codec, put: Callable[[Tensor], None], x: Tensor, key: Key = ()) -> None:
-        x = x if self.filter == 1 else pool(wide(x), self.filter).to(x.dtype)
-        for tensor in codec.encode(x, key):
-            put(tensor)
+    def _send(
+        self,
+        codec: Codec,
+        put: Callable[[Tensor], None],
+        x: Crossing,
+        key: Key,
+        bundle: Bundle | None,
+    ) -> None:
+        parts = (x,) if isinstance(x, Tensor) else x
+        large = len(parts) if bundle is None else bundle.num_large
+        for i, part in enumerate(parts[:large]):
+            part = part if self.filter == 1 else pool(wide(part), self.filter).to(part.dtype)
+            for tensor in codec.encode(part, (*key, i) if i else key):
+                put(tensor)
+        for part in parts[large:]:
+            put(part)
 
-    def _receive(self, codec: Codec, get: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
-        message = [get() for _ in range(codec.tensors)]
-        return upsample(codec.decode(message, dtype), self.filter)
+    def _receive(
+        self, codec: Codec, get: Callable[[], Tensor], dtype: Dtypes, bundle: Bundle | None
+    ) -> Any:
+        count = 1 if bundle is None else bundle.num_large
+        dtypes = (dtype,) * count if isinstance(dtype, torch.dtype) else dtype[:count]
+        messages = ([get() for _ in range(codec.tensors)] for _ in dtypes)
+        pairs = zip(messages, dtypes, strict=True)
+        large = [upsample(codec.decode(each, dtype), self.filter) for each, dtype in pairs]
+        if bundle is None:
+            return large[0]
+        return (*large, *(get() for _ in range(bundle.num_parts - count)))

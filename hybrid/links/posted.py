@@ -41,8 +41,8 @@ class Channel:
 
     A tensor keeps its stride order, so channels_last needs no copy. The label of 16 bytes says
     which receive the tensor is for. Receives are posted ahead: labels always, a neighbor's tensors
-    once two of one format have followed each other, a peer's if the format is known beforehand. So
-    a message moves while the block computes, straight into its destination.
+    of a format that has come lately, a peer's if the format is known beforehand. So a message moves
+    while the block computes, straight into its destination.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Channel:
         self._labels: deque[tuple[Transfer, Tensor]] = deque()
         self.posted: dict[int, deque[tuple[Transfer, Tensor]]] = defaultdict(deque)
         """Posted receives of tensors by format number, in order."""
-        self._last = -1
-        """The format number of the last tensor received."""
+        self._recent = deque[int](maxlen=MOST_AHEAD)
+        """The format numbers of the last tensors received: a message may be several tensors."""
         self.pending: deque[tuple[Transfer, Tensor]] = deque()
         """Sends under way, in order, and their memory."""
 
@@ -93,7 +93,7 @@ class Channel:
             self._begin_receive(layout, _DESCRIPTION).wait()
             self._formats.append(tuple(layout.tolist()))
         tensor = self._receive_data(index)
-        self._last = index
+        self._recent.append(index)
         return tensor
 
     def expect(self, like: Tensor) -> None:
@@ -130,7 +130,7 @@ class Channel:
             return self._staging.arrived(self._staging.room(self._formats[index]))
         transfer, tensor = posted.popleft()
         ahead = sum(map(bool, self.posted.values())) < MOST_AHEAD or bool(posted)
-        if ahead and index == self._last and self._neighbor:
+        if ahead and index in self._recent and self._neighbor:
             while len(posted) < AHEAD:
                 self._post(index)
         self._wait(transfer)

@@ -23,6 +23,7 @@ from hybrid.settings.selection import check_metric, check_mode
 from hybrid.solvers import acting
 from hybrid.solvers.acting import Facts
 from hybrid.solvers.base import Setup, Solver
+from hybrid.solvers.engine.engine import Scheduled
 from hybrid.solvers.local_work.budget import Cost, LocalBudget, check_budgets
 from hybrid.solvers.local_work.work import check_local_method
 from hybrid.solvers.optimizers.muon import Muon
@@ -239,7 +240,8 @@ def _check_messages(method: Method) -> None:
     passes = solver if solver.exact else correction
     fill = method.options.fill
     for each, where in ((solver, "solver"), (correction, "correction"), (fill, "fill")):
-        for name in ("messages", "storage"):
+        packed = ("storage",) if _sends_apart(each) else ("messages", "storage")
+        for name in packed:
             kind = getattr(each, name, "float32")
             for cut in blocks.cuts_changed_by(kind):
                 raise ValueError(
@@ -252,13 +254,23 @@ def _check_messages(method: Method) -> None:
                 f"{where}.storage is {kind!r}, and the network has weights of float64, for which "
                 "nothing of 16 bits is stored: leave it out, or take the network's .float()"
             )
-    factor = max(getattr(each, "filter", 1) for each in (solver, passes, fill))
-    for cut, shape in zip(blocks.cuts, method.setup.shapes, strict=True):
-        if factor > 1 and (len(shape) != 3 or shape[1] % factor or shape[2] % factor):
-            raise ValueError(
-                f"the filter is {factor}, but activations at the cut before {cut} have "
-                f"shape {shape}: choose a filter that divides their height and width"
-            )
+    for start, shape in zip(blocks.starts[1:], method.setup.shapes, strict=True):
+        unit = blocks.units[start]
+        apart = [shape] if unit.bundle is None else unit.bundle.large_shapes
+        for each in (solver, passes, fill):
+            for tensor in apart if _sends_apart(each) else [shape]:
+                factor = getattr(each, "filter", 1)
+                if factor > 1 and (len(tensor) != 3 or tensor[1] % factor or tensor[2] % factor):
+                    raise ValueError(
+                        f"the filter is {factor}, but activations at the cut before {unit.name} "
+                        f"have shape {tensor}: choose a filter that divides their height and width"
+                    )
+
+
+def _sends_apart(settings: Any) -> bool:
+    """Whether several tensors cross a cut apart by these settings, and not packed as one."""
+    program = getattr(settings, "program", None)
+    return isinstance(settings, Scheduled) and getattr(program, "apart", True)
 
 
 def _check_ties(method: Method) -> None:

@@ -239,7 +239,8 @@ def _leaves(stage: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Mo
 class BlockModule(nn.Sequential):
     """A block's units in running order, with the global names of their tensors.
 
-    Several tensors go in or out packed as one, see `Bundle`. The network's outputs are not packed.
+    Several tensors go in and out packed as one or, where that is asked for, apart: see `Bundle`.
+    The network's outputs stay as they are.
     """
 
     def __init__(
@@ -267,17 +268,25 @@ class BlockModule(nn.Sequential):
                 self.modes.apply(mode, part, prefix)
         return self
 
-    def forward(self, input: Any, parts: slice | None = None) -> Any:
-        """(N, ...) -> (N, ...); with `parts` through these only, from the first one's input."""
+    def forward(self, input: Any, parts: slice | None = None, apart: bool = False) -> Any:
+        """(N, ...) -> (N, ...); with `parts` through these only, from the first one's input.
+
+        With `apart` several tensors go out so; they may come in either way.
+        """
         if self.before is None and self.after is None and parts is None:
             return super().forward(input)  # type: ignore[no-untyped-call]
         chosen = range(len(self._modules))[parts or slice(None)]
-        value = input if self.before is None or 0 not in chosen else self.before.unpack(input)
+        value = input
+        if self.before is not None and 0 in chosen:
+            restore = self.before.join if isinstance(input, tuple) else self.before.unpack
+            value = restore(input)
         for i in chosen:
             part = self[i]
             value = call_network(part, value) if self.begins and not i else part(value)
         ends = len(self._modules) - 1 in chosen
-        return value if self.after is None or not ends else self.after.pack(value)
+        if self.after is None or not ends:
+            return value
+        return self.after.divide(value) if apart else self.after.pack(value)
 
     def global_name(self, local: str) -> str:
         """The name in the whole model's state dict of this module's tensor `local`."""

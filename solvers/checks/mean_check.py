@@ -11,6 +11,7 @@ from hybrid.solvers.block import Block
 from hybrid.solvers.checks.constant_draws import ConstantDraws
 from hybrid.solvers.checks.part_norms import normalized_by_parts
 from hybrid.solvers.checks.traces import graph_leaves, untraced
+from hybrid.solvers.layers.bundle import packed
 from hybrid.solvers.metrics import detached
 from hybrid.solvers.micro_batches import MicroBatch
 from hybrid.solvers.numerics.buffers import frozen_statistics
@@ -46,12 +47,13 @@ class MeanCheck:
         """Ids of modules that other blocks may be changing."""
         self._parts: list[tuple[MicroBatch, Tensor, Any, Tensor]] = []
 
-    def take(self, part: MicroBatch, lam: Tensor, out: Any, loss: Tensor) -> None:
+    def take(self, part: MicroBatch, lam: Any, out: Any, loss: Tensor) -> None:
         """Add a part's input, output and loss; the last part runs the check, with ValueError."""
         if part.step % self.steps and part.step % EVERY:
             return
         self._check_weights(part, loss)
-        self._parts.append((part, lam.detach(), detached(out), loss.detach()))
+        lam = packed(lam, self.block.bundles[0]).detach()
+        self._parts.append((part, lam, detached(out), loss.detach()))
         if not part.is_last:
             return
         parts, self._parts = self._parts, []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import zip_longest
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from hybrid.solvers.engine.flights import Flight, load_flights, save_flights
 from hybrid.solvers.engine.graphs import recorded
 from hybrid.solvers.engine.policies import BackwardPolicy, KeepGraph
 from hybrid.solvers.engine.schedule import Action, Kind, Span
+from hybrid.solvers.layers.bundle import Crossing, each, packed
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.local_work.work import LocalWork
 from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches
@@ -29,7 +30,8 @@ from hybrid.solvers.wire import Wire
 
 _PRECISIONS = torch.float32, torch.bfloat16, torch.float16
 
-Keep = Callable[[Flight, Tensor | None], None]
+Columns = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+Keep = Callable[[Flight, Crossing | None], None]
 """Records a micro-batch and its p_k when its backward pass is complete."""
 
 
@@ -78,6 +80,8 @@ class Engine(Program):
     solver: Scheduled
     local_work: LocalWork | None = None
     """Local work where this rank would wait; None: it waits."""
+    apart: ClassVar[bool] = True
+    """Whether several tensors cross a cut apart, instead of packed as one."""
 
     def begin(self) -> None:
         block = self.block
@@ -85,6 +89,8 @@ class Engine(Program):
         replica = self.block.sync.peers.replica if self.block.sync is not None else 0
         self._place = (self.setup.seed, replica, self.block.index)
         """What the random numbers of messages depend on, beside the micro-batch."""
+        self._below, self._above = block.bundles if self.apart else (None, None)
+        """The bundles of what crosses the cuts before and behind this block."""
         policy = KeepGraph(block) if block.last else self.solver.policy(block)
         self.policy = recorded(policy) if block.records else policy
         self._flights: dict[int, Flight] = {}
@@ -189,12 +195,12 @@ class Engine(Program):
         if self.block.last:
             flight.out = self._loss(flight, x, stats)
         else:
-            self._wire.send(self.links.to_next, x.detach())
+            self._wire.send(self.links.to_next, each(Tensor.detach, x), self._above)
         if self.local_work is not None and self.policy.outputs_are_lost:
-            flight.x = x.detach()
+            flight.x = each(Tensor.detach, x)
         return flight
 
-    def _loss(self, flight: Flight, x: Tensor, stats: PhaseStats) -> Tensor:
+    def _loss(self, flight: Flight, x: Any, stats: PhaseStats) -> Tensor:
         """A micro-batch's part of the mini-batch's loss."""
         part, block = flight.part, self.block
         assert part.labels is not None
@@ -216,20 +222,31 @@ class Engine(Program):
             x = flight.out if flight.x is None else flight.x
             assert flight.lam is not None
             assert x is not None
-            self.local_work.record(flight.part, flight.lam, x, p_in, flight.p_out)
+            self.local_work.record(flight.part, *self._columns(flight, x, p_in))
 
-    def _fetch(self, part: MicroBatch) -> Tensor:
+    def _columns(self, flight: Flight, x: Any, p_in: Any) -> Columns:
+        """lam_k, x_k, p_k and p_{k+1} of a flight, each packed as one tensor."""
+        below, above = self._below, self._above
+        crossing = (flight.lam, below), (x, above), (p_in, below), (flight.p_out, above)
+        lam, x, p_in, p_out = (packed(each, bundle) for each, bundle in crossing)
+        return lam, x, p_in, p_out
+
+    def _fetch(self, part: MicroBatch) -> Any:
         """x_{k-1} of a micro-batch."""
         if part.images is not None:
             return part.images
-        return self._wire.receive(self.links.from_previous, self.block.formats[0])
+        receive = self.links.from_previous
+        return self._wire.receive(receive, self.block.formats[0], self._below)
 
-    def _leaf(self, lam: Tensor) -> Tensor:
+    def _leaf(self, lam: Any) -> Any:
         """lam_k; it gets a gradient if the block before needs that."""
-        return lam.detach().requires_grad_() if self.block.sends_adjoint else lam.detach()
+        wanted = self.block.sends_adjoint
+        return each(lambda x: x.detach().requires_grad_(wanted), lam)
 
-    def _receive_adjoint(self, flight: Flight, dtype: torch.dtype) -> Tensor | None:
-        """p_{k+1} of the oldest flight, for an output of `dtype`; None if there is none."""
+    def _receive_adjoint(self, flight: Flight, dtype: Any) -> Any:
+        """p_{k+1} of the oldest flight, for an output of `dtype`, of each of several tensors; None
+        if there is none.
+        """
         block = self.block
         if block.last:
             return None
@@ -238,14 +255,16 @@ class Engine(Program):
             return None
         take = partial(next, iter(message))
         if self.solver.returns_inputs:
-            flight.returned = self._wire.receive(take, block.formats[-1])
+            flight.returned = self._wire.receive(take, block.formats[-1], self._above)
         wide = dtype if block.scaler is None else torch.float32
-        flight.p_out = self._wire.receive_adjoint(take, wide, flight.part.size)
+        flight.p_out = self._wire.receive_adjoint(take, wide, flight.part.size, self._above)
         return flight.p_out
 
     def _receive_message(self) -> tuple[Tensor, ...]:
         """One message of the next block, as it is on the wire."""
-        count = self._wire.down.tensors + self._wire.up.tensors * self.solver.returns_inputs
+        wire, above = self._wire, self._above
+        count = wire.num_tensors(wire.down, above)
+        count += wire.num_tensors(wire.up, above) * self.solver.returns_inputs
         count = count if self._gets_adjoint else 1
         return tuple(self.links.from_next() for _ in range(count))
 
@@ -254,7 +273,7 @@ class Engine(Program):
         """Whether messages of the next block have numbers."""
         return self.block.index >= self.block.first_trained
 
-    def _send_adjoint(self, p_in: Tensor | None, flight: Flight) -> None:
+    def _send_adjoint(self, p_in: Crossing | None, flight: Flight) -> None:
         """One message to the previous block, with b p_k if it needs that.
 
         It comes without numbers, too: a block must not run ahead of those behind it.
@@ -262,13 +281,14 @@ class Engine(Program):
         if p_in is None:
             self.links.to_previous(torch.empty(0, device=self.block.device))
             return
-        p_in = p_in if self.solver.shrink == 1.0 else self.solver.shrink * p_in
+        b, down = self.solver.shrink, self.links.to_previous
+        p_in = p_in if b == 1.0 else each(lambda p: b * p, p_in)
         if self.solver.returns_inputs:
             assert flight.lam is not None
-            self._wire.send(self.links.to_previous, flight.lam.detach())
+            self._wire.send(down, each(Tensor.detach, flight.lam), self._below)
         part = flight.part
         key = (*self._place, part.step, part.number)
-        self._wire.send_adjoint(self.links.to_previous, p_in, part.size, key)
+        self._wire.send_adjoint(down, p_in, part.size, key, self._below)
 
     def state(self) -> State:
         """What is under way: flights, messages that have not been received, gradients, records."""

@@ -15,10 +15,13 @@ from hybrid.solvers.state import Tensors, entries
 
 @dataclass
 class Flight:
-    """A micro-batch whose forward pass a block has done and whose backward pass is yet to come."""
+    """A micro-batch whose forward pass a block has done and whose backward pass is yet to come.
+
+    What crosses a cut is a tensor, or a tuple where several cross apart.
+    """
 
     part: MicroBatch
-    lam: Tensor | None = None
+    lam: Any = None
     """The input of its forward pass, if the backward pass needs it."""
     stash: Tensors = field(default_factory=dict)
     """What else its backward pass needs, for a checkpoint."""
@@ -26,11 +29,11 @@ class Flight:
     """The version of the weights that its forward pass used, if the backward pass needs it."""
     buffers: Tensors = field(default_factory=dict)
     """The buffers that passes have changed since, as they were before its forward pass."""
-    out: Tensor | None = None
+    out: Any = None
     """x_k with its graph, if the policy keeps it."""
-    p_out: Tensor | None = None
+    p_out: Any = None
     """p_{k+1}, once it has arrived."""
-    x: Tensor | None = None
+    x: Any = None
     """x_k alone, if it is to be recorded and no later pass could compute it again."""
     recorded: Any = None
     """The `RecordedPass` that made its forward pass, if one did."""
@@ -46,7 +49,9 @@ def save_flights(flights: Iterable[Flight]) -> Tensors:
         entry = {"part": torch.tensor(flight.part[:6])}
         entry["rate"] = rate_to_tensor(flight.part.learning_rate)
         for name, tensor in (("lam", flight.lam), ("x", flight.x)):
-            if tensor is not None:
+            parts = tensor if isinstance(tensor, tuple) else ()
+            entry |= {f"{name} part {j}": part for j, part in enumerate(parts)}
+            if isinstance(tensor, Tensor):
                 entry[name] = tensor
         if flight.weights is not None:
             if not versions or flight.weights is not versions[-1]:
@@ -66,8 +71,8 @@ def load_flights(saved: Tensors, module: nn.Module) -> Iterator[Flight]:
         entry = entries(saved, f"flight {i}.")
         part = MicroBatch(*entry.pop("part").tolist())
         rate = rate_of_tensor(entry.pop("rate"))
-        flight = Flight(part._replace(learning_rate=rate), entry.pop("lam", None))
-        flight.x = entry.pop("x", None)
+        flight = Flight(part._replace(learning_rate=rate), _popped(entry, "lam"))
+        flight.x = _popped(entry, "x")
         if "version" in entry:
             v = int(entry.pop("version"))
             if v not in versions:
@@ -77,3 +82,10 @@ def load_flights(saved: Tensors, module: nn.Module) -> Iterator[Flight]:
         flight.buffers = entries(entry, "buffer ")
         flight.stash = {name: t for name, t in entry.items() if not name.startswith("buffer ")}
         yield flight
+
+
+def _popped(entry: Tensors, name: str) -> Any:
+    """Take from an entry what has crossed a cut: a tensor, several as a tuple, or None."""
+    names = [key for key in entry if key.startswith(f"{name} part ")]
+    parts = [entry.pop(f"{name} part {j}") for j in range(len(names))]
+    return tuple(parts) if parts else entry.pop(name, None)

@@ -181,7 +181,7 @@ class Recorded(BackwardPolicy):
         self._modules = [*policy.block.module.modules()]
         self._free: dict[Sequence[Any], list[RecordedPass]] = defaultdict(list)
 
-    def forward(self, flight: Flight) -> Tensor:
+    def forward(self, flight: Flight) -> Any:
         lam = flight.lam
         assert lam is not None
         modes = ((m.training, getattr(m, "track_running_stats", None)) for m in self._modules)
@@ -199,7 +199,7 @@ class Recorded(BackwardPolicy):
         flight.out = x
         return flight.out
 
-    def backward(self, flight: Flight, receive: Receive) -> Tensor | None:
+    def backward(self, flight: Flight, receive: Receive) -> Any:
         recorded, block = flight.recorded, self.block
         if recorded is None:  # of a checkpoint, or of one form too many
             return self.policy.backward(flight, receive)
@@ -240,6 +240,8 @@ def why_eager(policy: BackwardPolicy) -> str:
     keeps = type(policy) is KeepGraph or (type(policy) is StashWeights and not policy.recompute)
     if not keeps:
         return "its backward passes do not run on the graph of the forward pass"
+    if any(block.bundles):
+        return "several tensors cross its cuts"
     if block.draws is not None:
         return "it draws random numbers"
     if block.norms is not None:

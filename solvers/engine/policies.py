@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hybrid.solvers.block import Block
 from hybrid.solvers.engine.flights import Flight
+from hybrid.solvers.layers.bundle import Crossing, each
 from hybrid.solvers.numerics.attributes import user_modules
 from hybrid.solvers.numerics.buffers import (
     captured_buffers,
@@ -18,9 +20,14 @@ from hybrid.solvers.numerics.buffers import (
 )
 from hybrid.solvers.state import Tensors
 
-Receive = Callable[[torch.dtype], Tensor | None]
-"""Gives p_{k+1} of the flight for an output of that type; None on the last block, and where neither
-it nor one before it is trained."""
+Receive = Callable[[Any], Any]
+"""Gives p_{k+1} of the flight for an output of that type, or for several of such types; None on the
+last block, and where neither it nor one before it is trained."""
+
+
+def dtypes(x: Crossing) -> Any:
+    """The type of a tensor, or those of several."""
+    return each(lambda tensor: tensor.dtype, x)
 
 
 class Stash:
@@ -128,11 +135,11 @@ class BackwardPolicy(ABC):
         self.block = block
 
     @abstractmethod
-    def forward(self, flight: Flight) -> Tensor:
+    def forward(self, flight: Flight) -> Any:
         """Compute x_k, and keep in the flight what the backward pass needs."""
 
     @abstractmethod
-    def backward(self, flight: Flight, receive: Receive) -> Tensor | None:
+    def backward(self, flight: Flight, receive: Receive) -> Crossing | None:
         """Receive p_{k+1} and add the gradient; p_k, or None if nobody needs it."""
 
     def before_step(self) -> None:  # noqa: B027
@@ -141,12 +148,11 @@ class BackwardPolicy(ABC):
     def restore(self, flight: Flight) -> None:  # noqa: B027
         """Make a flight of a checkpoint ready for its backward pass."""
 
-    def compute(self, flight: Flight) -> Tensor:
+    def compute(self, flight: Flight) -> Any:
         """f_k(lam_k; w_k) at the flight's version of the weights, or the newest."""
-        out: Tensor = self.block.forward(flight.lam, flight.part.key, flight.weights)
-        return out
+        return self.block.forward(flight.lam, flight.part.key, flight.weights, apart=True)
 
-    def input_adjoint(self, flight: Flight) -> Tensor | None:
+    def input_adjoint(self, flight: Flight) -> Crossing | None:
         """p_k, as a backward pass has left it at lam_k; None if nobody needs it."""
         assert flight.lam is not None
         return self.block.input_adjoint(flight.lam) if self.block.sends_adjoint else None
@@ -155,13 +161,13 @@ class BackwardPolicy(ABC):
 class KeepGraph(BackwardPolicy):
     """Backward passes run on the forward pass's graph; no step comes between the two."""
 
-    def forward(self, flight: Flight) -> Tensor:
+    def forward(self, flight: Flight) -> Any:
         flight.out = self.compute(flight)
         return flight.out
 
-    def backward(self, flight: Flight, receive: Receive) -> Tensor | None:
+    def backward(self, flight: Flight, receive: Receive) -> Crossing | None:
         assert flight.out is not None
-        p_out = receive(flight.out.dtype)
+        p_out = receive(dtypes(flight.out))
         self.block.backward(flight.out, p_out, key=flight.part.key)
         return self.input_adjoint(flight)
 
@@ -177,7 +183,7 @@ class StashWeights(BackwardPolicy):
         self.recompute = recompute
         self.stash = Stash(block.module, dict(block.module.named_parameters()))
 
-    def forward(self, flight: Flight) -> Tensor:
+    def forward(self, flight: Flight) -> Any:
         flight.weights = self.stash.newest_version()
         keeps = torch.set_grad_enabled(not self.recompute)
         with keeps, self.stash.forward_pass(flight.buffers):
@@ -185,13 +191,13 @@ class StashWeights(BackwardPolicy):
         flight.out = None if self.recompute else out
         return out
 
-    def backward(self, flight: Flight, receive: Receive) -> Tensor | None:
+    def backward(self, flight: Flight, receive: Receive) -> Crossing | None:
         if flight.out is None:
             with self._repeated_pass(flight):
                 flight.out = self.compute(flight)
         out, version = flight.out, flight.weights
         assert version is not None
-        p_out = receive(out.dtype)
+        p_out = receive(dtypes(out))
         # the mini-batch's sum of gradients moves to this version and back
         pairs = [(self.stash.parameters[name], weight) for name, weight in version.items()]
         for parameter, weight in pairs:
@@ -223,14 +229,14 @@ class Recompute(BackwardPolicy):
         self.stash = Stash(block.module, {})
         """Of buffers alone."""
 
-    def forward(self, flight: Flight) -> Tensor:
+    def forward(self, flight: Flight) -> Any:
         with torch.no_grad(), self.stash.forward_pass(flight.buffers):
             return self.compute(flight)
 
-    def backward(self, flight: Flight, receive: Receive) -> Tensor | None:
+    def backward(self, flight: Flight, receive: Receive) -> Crossing | None:
         with self.stash.repeated_pass({}, flight.buffers):
             flight.out = self.compute(flight)
-        p_out = receive(flight.out.dtype)
+        p_out = receive(dtypes(flight.out))
         self.block.backward(flight.out, p_out, key=flight.part.key)
         self.stash.release({}, flight.buffers)
         return self.input_adjoint(flight)
@@ -244,13 +250,13 @@ class Replay(BackwardPolicy):
 
     outputs_are_lost = True
 
-    def forward(self, flight: Flight) -> Tensor:
+    def forward(self, flight: Flight) -> Any:
         with torch.no_grad(), frozen_statistics(self.block.module):
             return self.compute(flight)
 
-    def backward(self, flight: Flight, receive: Receive) -> Tensor | None:
+    def backward(self, flight: Flight, receive: Receive) -> Crossing | None:
         # the adjoint may still be on its way: it is received after the replay
         flight.out = self.compute(flight)
-        p_out = receive(flight.out.dtype)
+        p_out = receive(dtypes(flight.out))
         self.block.backward(flight.out, p_out, key=flight.part.key)
         return self.input_adjoint(flight)

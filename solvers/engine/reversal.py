@@ -1,6 +1,7 @@
 """Backward passes of reversible units, which compute their inputs from their outputs."""
 
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ class Reverse(BackwardPolicy):
         super().__init__(block)
         self.parts = segments(block.module)
 
-    def forward(self, flight: Flight) -> Tensor:
+    def forward(self, flight: Flight) -> Any:
         block, x, flight.lam = self.block, flight.lam, None
         self._draw_for(flight)
         spans = block.span("forward", flight.part.key)
@@ -35,7 +36,7 @@ class Reverse(BackwardPolicy):
         assert x is not None
         return x
 
-    def backward(self, flight: Flight, receive: Receive) -> Tensor | None:
+    def backward(self, flight: Flight, receive: Receive) -> Any:
         block = self.block
         p, x = receive(block.formats[-1]), flight.returned
         if p is None:
@@ -62,7 +63,7 @@ class Reverse(BackwardPolicy):
         if self.block.draws is not None:
             self.block.draws.draw_for(flight.part.key)
 
-    def _branch_backward(self, x: Tensor, out: Tensor, p_out: Tensor) -> Tensor:
+    def _branch_backward(self, x: Tensor, out: Tensor, p_out: Tensor) -> Any:
         block = self.block
         block.backward(out, p_out.to(out.dtype) if block.scaler is None else p_out)
         return block.input_adjoint(x)

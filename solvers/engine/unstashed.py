@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hybrid.solvers.block import Block
 from hybrid.solvers.engine.flights import Flight
-from hybrid.solvers.engine.policies import BackwardPolicy, Receive, Stash
+from hybrid.solvers.engine.policies import BackwardPolicy, Receive, Stash, dtypes
+from hybrid.solvers.layers.bundle import Crossing
 from hybrid.solvers.numerics.buffers import replaced_buffers
 from hybrid.solvers.numerics.weights import NothingRecomputed
 from hybrid.solvers.state import Tensors
@@ -32,16 +34,16 @@ class KeepActivations(BackwardPolicy):
         self._checked = False
         """Whether a backward pass has been seen to make no part of its forward pass again."""
 
-    def forward(self, flight: Flight) -> Tensor:
+    def forward(self, flight: Flight) -> Any:
         keep = activations_kept(self.block.module, flight.stash)
         with keep, self.stash.forward_pass(flight.buffers):
             flight.out = self.compute(flight)
         return flight.out
 
-    def backward(self, flight: Flight, receive: Receive) -> Tensor | None:
+    def backward(self, flight: Flight, receive: Receive) -> Crossing | None:
         assert flight.out is not None
         self.stash.release({}, flight.buffers)
-        p_out = receive(flight.out.dtype)
+        p_out = receive(dtypes(flight.out))
         flight.stash = {}  # the graph lets them go one by one
         # once: the mode slows each operation
         with nullcontext() if self._checked else NothingRecomputed("solver.stash=true"):

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from hybrid.solvers.acting import SEVERAL_BLOCKS, Acts, Count, CountOrZero, NotNegative
 from hybrid.solvers.base import Recorder, Solver
@@ -16,6 +15,7 @@ from hybrid.solvers.engine.engine import Engine, Scheduled
 from hybrid.solvers.engine.flights import Flight
 from hybrid.solvers.engine.policies import BackwardPolicy, KeepGraph, Recompute
 from hybrid.solvers.engine.schedule import Action, Span, flushed
+from hybrid.solvers.layers.bundle import Crossing, packed
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch, record_of
 from hybrid.solvers.numerics.buffers import frozen_statistics
@@ -122,14 +122,14 @@ class ExactPass(Engine):
         self.pass_over(batch, stats, keep, steps)
         self._ticks = 0
 
-    def _record(self, recorder: Recorder, row: int, flight: Flight, p_in: Tensor | None) -> None:
+    def _record(self, recorder: Recorder, row: int, flight: Flight, p_in: Crossing | None) -> None:
         """Record a micro-batch, whose mini-batch begins at that row."""
         part = flight.part
         assert flight.lam is not None
         assert flight.out is not None
         rows = slice(row + part.start, row + part.stop)
-        passed = flight.lam, flight.out
-        recorder.record(record_of(self.block, rows, part.size, *passed, p_in, flight.p_out))
+        columns = self._columns(flight, flight.out, p_in)
+        recorder.record(record_of(self.block, rows, part.size, *columns))
 
     def last_pass(self) -> AbstractContextManager[None]:
         """Replicas may add up parts of the gradient meanwhile, if the step is on it as it is."""
@@ -162,19 +162,20 @@ class ExactPass(Engine):
                 if block.first:
                     lam = batch.images()
                 else:
-                    lam = wire.receive(links.from_previous, block.formats[0])
+                    lam = wire.receive(links.from_previous, block.formats[0], self._below)
                 if recorder is not None:
                     carried = recorder.carried_input(rows)
                     lam = lam if carried is None else carried
-                out = block.forward(lam, (0, batch.step, 0))
+                out = block.forward(lam, (0, batch.step, 0), apart=True)
                 if block.last:
                     labels = batch.labels()
                     weight = block.part_weight(batch, labels)
                     stats.count_loss(block.compute_loss(out, labels, weight))
                 else:
-                    wire.send(links.to_next, out)
+                    wire.send(links.to_next, out, self._above)
                 if recorder is not None:
-                    before, after = None if block.first else lam, None if block.last else out
+                    before = None if block.first else packed(lam, self._below)
+                    after = None if block.last else packed(out, self._above)
                     recorder.record(Record(rows, lam=before, out=after))
                 stats.samples += len(batch)
             links.flush()

@@ -1,8 +1,8 @@
-"""Several tensors packed into one, to enter a network or cross a cut."""
+"""Several tensors that enter a network or cross a cut: packed into one, or apart."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import gcd, prod
 from typing import Any
 
@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 Shapes = tuple[tuple[int, ...], ...]
+Crossing = Tensor | tuple[Tensor, ...]
+"""What crosses a cut: one tensor or, where several cross apart, these (see `Bundle.divide`)."""
 
+SMALL = 256
+"""Numbers of a sample up to which a tensor is packed with others instead of crossing apart."""
 EXACT = 1 << 24
 """Integers up to this size are exact in float32."""
 
@@ -27,6 +31,9 @@ class Bundle:
     adjoint of the packed tensor is the packed adjoints. Integers and booleans are packed as
     float32, exact up to 2^24, and get no gradient. Complex numbers are packed as real and imaginary
     parts.
+
+    At a cut tensors cross apart where nobody needs them as columns: each in its memory as it is,
+    and those that are small or no numbers of a gradient packed into one.
 
     One length may vary, such as that of the longest text of a mini-batch. A dimension n is then
     n + g t, where g is its growth and t is common to all. t follows from D, so no message needs it.
@@ -97,6 +104,76 @@ class Bundle:
         each = iter(growth)
         return replace(self, growth=tuple(tuple(next(each) for _ in s) for s in self.shapes))
 
+    def divide(self, value: Any) -> tuple[Tensor, ...]:
+        """The tensors of a value apart: the large ones as they are, then the others packed.
+
+        Their memory is in the order that `unpack` gives, in which most are anyway. ValueError as in
+        `pack`.
+        """
+        leaves: list[Tensor] = [*map(_real, tree_leaves(value))]
+        self._fit(_shapes(leaves))
+        large, few = self._places
+        apart = [leaves[i].contiguous(memory_format=_layout(leaves[i])) for i in large]
+        packed = [self._few.pack([leaves[i] for i in few])] if few else []
+        return (*apart, *packed)
+
+    def join(self, parts: tuple[Tensor, ...]) -> Any:
+        """The value of which `divide` has made these parts."""
+        large, few = self._places
+        leaves: list[Any] = [None] * len(self.shapes)
+        for i, x in zip(large, parts, strict=False):
+            leaves[i] = _restored(x, self.dtypes[i])
+        for i, x in zip(few, self._few.unpack(parts[-1]) if few else [], strict=True):
+            leaves[i] = x
+        return tree_unflatten(leaves, self.structure)
+
+    def pack_parts(self, parts: tuple[Tensor, ...]) -> Tensor:
+        """What `pack` makes of the value, or an adjoint of it, that has been divided."""
+        large, few = self._places
+        columns = {i: x.reshape(len(x), -1) for i, x in zip(large, parts, strict=False)}
+        if few:
+            small = self._few
+            widths = [prod(shape) for shape in small.shapes_of(parts[-1].shape[1])]
+            columns |= dict(zip(few, parts[-1].split(widths, 1), strict=True))
+        return torch.cat([columns[i] for i in range(len(columns))], 1)
+
+    @property
+    def large_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the tensors that cross apart, each as it is."""
+        return [self.shapes[i] for i in self._places[0]]
+
+    @property
+    def num_large(self) -> int:
+        """Tensors that cross apart, each as it is."""
+        return len(self._places[0])
+
+    @property
+    def num_parts(self) -> int:
+        """Tensors into which `divide` divides a value."""
+        return self.num_large + bool(self._places[1])
+
+    @cached_property
+    def _places(self) -> tuple[list[int], list[int]]:
+        """The places of the tensors that cross apart, and of the others."""
+        places = range(len(self.shapes))
+        some = SMALL if len(places) > 1 else 0
+        few = [i for i in places if prod(self.shapes[i]) <= some or _is_exact(self.dtypes[i])]
+        return [i for i in places if i not in few], few
+
+    @cached_property
+    def _few(self) -> "Bundle":
+        """The bundle of the tensors that do not cross apart, as a list."""
+        _, few = self._places
+
+        def of(each: Any) -> Any:
+            return tuple(each[i] for i in few)
+
+        growth = of(self.growth) if self.growth else ()
+        varies = any(map(any, growth))
+        structure = tree_flatten([0] * len(few))[1]
+        parts = of(self.shapes), of(self.dtypes), growth if varies else None
+        return Bundle(structure, *parts, self.where)
+
     def survives(self, number_format: str) -> bool:
         """Whether integers and booleans are unchanged by a message in a number format.
 
@@ -111,16 +188,22 @@ class Bundle:
     def size(self) -> int:
         return sum(map(prod, self.shapes))
 
+    def shapes_of(self, width: int) -> Shapes:
+        """The shapes of a sample that has so many numbers; ValueError if no length gives that."""
+        if shapes := _of_width(self.shapes, self.growth, width):
+            return shapes
+        raise ValueError(
+            f"{self.where} has {width} numbers in a sample, and {self.size} in the first ones: "
+            f"{_PAD}"
+        )
+
     def pack(self, value: Any) -> Tensor:
         """Pack the tensors of a value.
 
         ValueError for an integer beyond 2^24, and for shapes that do not fit the bundle.
         """
         leaves: list[Tensor] = [*map(_real, tree_leaves(value))]
-        shapes = _shapes(leaves)
-        width = sum(map(prod, shapes))
-        if shapes != self.shapes and shapes != _of_width(self.shapes, self.growth, width):
-            raise ValueError(_unlike(self.where, shapes, self.shapes))
+        self._fit(_shapes(leaves))
         kind: torch.dtype | None = None
         for x, dtype in zip(leaves, self.dtypes, strict=True):
             format_ = torch.float32 if _is_exact(dtype) else x.dtype
@@ -133,30 +216,26 @@ class Bundle:
         dense = [_Dense.apply(x) for x in leaves]  # type: ignore[no-untyped-call]
         return torch.cat([x.reshape(len(x), -1).to(kind) for x in dense], 1)
 
+    def _fit(self, shapes: Shapes) -> None:
+        """ValueError for shapes that do not fit the bundle."""
+        width = sum(map(prod, shapes))
+        if shapes != self.shapes and shapes != _of_width(self.shapes, self.growth, width):
+            raise ValueError(_unlike(self.where, shapes, self.shapes))
+
     def unpack(self, packed: Tensor) -> Any:
         """Unpack a value from `pack`.
 
         Tensors that autocast has narrowed keep the packed format. ValueError for a width that no
         length gives.
         """
-        shapes = _of_width(self.shapes, self.growth, packed.shape[1])
-        if shapes is None:
-            raise ValueError(
-                f"{self.where} has {packed.shape[1]} numbers in a sample, and {self.size} in the "
-                f"first ones: {_PAD}"
-            )
+        shapes = self.shapes_of(packed.shape[1])
         parts = packed.split([prod(shape) for shape in shapes], 1)
         leaves = []
         for part, shape, dtype in zip(parts, shapes, self.dtypes, strict=True):
             x = part.reshape(len(packed), *shape)
-            if _is_exact(dtype):
-                x = x.detach().to(dtype)
-            elif dtype.is_complex:
-                x = torch.view_as_complex(x.contiguous())
-            else:
-                x = x.contiguous(memory_format=_layout(x))
-                x = x.to(dtype) if torch.promote_types(dtype, x.dtype) == x.dtype else x
-            leaves.append(x)
+            dense = dtype.is_complex or _is_exact(dtype)
+            x = x.contiguous(memory_format=torch.contiguous_format if dense else _layout(x))
+            leaves.append(_restored(x, dtype))
         return tree_unflatten(leaves, self.structure)
 
 
@@ -202,6 +281,28 @@ def _unlike(where: str, shapes: Shapes, first: Shapes) -> str:
         f"{where} has shape {_said(shapes)} in a sample, and {_said(first)} in the first "
         f"ones: {_PAD}"
     )
+
+
+def each(function: Callable[..., Any], x: Any, *others: Any) -> Any:
+    """Apply a function to a tensor, or to each of several; with `others`, to their tensors, too."""
+    if isinstance(x, tuple):
+        return tuple(map(function, x, *others))
+    return function(x, *others)
+
+
+def packed(x: Any, bundle: Bundle | None) -> Any:
+    """What crosses a cut with this bundle, packed as one tensor; anything else as it is."""
+    with torch.no_grad():
+        return bundle.pack_parts(x) if bundle is not None and isinstance(x, tuple) else x
+
+
+def _restored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor of this type that has been packed, or crossed as real numbers."""
+    if _is_exact(dtype):
+        return x.detach().to(dtype)
+    if dtype.is_complex:
+        return torch.view_as_complex(x.clone() if x.storage_offset() % 2 else x.contiguous())
+    return x.to(dtype) if torch.promote_types(dtype, x.dtype) == x.dtype else x
 
 
 class _Dense(torch.autograd.Function):

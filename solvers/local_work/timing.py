@@ -1,11 +1,14 @@
 """Times passes and messages of a pipeline before training."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hybrid.solvers.base import Links
 from hybrid.solvers.block import Block
+from hybrid.solvers.layers.bundle import Bundle, Crossing, each
 from hybrid.solvers.local_work.budget import Measured
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.wire import Wire
@@ -25,9 +28,9 @@ def measure_pipeline(links: Links, block: Block, inputs: Tensor, wire: Wire) -> 
     """
     seconds, fixed, crossing = _time_block(links, block, inputs)
     turns = range(TURNS)
-    packing = min(sum(_time_packing(links, wire, x) for x in crossing) for _ in turns)
+    packing = min(sum(_time_packing(links, wire, *each) for each in crossing) for _ in turns)
     packed = list[Tensor]()
-    wire.send(packed.append, crossing[-1])
+    wire.send(packed.append, *crossing[-1])
     alone, in_stream = _time_message(links, block, packed), _time_stream(links, block, packed)
     everyone = links.agree((seconds, fixed, packing, alone, in_stream))
     passes, of_one, packings, messages, occupied = map(list, zip(*everyone, strict=True))
@@ -51,54 +54,59 @@ def longest_passes(links: Links, block: Block, inputs: Tensor) -> tuple[float, f
     return max(links.agree(_time_block(links, block, inputs)[:2]))
 
 
-def _time_block(links: Links, block: Block, inputs: Tensor) -> tuple[float, float, list[Tensor]]:
+def _time_block(
+    links: Links, block: Block, inputs: Tensor
+) -> tuple[float, float, list[tuple[Crossing, Bundle | None]]]:
     """Seconds of a block's passes, how many of them are there for one sample, too, and what
     crosses its cuts."""
     passes, halves = list[float](), list[float]()
     half = max(2, len(inputs) // 2)  # BatchNorm may refuse a single one
+    (before, after), as_it_is = block.bundles, Wire()
     for _ in range(TURNS):
-        lam = inputs if block.first else links.from_previous()
+        lam: Crossing = inputs
+        if not block.first:
+            lam = as_it_is.receive(links.from_previous, block.formats[0], before)
         seconds, x = _time_passes(links, block, lam)
         passes.append(seconds)
-        halves.append(_time_passes(links, block, lam[:half])[0])
+        halves.append(_time_passes(links, block, each(lambda rows: rows[:half], lam))[0])
         if not block.last:
-            links.to_next(x)
+            as_it_is.send(links.to_next, x, after)
     links.flush()
     fixed = 0.0
     if half < len(inputs):  # of a time a + b samples, a: no more than the smaller pass takes
         a_sample = (min(passes) - min(halves)) / (len(inputs) - half)
         fixed = min(max(0.0, min(passes) - a_sample * len(inputs)), min(halves))
-    return min(passes), fixed, [lam] * (not block.first) + [x] * (not block.last)
+    crossing = [(lam, before)] * (not block.first) + [(x, after)] * (not block.last)
+    return min(passes), fixed, crossing
 
 
-def _time_passes(links: Links, block: Block, lam: Tensor) -> tuple[float, Tensor]:
+def _time_passes(links: Links, block: Block, lam: Crossing) -> tuple[float, Any]:
     """Seconds of a forward and backward pass, and what goes over the cut."""
     device, module = block.device, block.module
     gradients = [(p, p.grad) for p in module.parameters()]
-    lam = lam.to(device).detach()
-    if not block.first and lam.is_floating_point():
-        lam.requires_grad_()
+    lam = each(lambda x: x.to(device).detach().requires_grad_(not block.first), lam)
     with frozen_statistics(module):
         _wait_for(device)
         start = links.now()
-        out = block.forward(lam, (2, 0, 0))
+        out = block.forward(lam, (2, 0, 0), apart=True)
         ends = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]
         torch.autograd.backward([x.sum() for x in ends])
         _wait_for(device)
         seconds = links.now() - start
     for p, before in gradients:
         p.grad = before
-    return seconds, out.detach() if isinstance(out, Tensor) else lam[:1]
+    return seconds, lam if block.last else each(Tensor.detach, out)
 
 
-def _time_packing(links: Links, wire: Wire, x: Tensor) -> float:
+def _time_packing(links: Links, wire: Wire, x: Crossing, bundle: Bundle | None) -> float:
     """Seconds to pack a message of x's size, and to unpack another."""
-    x = x.detach()
-    _wait_for(x.device)
+    x = each(Tensor.detach, x)
+    first = x if isinstance(x, Tensor) else x[0]
+    _wait_for(first.device)
     start, packed = links.now(), list[Tensor]()
-    wire.send(packed.append, x)
-    wire.receive(iter(packed).__next__, x.dtype)
-    _wait_for(x.device)
+    wire.send(packed.append, x, bundle)
+    wire.receive(iter(packed).__next__, first.dtype, bundle)
+    _wait_for(first.device)
     return links.now() - start
 
 

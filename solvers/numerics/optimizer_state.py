@@ -56,6 +56,25 @@ def clone_optimizer(
         ) from None
 
 
+def with_momentum(optimizer: torch.optim.Optimizer, momentum: float) -> torch.optim.Optimizer:
+    """Construct the same optimizer with another momentum, or beta_1; ValueError without either."""
+    groups = [dict(group) for group in optimizer.param_groups]
+    for group in groups:
+        group["separate_momentum"] = True
+        if "momentum" in group:
+            group["momentum"] = momentum
+            if "nesterov" in group:
+                group["nesterov"] = group["nesterov"] and momentum > 0
+        elif "betas" in group:
+            group["betas"] = (momentum, *group["betas"][1:])
+        else:
+            raise ValueError(
+                f"solver.momentum is {momentum:g}, but the optimizer {type(optimizer).__name__} "
+                "has no momentum: leave it out, or take an optimizer.name that has one"
+            )
+    return clone_optimizer(optimizer, groups)
+
+
 def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Parameter]:
     """Iterate over the parameters of optimizers."""
     return (p for o in optimizers for group in o.param_groups for p in group["params"])

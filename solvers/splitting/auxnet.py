@@ -11,7 +11,7 @@ from torch.nn.utils import skip_init
 from hybrid.solvers.acting import Count, NotNegative, Positive, Share
 from hybrid.solvers.base import Program, Setup, Shape, Solver, program_of
 from hybrid.solvers.numerics.buffers import frozen_statistics
-from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state
+from hybrid.solvers.numerics.optimizer_state import from_tensors, optimizer_state, with_momentum
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.penalty import couple_backward
 from hybrid.solvers.state import State, Tensors, entries
@@ -94,7 +94,7 @@ class AuxNetProgram(Program):
     def begin(self) -> None:
         solver, block = self.solver, self.block
         if solver.momentum is not None:
-            block.add_local_optimizer(solver.momentum)
+            block.optimizers["local"] = with_momentum(block.optimizers["exact"], solver.momentum)
         usual = 0.1 if self.setup.correct_every else 1.0
         self._local_lr = usual if solver.local_lr is None else solver.local_lr
         self._adjoints = solver.multiplier == "adjoint"

@@ -10,6 +10,7 @@ from hybrid.solvers.acting import Acts, Count, Facts, Needs, NotNegative, Positi
 from hybrid.solvers.base import Setup, program_of, values_of
 from hybrid.solvers.kernels.operations import Stepped, ascend, complete_step, couple, descend
 from hybrid.solvers.layers.projection import Factorization, leading_projection, projection, skipping
+from hybrid.solvers.numerics.optimizer_state import with_momentum
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.augmented_lagrangian import (
     AugmentedLagrangian,
@@ -149,7 +150,7 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         super().begin()
         solver, block, variables = self.solver, self.block, self.variables
         if solver.optimizer == "sgd" and solver.momentum is None:
-            block.add_local_optimizer(0.0)
+            block.optimizers["local"] = with_momentum(block.optimizers["exact"], 0.0)
         elif solver.optimizer == "adam":
             groups = block.optimizers["exact"].param_groups
             groups = [{"weight_decay": 0.0, **group, "separate_momentum": True} for group in groups]

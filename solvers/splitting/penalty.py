@@ -11,6 +11,7 @@ from hybrid.solvers.block import Block
 from hybrid.solvers.kernels.operations import Coupling, Stepped, ascend, couple, step
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.draws import Key
+from hybrid.solvers.numerics.optimizer_state import with_momentum
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.variables import AuxiliaryVariables, Splitting, channels_last
 from hybrid.solvers.state import State, Tensors
@@ -86,7 +87,7 @@ class PenaltyProgram(SubProblems):
         self.local_lr, self.clip_norm = solver.local_lr or usual, solver.clip_norm
         self._sweep = 0
         if solver.momentum is not None:
-            block.add_local_optimizer(solver.momentum)
+            block.optimizers["local"] = with_momentum(block.optimizers["exact"], solver.momentum)
 
     def train(self, window: Window) -> PhaseStats:
         """Sweep the window; with several sweeps, stop early when a cut's residual grows.

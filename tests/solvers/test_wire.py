@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybrid.solvers.kernels.operations import pool, upsample
+from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.registry import CODECS
 from hybrid.solvers.wire import Wire, codec
 
@@ -31,6 +32,23 @@ def across(wire, x, dtype=None):
 def values(seed, scale=1.0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(4, 3, 8, 6, generator=generator, dtype=dtype)
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_of_several_tensors_each_large_one_is_rounded_alone_and_integers_arrive_as_they_are(
+    number_format,
+):
+    x, y = (values(s, 10.0**s, torch.float32).repeat(1, 1, 2, 1) for s in (1, 2))
+    places, sizes = torch.arange(4 * 9).view(4, 9), torch.rand(4, 2)
+    bundle, wire = Bundle.of((x, places, y, sizes), 4, "here"), Wire(number_format)
+    sent: deque[Tensor] = deque()
+    wire.send(sent.append, bundle.divide((x, places, y, sizes)), bundle)
+    assert len(sent) == wire.num_tensors(wire.up, bundle)
+    received = bundle.join(wire.receive(sent.popleft, torch.float32, bundle))
+    assert torch.equal(received[0], across(wire, x))
+    assert torch.equal(received[2], across(wire, y))
+    assert torch.equal(received[1], places)
+    assert torch.equal(received[3], sizes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -49,7 +49,7 @@ class CutPart:
     before: str
     """The first unit after the cut."""
     tensors: tuple[Form, ...]
-    """The tensors, which travel packed as one."""
+    """The tensors that cross it."""
     sample_bytes: int
     batch_bytes: int
     """Bytes of a mini-batch, one way."""
@@ -175,9 +175,9 @@ class Description:
     def _crossing(self, index: int) -> str:
         cut = self.cuts[index]
         tensors = ", ".join(map(str, cut.tensors))
-        packed = f" ({len(cut.tensors)} tensors as one)" if len(cut.tensors) > 1 else ""
+        several = f" ({len(cut.tensors)} tensors)" if len(cut.tensors) > 1 else ""
         return (
-            f"{tensors}{packed}, {amount(cut.sample_bytes)} a sample, "
+            f"{tensors}{several}, {amount(cut.sample_bytes)} a sample, "
             f"{amount(cut.batch_bytes)} a mini-batch, and as much back"
         )
 

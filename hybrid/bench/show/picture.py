@@ -144,7 +144,7 @@ def _lines(rows: Sequence[UnitPart], places: Sequence[float]) -> list[float]:
 def _crossing(cut: CutPart, batch_size: int) -> str:
     forms = ", ".join(map(str, cut.tensors))
     if len(forms) > _LONGEST:
-        forms = f"{len(cut.tensors)} tensors as one"
+        forms = f"{len(cut.tensors)} tensors"
     sizes = amount(cut.sample_bytes), amount(cut.batch_bytes)
     return f"{forms}; {sizes[0]} a sample, {sizes[1]} a mini-batch, each way"
 

@@ -123,7 +123,7 @@ def test_several_inputs_are_named_and_travel_as_one(hybrid, own):
     words = ("show", "shown_networks:masked", "--cuts", "layers.1")
     text = output(hybrid(*words, "--inputs", "tokens=int64[6],mask=int64[6]"))
     assert "tokens int64[6], mask int64[6]" in text
-    assert "--- cut 1: 6 x 16, int64[6], int64[6] (3 tensors as one), 432 B a sample" in text
+    assert "--- cut 1: 6 x 16, int64[6], int64[6] (3 tensors), 432 B a sample" in text
     assert output(hybrid(*words, "--data", "shown_networks:data")) == text
 
 

@@ -144,10 +144,6 @@ BEFORE = {
         "callbacks is [3]",
         "that derive from hybrid.Callback",
     ),
-    "int8 where integers cross": (
-        NUMBERED | {"cuts": ["e"], "solver": Backprop(messages="int8")},
-        *("messages is 'int8'", "cross the cut before e", "choose float32"),
-    ),
     "a filter of tokens": (
         {
             "train": WORDS,

@@ -1,4 +1,4 @@
-"""Several tensors as one are what they were, and their adjoints lie side by side."""
+"""Several tensors, packed or apart, are what they were, and so are their adjoints."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from hybrid.solvers.layers.bundle import EXACT, Bundle, call_network
+from hybrid.solvers.layers import bundle as bundle_module
+from hybrid.solvers.layers.bundle import EXACT, Bundle, call_network, packed
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -22,6 +23,8 @@ def tensors(draw, samples, types):
     random = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     if dtype is torch.bool:
         return torch.randint(0, 2, shape, generator=random).bool()
+    if dtype.is_complex:
+        return torch.randn(shape, generator=random, dtype=dtype)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
     most = LIMITS.get(dtype, EXACT)
@@ -57,9 +60,9 @@ def test_what_is_packed_comes_out_as_it_was(nest):
         assert isinstance(nest, torch.Tensor)
         assert nest.is_floating_point()
         return
-    packed = bundle.pack(nest)
-    assert packed.shape == (samples_of(nest), bundle.size)
-    found, structure = tree_flatten(bundle.unpack(packed))
+    columns = bundle.pack(nest)
+    assert columns.shape == (samples_of(nest), bundle.size)
+    found, structure = tree_flatten(bundle.unpack(columns))
     leaves, expected = tree_flatten(nest)
     assert structure == expected
     for x, y in zip(found, leaves, strict=True):
@@ -78,6 +81,47 @@ def test_the_adjoint_of_the_whole_is_the_adjoints_side_by_side(nest):
     gradients = tree_map(lambda x: torch.zeros_like(x) if x.grad is None else x.grad, apart)
     if bundle.size:
         assert torch.equal(whole.grad, bundle.pack(gradients))
+
+
+NUMBERS = (torch.float64, torch.complex128, torch.int64, torch.bool)
+
+
+@pytest.mark.parametrize("small", [0, 2, 1 << 20])
+@given(nest=nests(NUMBERS).filter(lambda nest: not isinstance(nest, torch.Tensor)))
+def test_what_crosses_apart_comes_out_as_it_was_and_packs_to_the_same_columns(small, nest):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundle_module, "SMALL", small)
+        bundle = Bundle.of(nest, samples_of(nest), "here")
+        parts = bundle.divide(nest)
+        assert len(parts) == bundle.num_parts
+        assert [tuple(x.shape[1:]) for x in parts[: bundle.num_large]] == bundle.large_shapes
+        for x, y in zip(tree_leaves(bundle.join(parts)), tree_leaves(nest), strict=True):
+            assert x.dtype == y.dtype
+            assert torch.equal(x, y)
+        assert torch.equal(packed(parts, bundle), bundle.pack(nest))
+
+
+@given(nests((torch.float64,)).filter(lambda nest: not isinstance(nest, torch.Tensor)))
+def test_adjoints_of_parts_are_the_parts_of_the_adjoint(nest):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundle_module, "SMALL", 2)
+        bundle = Bundle.of(nest, samples_of(nest), "here")
+        whole = bundle.pack(nest).requires_grad_()
+        sum((x.sin() * x).sum() for x in tree_leaves(bundle.unpack(whole))).backward()
+        parts = tuple(x.detach().requires_grad_() for x in bundle.divide(nest))
+        sum((x.sin() * x).sum() for x in tree_leaves(bundle.join(parts))).backward()
+        adjoints = tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in parts)
+        if bundle.size:
+            assert torch.equal(packed(adjoints, bundle), whole.grad)
+
+
+def test_a_large_tensor_crosses_in_its_memory_and_comes_back_in_it():
+    x, mask = torch.randn(2, 32, 16), torch.ones(2, 32, dtype=torch.bool)
+    bundle = Bundle.of((x, mask), 2, "here")
+    large, small = bundle.divide((x, mask))
+    assert large.data_ptr() == x.data_ptr()
+    assert small.shape == (2, 32)
+    assert bundle.join((large, small))[0].data_ptr() == x.data_ptr()
 
 
 @pytest.mark.parametrize("sign", [1, -1])

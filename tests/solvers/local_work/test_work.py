@@ -160,11 +160,11 @@ def test_random_layers_draw_other_numbers_for_every_local_step(monkeypatch):
     forward, keys = Block.forward, [set() for _ in range(3)]
     passes = [0] * 3
 
-    def noted(block, lam, key=None, *rest):
+    def noted(block, lam, key=None, *rest, **more):
         if key is not None and key[0] == 1:
             keys[block.index].add(key)
             passes[block.index] += 1
-        return forward(block, lam, key, *rest)
+        return forward(block, lam, key, *rest, **more)
 
     monkeypatch.setattr(Block, "forward", noted)
     filled(made(3), METHODS["ddg"], MORE)

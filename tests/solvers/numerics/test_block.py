@@ -7,6 +7,7 @@ from torch import nn
 from hybrid.links import run_threads
 from hybrid.solvers import Block
 from hybrid.solvers.numerics.clipping import gradient_norms, total_norm
+from hybrid.solvers.numerics.optimizer_state import with_momentum
 
 
 def block(precision=torch.float16, optimizer=torch.optim.SGD, **settings):
@@ -34,7 +35,7 @@ def test_an_own_optimizer_is_like_the_exact_one_but_for_its_momentum(
     optimizer, given, momentum, changed
 ):
     made = block(torch.float32, optimizer, weight_decay=0.01, **given)
-    made.add_local_optimizer(momentum)
+    made.optimizers["local"] = with_momentum(made.optimizers["exact"], momentum)
     own, exact = made.optimizers["local"], made.optimizers["exact"]
     assert type(own) is optimizer
     marked = changed | {"separate_momentum": True}  # which a schedule does not move

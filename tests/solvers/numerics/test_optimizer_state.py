@@ -14,6 +14,7 @@ from hybrid.solvers.numerics.optimizer_state import (
     from_tensors,
     optimizer_state,
     to_tensors,
+    with_momentum,
 )
 
 
@@ -90,7 +91,7 @@ def block(make):
 
 
 def test_a_momentum_where_there_is_none_is_refused_with_the_optimizers_name():
-    said = refusal(block(torch.optim.Adagrad).add_local_optimizer, 0.5)
+    said = refusal(with_momentum, block(torch.optim.Adagrad).optimizers["exact"], 0.5)
     assert said.startswith("solver.momentum is 0.5, but the optimizer Adagrad has no momentum")
 
 

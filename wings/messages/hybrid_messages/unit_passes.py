@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -252,6 +252,7 @@ class UnitProgram(DelayedProgram):
     """
 
     units: Units
+    apart: ClassVar[bool] = False  # a unit's graph ends in one tensor
 
     def forward_units(self, flight: UnitFlight) -> None:
         for unit in range(self.units.count):
