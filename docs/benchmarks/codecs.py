@@ -69,6 +69,31 @@ class Feedback2(Feedback4, Int2):
     name = "feedback-2"
 
 
+class Nearest4(Int4):
+    """int4 of adjoints, rounded to the nearest level."""
+
+    name = "nearest-4"
+
+    def _offset(self, q: Tensor, key: Key) -> float:
+        return 0.5
+
+
+class Range2(Int2):
+    """2 bits over [max(min, m - 1.5 sigma), min(max, m + 2 sigma)] of a group, to the nearest."""
+
+    name = "range-2"
+
+    def _range(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = super()._range(groups)
+        deviation, center = torch.std_mean(groups, 1, correction=0, keepdim=True)
+        low = torch.maximum(low, center - 1.5 * deviation)
+        return low, torch.minimum(high, center + 2 * deviation)
+
+    def _offset(self, q: Tensor, key: Key) -> float:
+        q.clamp_(0, 3)
+        return 0.5
+
+
 class LowRank(Codec):
     """Z = X B, B <- orth(X^T (X B)) once in a message, warm (PowerSGD, arXiv 1905.13727).
 
@@ -106,7 +131,10 @@ class LowRank(Codec):
 
 CODECS.places = {
     **CODECS.places,
-    **{kind.name: f"{__name__}:{kind.__name__}" for kind in (Feedback4, Feedback2, LowRank)},
+    **{
+        kind.name: f"{__name__}:{kind.__name__}"
+        for kind in (Feedback4, Feedback2, Nearest4, Range2, LowRank)
+    },
 }
 
 
@@ -169,9 +197,9 @@ class Row:
 def screen() -> Iterator[Row]:
     """Both methods have them on eight blocks."""
     for up, down in (
-        *(("float32", "float32"), ("int8", "int4"), ("int4", "int4"), ("int8", "int2")),
-        *(("int4", "int2"), ("int2", "int2"), ("int2", "int4"), ("int8", "feedback-2")),
-        *(("low-rank:16", "low-rank:16"), ("low-rank:16", "int4")),
+        *(("float32", "float32"), ("int8", "int4"), ("int4", "int4"), ("int4", "range-2")),
+        *(("range-2", "range-2"), ("int8", "nearest-4"), ("range-2", "int4"), ("int8", "int2")),
+        *(("int8", "feedback-2"), ("low-rank:16", "int4"), ("int2", "int2"), ("int8", "int8")),
     ):
         yield Row(up, down)
     for rank, up, down in (

@@ -44,11 +44,11 @@ class Int4(Codec):
         y = wide(x).detach()
         y = y.movedim(1, -1).contiguous() if y.dim() > 3 else y.contiguous()
         groups = self._groups(y)
-        low, high = -largest(-groups), largest(groups)
+        low, high = self._range(groups)
         low = (low - low.abs() / 256).bfloat16()
         scale = ((high - low) * ((1 + 1 / 128) / (2**self.bits - 1))).bfloat16()
         q = (groups - low.to(y.dtype)).div_(scale.to(y.dtype).clamp_min(_TINY))
-        q = q.add_(_noise(q, key)) if self.adjoint else q.add_(0.5)
+        q = q.add_(self._offset(q, key))
         numbers = q.to(torch.int8).view(-1)[: y.numel()].view(y.shape)
         padding = -y.shape[-1] % (8 // self.bits)
         # the receiver learns how many columns are padding from the dimensions of the other tensor
@@ -66,6 +66,14 @@ class Int4(Codec):
         q = self._groups(numbers).to(scale.dtype)
         x = q.mul_(scale).add_(low).view(-1)[: numbers.numel()].view(numbers.shape).to(dtype)
         return x.movedim(-1, 1) if x.dim() > 3 else x
+
+    def _range(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """The range of each group."""
+        return -largest(-groups), largest(groups)
+
+    def _offset(self, q: Tensor, key: Key) -> Tensor | float:
+        """u."""
+        return _noise(q, key) if self.adjoint else 0.5
 
     def _groups(self, rows: Tensor) -> Tensor:
         """(..., C) as groups (count, g, C), or of adjoints (count, g, 1); its last row fills up."""
