@@ -1,6 +1,6 @@
 """Messages between blocks: what packs activations that go up, and adjoints that go down."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -63,6 +63,12 @@ class Wire:
         self.text = messages if adjoints in ("", messages) else f"{messages}, adjoints {adjoints}"
         """What it sends, in words."""
         self.filter = filter
+
+    def sample_bytes(self, shape: Sequence[int]) -> tuple[float, float]:
+        """Bytes of a sample of a float32 tensor of that shape: up, and its adjoint's down."""
+        channels, *pixels = shape
+        shape = [channels, *(n // self.filter for n in pixels)]
+        return self.up.sample_bytes(shape), self.down.sample_bytes(shape)
 
     def num_tensors(self, codec: Codec, bundle: Bundle | None = None) -> int:
         """Tensors in one message over a cut: of one tensor, or of what the bundle divides."""

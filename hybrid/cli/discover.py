@@ -134,7 +134,8 @@ def show(
             settings["split.balance"] = balance
         if optimizer is not None:
             settings["optimizer.name"] = optimizer
-        _check_shown(context, schedule, memory)
+        sends = {"solver.messages", "solver.adjoints", "solver.filter"} & settings.keys()
+        _check_shown(context, schedule, memory or sends)
         if schedule:
             return schedule_text(settings)
         description = describe(settings, inputs, memory)
@@ -159,9 +160,10 @@ OF_CUTS = (
 OF_SCHEDULES = ("solver", "set_")
 
 
-def _check_shown(context: typer.Context, schedule: bool, memory: str | None) -> None:
-    """Reject flags of cuts with --schedule, and those of methods without it and --memory."""
-    others = OF_CUTS if schedule else () if memory else OF_SCHEDULES
+def _check_shown(context: typer.Context, schedule: bool, read: object) -> None:
+    """Reject flags of cuts with --schedule, and those of methods where neither it nor the `read`
+    needs them."""
+    others = OF_CUTS if schedule else () if read else OF_SCHEDULES
     name = next((n for n in others if context.params[n]), None)
     if name is not None:
         flag = {"set_": "--set", "as_json": "--json"}.get(name, f"--{name.replace('_', '-')}")

@@ -17,6 +17,7 @@ from hybrid.networks.costs import count_costs, measure_costs
 from hybrid.networks.units import BlockModule, Unit, make_single_unit_blocks
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers.numerics.weights import trained_bytes
+from hybrid.solvers.wire import Wire
 
 
 @no_exit()
@@ -29,13 +30,14 @@ def describe(
     optimizer: OptimizerSettings | None = None,
     measured: bool = False,
     model: str = "",
+    wire: Wire | None = None,
 ) -> Description:
     """Describe the costs, messages and memory of a network in blocks.
 
     `inputs` is a batch of the network's inputs, (N, ...), as for `split`. The cost is counted on
     it, or `measured` in seconds. Bytes are for mini-batches of `batch_size` and an `optimizer`, by
-    default SGD with momentum. The network, its gradients, its buffers and torch's generator do not
-    change.
+    default SGD with momentum; messages have the codecs of `wire`, or float32. The network, its
+    gradients, its buffers and torch's generator do not change.
 
     Raises ValueError for inputs that do not fit, and units that cannot run one by one.
     """
@@ -59,10 +61,11 @@ def describe(
         _block(blocks, k, entering[start], shares, batch_size, moments)
         for k, start in enumerate(blocks.starts)
     ]
-    cuts = [
-        CutPart(units[s].name, units[s].inputs, x.nbytes // len(x), batch_size * x.nbytes // len(x))
-        for s, x in ((start, entering[start]) for start in blocks.starts[1:])
-    ]
+    cuts = []
+    for start in blocks.starts[1:]:
+        up, down = _crossing_bytes(blocks.units[start], entering[start], wire or Wire())
+        sizes = round(up), round(batch_size * up), round(batch_size * down)
+        cuts.append(CutPart(units[start].name, units[start].inputs, *sizes))
     return Description(
         model or type(blocks.model).__name__,
         _count(blocks.model.parameters()),
@@ -73,6 +76,17 @@ def describe(
         tuple(parts),
         tuple(cuts),
     )
+
+
+def _crossing_bytes(unit: Unit, x: Tensor, wire: Wire) -> tuple[float, float]:
+    """Bytes of a sample before a unit, up and down, where x is its packed input.
+
+    What is not large goes as it is.
+    """
+    shapes = [tuple(x.shape[1:])] if unit.bundle is None else unit.bundle.large_shapes
+    few = x.nbytes // len(x) - x.itemsize * sum(map(prod, shapes))
+    up, down = (sum(each) for each in zip((0, 0), *map(wire.sample_bytes, shapes), strict=True))
+    return few + up, few + down
 
 
 def _shares(blocks: Blocks, packed: Tensor, measured: bool) -> list[float]:

@@ -44,7 +44,7 @@ class UnitPart:
 
 @dataclass(frozen=True)
 class CutPart:
-    """The traffic of a cut: activations forward, and adjoints of the same size backward."""
+    """The traffic of a cut: activations forward, and adjoints backward."""
 
     before: str
     """The first unit after the cut."""
@@ -52,7 +52,9 @@ class CutPart:
     """The tensors that cross it."""
     sample_bytes: int
     batch_bytes: int
-    """Bytes of a mini-batch, one way."""
+    """Bytes of a mini-batch forward."""
+    back_bytes: int
+    """Bytes of its adjoints."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +178,10 @@ class Description:
         cut = self.cuts[index]
         tensors = ", ".join(map(str, cut.tensors))
         several = f" ({len(cut.tensors)} tensors)" if len(cut.tensors) > 1 else ""
+        back = "as much" if cut.back_bytes == cut.batch_bytes else amount(cut.back_bytes)
         return (
             f"{tensors}{several}, {amount(cut.sample_bytes)} a sample, "
-            f"{amount(cut.batch_bytes)} a mini-batch, and as much back"
+            f"{amount(cut.batch_bytes)} a mini-batch, and {back} back"
         )
 
     def _lines_of_memory(self) -> list[str]:

@@ -145,8 +145,11 @@ def _crossing(cut: CutPart, batch_size: int) -> str:
     forms = ", ".join(map(str, cut.tensors))
     if len(forms) > _LONGEST:
         forms = f"{len(cut.tensors)} tensors"
-    sizes = amount(cut.sample_bytes), amount(cut.batch_bytes)
-    return f"{forms}; {sizes[0]} a sample, {sizes[1]} a mini-batch, each way"
+    ways = [amount(size) for size in (cut.batch_bytes, cut.back_bytes)]
+    both = f"{ways[0]} a mini-batch, each way"
+    if ways[0] != ways[1]:
+        both = f"{ways[0]} a mini-batch forward, {ways[1]} back"
+    return f"{forms}; {amount(cut.sample_bytes)} a sample, {both}"
 
 
 def _color(block: int) -> str:

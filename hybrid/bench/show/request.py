@@ -17,9 +17,11 @@ from hybrid.data import Data, Mapped, Texts
 from hybrid.errors import one_line
 from hybrid.networks.blocks import SAMPLES
 from hybrid.networks.models import reads_texts
+from hybrid.settings import methods
 from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import is_reference
 from hybrid.solvers.acting import nearest
+from hybrid.solvers.engine.engine import Scheduled
 from hybrid.training import build
 
 IMAGES = "float32[3,32,32]"
@@ -57,7 +59,7 @@ def show(
             if texts
             else Mapped(_Samples(batch, settings.train.batch_size))
         )
-    blocks = build.build_blocks(settings, data)
+    blocks, solver = build.build_blocks(settings, data), methods.solver(settings)
     shown = describe(
         blocks,
         data.sample(SAMPLES)[0],
@@ -65,6 +67,7 @@ def show(
         optimizer=settings.optimizer,
         measured=settings.split.balance == "measured",
         model=settings.model.name,
+        wire=solver.wire() if isinstance(solver, Scheduled) else None,
     )
     return replace(shown, fit=find_fit(overrides, blocks, data, shown, most)) if most else shown
 

@@ -119,6 +119,15 @@ def test_it_is_cut_as_a_training_would_cut_it(hybrid):
     assert shown["parameters"] == sum(block["parameters"] for block in shown["blocks"])
 
 
+def test_the_bytes_of_a_cut_are_those_of_its_codecs(hybrid):
+    codecs = "--set", "solver.messages=int8", "--set", "solver.adjoints=int4"
+    said = output(hybrid("show", "resnet20", "--blocks", 2, "--json", *codecs))
+    (cut,) = json.loads(said)["cuts"]
+    numbers, channels = prod(cut["tensors"][0]["shape"]), cut["tensors"][0]["shape"][0]
+    assert cut["batch_bytes"] == 128 * (numbers + 4 * channels)
+    assert cut["back_bytes"] == 128 * numbers * (4 + 32 / 64) / 8
+
+
 def test_several_inputs_are_named_and_travel_as_one(hybrid, own):
     words = ("show", "shown_networks:masked", "--cuts", "layers.1")
     text = output(hybrid(*words, "--inputs", "tokens=int64[6],mask=int64[6]"))
