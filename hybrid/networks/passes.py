@@ -187,7 +187,7 @@ class WatchedPass(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, call = kwargs or {}, self.open[-1]
-        tensors = tensors_of((args, kwargs))
+        tensors = tensors_of(args, kwargs)
         out = self.operate(func, args, kwargs, tensors)
         if not any(map(self.is_dependent, tensors)):
             return out

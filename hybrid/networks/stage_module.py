@@ -212,7 +212,7 @@ class _StagePass(WatchedPass):
         elif self.begun:
             out = self._unwatched(self.call_aside, path, forward, args, kwargs)
         else:
-            template = call, _signature((args, kwargs))
+            template = call, _signature(args, kwargs)
             if template not in self.templates:
                 self.templates[template] = self._unwatched(self._skip, call, forward, args, kwargs)
             out = self.templates[template]
@@ -270,7 +270,7 @@ class _StagePass(WatchedPass):
             with nullcontext() if draw is None else draw(OPERATIONS + self._draws[""]):
                 return func(*args, **kwargs)
         call = self.open[-1]
-        template = call.id, call.operations, func, _signature((args, kwargs))
+        template = call.id, call.operations, func, _signature(args, kwargs)
         if template in self.templates:
             return self.templates[template]
         out = call_on_remote(func, args, kwargs, self.device)
@@ -325,11 +325,11 @@ def _plain(x: Any) -> Any:
     return x if isinstance(x, Tensor | bool | int | float | str) else None
 
 
-def _signature(value: Any) -> tuple[Any, ...]:
+def _signature(*values: Any) -> tuple[Any, ...]:
     """The shapes, types and plain values that the result of a skipped call depends on."""
     signature: list[Any] = []
     with torch._C.DisableTorchFunction():
-        for x in leaves_of(value):
+        for x in leaves_of(*values):
             if isinstance(x, Tensor):
                 signature += x.shape, x.dtype
             elif isinstance(x, slice):

@@ -8,31 +8,31 @@ from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """`tree_map`, whose work of a general kind is done for unusual containers alone."""
+    """`tree_map`, which is called for unusual containers alone."""
     kind = type(value)
-    if kind is tuple:
-        return tuple([map_leaves(function, x) for x in value])
-    if kind is list:
-        return [map_leaves(function, x) for x in value]
+    if kind not in SUPPORTED_NODES and not issubclass(kind, tuple):  # such as a namedtuple
+        return function(value)
+    if kind is tuple or kind is list:
+        return kind([map_leaves(function, x) for x in value])
     if kind is dict:
         return {key: map_leaves(function, x) for key, x in value.items()}
-    return function(value) if _is_leaf(kind) else tree_map(function, value)
+    return tree_map(function, value)
 
 
-def leaves_of(value: Any) -> list[Any]:
-    """`tree_leaves`, in the same order."""
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return [leaf for x in value for leaf in leaves_of(x)]
-    if kind is dict:
-        return [leaf for x in value.values() for leaf in leaves_of(x)]
-    return [value] if _is_leaf(kind) else tree_leaves(value)
+def leaves_of(*values: Any) -> list[Any]:
+    """`tree_leaves` of values, in the same order."""
+    leaves: list[Any] = []
+    for x in values:
+        kind = type(x)
+        if kind not in SUPPORTED_NODES and not issubclass(kind, tuple):
+            leaves.append(x)
+        elif kind is tuple or kind is list:
+            leaves += leaves_of(*x)
+        else:
+            leaves += leaves_of(*x.values()) if kind is dict else tree_leaves(x)
+    return leaves
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors among the leaves of a value, in order."""
-    return [x for x in leaves_of(value) if isinstance(x, Tensor)]
-
-
-def _is_leaf(kind: type) -> bool:
-    return kind not in SUPPORTED_NODES and not issubclass(kind, tuple)  # such as a namedtuple
+def tensors_of(*values: Any) -> list[Tensor]:
+    """The tensors among the leaves of values, in order."""
+    return [x for x in leaves_of(*values) if isinstance(x, Tensor)]
