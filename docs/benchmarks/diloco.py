@@ -30,8 +30,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from math import log2
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, Literal
 
 import measuring
@@ -50,6 +51,7 @@ from hybrid.networks import models
 from hybrid.ranks import launch
 from hybrid.solvers import DDG, Backprop, Solver
 from hybrid.solvers.sync.diloco import DiLoCo
+from hybrid.solvers.wire import WireFormat
 
 RAW = measuring.Raw(__file__)
 
@@ -63,6 +65,8 @@ class Row:
     replicas: int = 1
     blocks: int = 1
     """More than one: of a delayed pipeline."""
+    messages: WireFormat = "float32"
+    """Of the pipeline."""
     optimizer: Literal["muon", "adamw"] = "muon"
     lr: float = 0.02
     """Of each replica's own steps."""
@@ -96,13 +100,13 @@ def accuracy() -> Iterator[tuple[str, Row]]:
         return title, Row(outer, R, **{"lr": INNER_LR, "steps": steps, **changes})
 
     yield from (row(8, 100), row(8, 25), row(4, 100), row(8, 50), row(8, 200), row(8, 12))
-    for steps in SHORT, MIDDLE:
-        yield f"one rank, {steps} steps", Row(steps=steps)
+    for steps in MIDDLE, SHORT:
         yield f"ddg, K=8, {steps} steps", Row(blocks=8, steps=steps)
-    yield from (row(8, 100, MIDDLE), row(8, 25, MIDDLE))
+    yield row(8, 100, MIDDLE)
     yield from (row(4, 25), row(4, 50), row(4, 200), row(4, 12))
     yield row(8, 100, messages="float32")
     yield row(8, 100, optimizer="adamw", lr=to_the_end.BEST["AdamW"])
+    yield "ddg, K=8, int8", Row(blocks=8, messages="int8")
     yield "ddg, K=4", Row(blocks=4)
 
 
@@ -111,7 +115,8 @@ TABLES = {"screen": screen, "accuracy": accuracy}
 
 def train(row: Row, seed: int, out: Path) -> None:
     """One training into its run folder, from where an earlier one was broken off."""
-    solver = DDG(micro_batches=to_the_end.M) if row.blocks > 1 else Backprop()
+    late = DDG(micro_batches=to_the_end.M, messages=row.messages)
+    solver = late if row.blocks > 1 else Backprop()
     windows = row.steps * to_the_end.SIZE
     outer: dict[str, Any] = {"replicas": row.replicas, "sync": row.sync} if row.sync else {}
     optimizer = to_the_end.of_text(row.optimizer, row.lr)
@@ -259,10 +264,89 @@ def contender(solver: Solver, blocks: int, comm: Communicator, **more: Any) -> C
     return MethodContender(method, MpiLinks(Start.of(comm, comm.size // blocks)))
 
 
+def bits(title: str) -> float | None:
+    """Bits a byte after a training, the mean over its seeds."""
+    return mean(x) if (x := [r["bits_per_byte"] for r in results(title).values()]) else None
+
+
+def results(title: str) -> dict[str, Any]:
+    """By seed, of this script or of to_the_end.py."""
+    elsewhere = {"one rank": "Muon, flushed", "ddg, K=8": "ddg, Muon, extrapolated, K=8"}
+    if title not in elsewhere:
+        return RAW.get("accuracy", title)
+    there = measuring.Raw(to_the_end.__file__).get("gpt", elsewhere[title])
+    return {seed: row["test_metrics"] for seed, row in there.items()}
+
+
+def after(title: str, like: str, steps: float) -> float | None:
+    """Bits a byte after a shorter training, of its own schedule.
+
+    They are interpolated in log2 of the steps, with the slope of trainings `like` it.
+    """
+    whole, half, last = bits(title), bits(f"{like}, {MIDDLE} steps"), bits(like)
+    if whole is None or half is None or last is None:
+        return None
+    return whole + (half - last) * log2(1500 / steps)
+
+
+def tables() -> None:
+    """Print what the JSON holds."""
+    names = [title for title, _ in accuracy()]
+    measuring.show(
+        "1,500 steps unless said | bits a byte",
+        ((n, f"{b:.3f}") for n in ["one rank", "ddg, K=8", *names] if (b := bits(n))),
+    )
+    alone = median(step_seconds("one rank"))
+    seconds: dict[tuple[int, str, str], float] = {}
+    for n in COUNTS:
+        for link, rate in LINKS.items():
+            for form in FORMATS:
+                if turns := step_seconds(f"ddg, K={n}, {link}, {form}"):
+                    seconds[n, link, f"ddg, {form}"] = median(turns)
+            for form in "int8", "float32":
+                for H in EVERY:
+                    name = f"diloco, H={H}" + ", float32" * (form == "float32")
+                    seconds[n, link, name] = median(diloco_seconds(n, H, rate, form))
+    columns = [(n, link) for n in COUNTS for link in LINKS]
+    rows = dict.fromkeys(name for _, _, name in seconds)
+
+    def cell(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}"
+
+    header = " | ".join(f"{n} ranks, {link}" for n, link in columns)
+    measuring.show(
+        f"over one rank | {header}",
+        (
+            (row, *(cell(alone / x if (x := seconds.get((*c, row))) else None) for c in columns))
+            for row in rows
+        ),
+    )
+    for n in COUNTS:
+        for form in "int8", "float32":
+            name = f"{n} replicas, H=12, 100 Mb/s, {form}"
+            simulated, by_parts = step_seconds(name), diloco_seconds(n, 12, 0.1, form)
+            print(name, f"simulated {median(simulated):.3f}, by parts {median(by_parts):.3f}")
+
+    def at_equal_time(row: str, n: int, link: str) -> float | None:
+        """After the time in which the fastest trains 1,500 steps."""
+        own = seconds.get((n, link, row))
+        if own is None:
+            return None
+        steps = 1500 * min(x for (m, at, _), x in seconds.items() if (m, at) == (n, link)) / own
+        if row.startswith("ddg"):
+            return after(f"ddg, K={n}", "ddg, K=8", steps)
+        return after(row.replace("diloco", f"R={n}"), "R=8, H=100", steps)
+
+    measuring.show(
+        f"bits a byte after equal time | {header}",
+        ((row, *(cell(at_equal_time(row, *c)) for c in columns)) for row in rows),
+    )
+
+
 def main() -> None:
     options = measuring.options(
         __doc__,
-        whats=(*TABLES, "rates", "real"),
+        whats=(*TABLES, "rates", "real", "table"),
         runs=Path("runs/diloco"),
         seeds=[0],
         rows="",
@@ -270,8 +354,8 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     for name in () if options.only_collect else options.whats:
-        if name in ("rates", "real"):
-            real() if name == "real" else rates(options.rows)
+        if name not in TABLES:
+            {"rates": partial(rates, options.rows), "real": real, "table": tables}[name]()
             continue
         for title, row in TABLES[name]():
             for seed in options.seeds if title.startswith(options.rows) else ():
