@@ -1,6 +1,7 @@
 """Every strategy against its formulas, in float64, over threads."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,9 +29,12 @@ def test_all_reduce_is_sgd_on_the_whole_mini_batch(replicas):
 
 
 @pytest.mark.parametrize("messages", ["bfloat16", "int8"])
-def test_messages_of_fewer_bits_leave_all_replicas_equal_and_their_errors_for_later(messages):
-    narrow, whole = (trained(AllReduce(messages=kind), 2, 60) for kind in (messages, "float32"))
-    for step in range(60):
+@pytest.mark.parametrize(("strategy", "every"), [(AllReduce, 1), (partial(DiLoCo, steps=3), 3)])
+def test_messages_of_fewer_bits_leave_all_replicas_equal_and_their_errors_for_later(
+    strategy, every, messages
+):
+    narrow, whole = (trained(strategy(messages=kind), 2, 60) for kind in (messages, "float32"))
+    for step in range(every - 1, 60, every):
         assert torch.equal(narrow[0][step], narrow[1][step])
     apart = [(a - b).norm() / b.norm() for a, b in zip(narrow[0], whole[0], strict=True)]
     assert 0 < max(apart) < 0.01
