@@ -15,8 +15,8 @@ of trainings are those of to_the_end.py gpt: both have the same samples in the s
 training runs on the virtual clock with one thread. A training that was broken off goes on from its
 checkpoint, and those that are in diloco.json are not repeated.
 
-A step of `ddg` is a twelfth of what 16 steps take longer than 4, so that the pipeline is full. A
-step of DiLoCo is one without sums, and a share of a sum:
+A step of a pipeline is a twelfth of what 16 steps take longer than 4, so that it is full. A step of
+DiLoCo is one without sums, and a share of a sum:
 
     seconds = c + (s + b / rate) / H
 
@@ -26,8 +26,8 @@ and b the bytes that a replica sends. A row of 12 steps with a sum at 100 Mb/s c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import log2
 from pathlib import Path
@@ -48,7 +48,7 @@ from hybrid.links.communicator import Communicator
 from hybrid.links.mpi import MpiLinks
 from hybrid.networks import models
 from hybrid.ranks import launch
-from hybrid.solvers import DDG, Backprop, Solver
+from hybrid.solvers import DDG, FDG, Backprop, Solver
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.wire import WireFormat
 
@@ -63,9 +63,7 @@ class Row:
     """How replicas keep together; None: one replica."""
     replicas: int = 1
     blocks: int = 1
-    """More than one: of a delayed pipeline."""
-    messages: WireFormat = "float32"
-    """Of the pipeline."""
+    solver: Solver = field(default_factory=Backprop)
     optimizer: Literal["muon", "adamw"] = "muon"
     lr: float = 0.02
     """Of each replica's own steps."""
@@ -100,13 +98,21 @@ def accuracy() -> Iterator[tuple[str, Row]]:
 
     yield from (row(8, 100), row(8, 25), row(4, 100), row(8, 50), row(8, 200), row(8, 12))
     for steps in MIDDLE, SHORT:
-        yield f"ddg, K=8, {steps} steps", Row(blocks=8, steps=steps)
+        yield f"ddg, K=8, {steps} steps", late(DDG, 8, steps=steps)
     yield row(8, 100, MIDDLE)
-    yield from (row(4, 25), row(4, 50), row(4, 200), row(4, 12))
+    yield from (row(4, 25), row(4, 50))
+    yield "fdg, int8, K=8", late(FDG, 8, "int8")
+    yield "ddg, int8, K=8", late(DDG, 8, "int8")
     yield row(8, 100, messages="float32")
     yield row(8, 100, optimizer="adamw", lr=to_the_end.BEST["AdamW"])
-    yield "ddg, K=8, int8", Row(blocks=8, messages="int8")
-    yield "ddg, K=4", Row(blocks=4)
+    yield from (row(4, 200), row(4, 12))
+    yield "ddg, K=4", late(DDG, 4)
+
+
+def late(kind: Any, blocks: int, messages: WireFormat = "float32", steps: int = 1500) -> Row:
+    """A delayed pipeline."""
+    solver = kind(micro_batches=to_the_end.M, messages=messages)
+    return Row(blocks=blocks, solver=solver, steps=steps)
 
 
 TABLES = {"screen": screen, "accuracy": accuracy}
@@ -114,16 +120,14 @@ TABLES = {"screen": screen, "accuracy": accuracy}
 
 def train(row: Row, seed: int, out: Path) -> None:
     """One training into its run folder, from where an earlier one was broken off."""
-    late = DDG(micro_batches=to_the_end.M, messages=row.messages)
-    solver = late if row.blocks > 1 else Backprop()
     windows = row.steps * to_the_end.SIZE
     outer: dict[str, Any] = {"replicas": row.replicas, "sync": row.sync} if row.sync else {}
     optimizer = to_the_end.of_text(row.optimizer, row.lr)
-    as_there = to_the_end.Row(row.blocks, solver, optimizer, windows=windows)
+    as_there = to_the_end.Row(row.blocks, row.solver, optimizer, windows=windows)
     texts, held_out = to_the_end.samples(as_there, measuring.DATA, out.parent)
     torch.manual_seed(seed)
     measuring.on_virtual_links(
-        *(models.gpt(8, 64, 256, to_the_end.LENGTH), row.blocks, solver),
+        *(models.gpt(8, 64, 256, to_the_end.LENGTH), row.blocks, row.solver),
         train={"epochs": 1, "batch_size": to_the_end.SIZE, "seed": seed},
         schedule={"warmup_epochs": to_the_end.WARM_UP},
         optimizer=optimizer,
@@ -152,11 +156,11 @@ def collect(runs: Path, seeds: list[int]) -> None:
 
 LINKS = {"10 Mb/s": 0.01, "100 Mb/s": 0.1, "1 Gb/s": 1.0}
 """Gigabits per second."""
-FORMATS: dict[str, DDG] = {
-    "float32": DDG(micro_batches=4),
-    "int8": DDG(micro_batches=4, messages="int8"),
+PIPELINES: dict[str, Solver] = {
+    "ddg, float32": DDG(micro_batches=4),
+    "ddg, int8": DDG(micro_batches=4, messages="int8"),
+    "fdg, int8": FDG(micro_batches=4, messages="int8"),
 }
-"""Of `ddg`."""
 COUNTS, EVERY = (4, 8), (12, 25, 50, 100, 200)
 FAST = 10.0
 FEW, MANY = 4, 16
@@ -175,10 +179,10 @@ def rows_of_rates() -> Iterator[tuple[str, virtual_rates.Row, tuple[int, ...]]]:
             yield f"{n} replicas, a sum, {form}", summed, (FEW,)
             checked = replace(row, replicas=n, sync=DiLoCo(12, messages=form), gigabits=0.1)
             yield f"{n} replicas, H=12, 100 Mb/s, {form}", checked, (12,)
-        for form, solver in FORMATS.items():
+        for name, solver in PIPELINES.items():
             for link, rate in LINKS.items():
                 late = replace(row, solver=solver, blocks=n, extrapolated=True, gigabits=rate)
-                yield f"ddg, K={n}, {link}, {form}", late, (FEW, MANY)
+                yield f"{name}, K={n}, {link}", late, (FEW, MANY)
 
 
 def rates(names: str) -> None:
@@ -229,7 +233,10 @@ def real() -> None:
     rows: dict[str, tuple[int, Contender]] = {
         "one rank": (3, loop),
         "diloco, H=50, int8": (50, contender(Backprop(), 1, comm, **outer)),
-        "ddg, int8": (24, contender(FORMATS["int8"], 2, comm, delay={"mend": "extrapolate"})),
+        "ddg, int8": (
+            24,
+            contender(PIPELINES["ddg, int8"], 2, comm, delay={"mend": "extrapolate"}),
+        ),
     }
     seconds: dict[str, list[float]] = {name: [] for name in rows}
     texts, _, size = virtual_rates.samples("gpt-8-256", 50, measuring.DATA)
@@ -298,9 +305,9 @@ def tables() -> None:
     seconds: dict[tuple[int, str, str], float] = {}
     for n in COUNTS:
         for link, rate in LINKS.items():
-            for form in FORMATS:
-                if turns := step_seconds(f"ddg, K={n}, {link}, {form}"):
-                    seconds[n, link, f"ddg, {form}"] = median(turns)
+            for name in PIPELINES:
+                if turns := step_seconds(f"{name}, K={n}, {link}"):
+                    seconds[n, link, name] = median(turns)
             for form in "int8", "float32":
                 for H in EVERY:
                     name = f"diloco, H={H}" + ", float32" * (form == "float32")
@@ -331,8 +338,10 @@ def tables() -> None:
         if own is None:
             return None
         steps = 1500 * min(x for (m, at, _), x in seconds.items() if (m, at) == (n, link)) / own
-        if row.startswith("ddg"):
-            return after(f"ddg, K={n}", "ddg, K=8", steps)
+        if not row.startswith("diloco"):
+            exact = f"{row.partition(',')[0]}, K={n}"
+            title = rounded if bits(rounded := f"{row}, K={n}") else exact
+            return after(title, "ddg, K=8", steps)
         return after(row.replace("diloco", f"R={n}"), "R=8, H=100", steps)
 
     measuring.show(
@@ -350,10 +359,15 @@ def main() -> None:
         rows="",
         only_collect=False,
     )
+    works: dict[str, Callable[[], None]] = {
+        "rates": partial(rates, options.rows),
+        "real": real,
+        "table": tables,
+    }
     torch.set_num_threads(1)
     for name in () if options.only_collect else options.whats:
         if name not in TABLES:
-            {"rates": partial(rates, options.rows), "real": real, "table": tables}[name]()
+            works[name]()
             continue
         for title, row in TABLES[name]():
             for seed in options.seeds if title.startswith(options.rows) else ():
