@@ -70,7 +70,7 @@ class Row:
     steps: int = 1500
 
 
-BEST = DiLoCo(outer_lr=0.7, outer_momentum=0.9, messages="int8")
+BEST = DiLoCo(outer_lr=1.0, outer_momentum=0.5, messages="int8")
 """The outer step, of the screen."""
 INNER_LR = 0.02
 """Of Muon, of the screen."""
