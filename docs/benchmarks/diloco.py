@@ -1,6 +1,6 @@
 """DiLoCo beside a delayed pipeline: bits a byte, rates, and bits after equal simulated time.
 
-    python docs/benchmarks/diloco.py screen accuracy [--rows "R=8, H=100"]
+    python docs/benchmarks/diloco.py screen accuracy [--rows "R=8, H=*"]
     python docs/benchmarks/diloco.py rates
     mpirun -n 2 python docs/benchmarks/diloco.py real        on two hosts
     python docs/benchmarks/diloco.py table
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from math import log2
 from pathlib import Path
@@ -186,9 +187,9 @@ def rows_of_rates() -> Iterator[tuple[str, virtual_rates.Row, tuple[int, ...]]]:
 
 
 def rates(names: str) -> None:
-    """A turn of all rows whose names begin so; the JSON holds the turns of earlier calls, too."""
+    """A turn of all rows of such names; the JSON holds the turns of earlier calls, too."""
     for name, row, counts in rows_of_rates():
-        if name.startswith(names):
+        if fnmatchcase(name, names):
             size = virtual_rates.samples(row.model, 1, measuring.DATA)[2]
             seconds = [n * size / virtual_rates.train(row, n, measuring.DATA) for n in counts]
             turns = [*(RAW.get("rates", name) or []), seconds]
@@ -356,7 +357,7 @@ def main() -> None:
         whats=(*TABLES, "rates", "real", "table"),
         runs=Path("runs/diloco"),
         seeds=[0],
-        rows="",
+        rows="*",
         only_collect=False,
     )
     works: dict[str, Callable[[], None]] = {
@@ -370,7 +371,7 @@ def main() -> None:
             works[name]()
             continue
         for title, row in TABLES[name]():
-            for seed in options.seeds if title.startswith(options.rows) else ():
+            for seed in options.seeds if fnmatchcase(title, options.rows) else ():
                 out = options.runs / name / measuring.slug(title, seed)
                 done = RAW.get(name, title, str(seed)) or (out / "summary.json").exists()
                 if not done:
