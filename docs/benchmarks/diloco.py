@@ -51,7 +51,6 @@ from hybrid.networks import models
 from hybrid.ranks import launch
 from hybrid.solvers import DDG, FDG, Backprop, Solver
 from hybrid.solvers.sync.diloco import DiLoCo
-from hybrid.solvers.wire import WireFormat
 
 RAW = measuring.Raw(__file__)
 
@@ -110,7 +109,7 @@ def accuracy() -> Iterator[tuple[str, Row]]:
     yield "ddg, K=4", late(DDG, 4)
 
 
-def late(kind: Any, blocks: int, messages: WireFormat = "float32", steps: int = 1500) -> Row:
+def late(kind: Any, blocks: int, messages: str = "float32", steps: int = 1500) -> Row:
     """A delayed pipeline."""
     solver = kind(micro_batches=to_the_end.M, messages=messages)
     return Row(blocks=blocks, solver=solver, steps=steps)
@@ -160,7 +159,9 @@ LINKS = {"10 Mb/s": 0.01, "100 Mb/s": 0.1, "1 Gb/s": 1.0}
 PIPELINES: dict[str, Solver] = {
     "ddg, float32": DDG(micro_batches=4),
     "ddg, int8": DDG(micro_batches=4, messages="int8"),
+    "ddg, int8 / int4": DDG(micro_batches=4, messages="int8", adjoints="int4"),
     "fdg, int8": FDG(micro_batches=4, messages="int8"),
+    "fdg, int8 / int4": FDG(micro_batches=4, messages="int8", adjoints="int4"),
 }
 COUNTS, EVERY = (4, 8), (12, 25, 50, 100, 200)
 FAST = 10.0
