@@ -69,6 +69,27 @@ class Feedback2(Feedback4, Int2):
     name = "feedback-2"
 
 
+class Int6(Int4):
+    """6 bits."""
+
+    name = "int6"
+    bits = 6
+
+
+class Int5(Int4):
+    """5 bits."""
+
+    name = "int5"
+    bits = 5
+
+
+class Int3(Int4):
+    """3 bits."""
+
+    name = "int3"
+    bits = 3
+
+
 class Nearest4(Int4):
     """int4 of adjoints, rounded to the nearest level."""
 
@@ -133,7 +154,7 @@ CODECS.places = {
     **CODECS.places,
     **{
         kind.name: f"{__name__}:{kind.__name__}"
-        for kind in (Feedback4, Feedback2, Nearest4, Range2, LowRank)
+        for kind in (Int6, Int5, Int3, Feedback4, Feedback2, Nearest4, Range2, LowRank)
     },
 }
 
@@ -198,8 +219,9 @@ def screen() -> Iterator[Row]:
     """Both methods have them on eight blocks."""
     for up, down in (
         *(("float32", "float32"), ("int8", "int4"), ("int4", "int4"), ("int4", "range-2")),
-        *(("range-2", "range-2"), ("int8", "nearest-4"), ("range-2", "int4"), ("int8", "int2")),
-        *(("int8", "feedback-2"), ("low-rank:16", "int4"), ("int2", "int2"), ("int8", "int8")),
+        *(("range-2", "int4"), ("int8", "int3"), ("int6", "int4"), ("int8", "int2")),
+        *(("int8", "nearest-4"), ("int8", "feedback-2"), ("int6", "int3"), ("low-rank:16", "int4")),
+        *(("int5", "int4"), ("int4", "int3"), ("int2", "int2"), ("int8", "int8")),
     ):
         yield Row(up, down)
     for rank, up, down in (

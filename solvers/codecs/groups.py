@@ -30,7 +30,6 @@ class Int4(Codec):
     """
 
     name = "int4"
-    tensors = 2
     coarse = True
     bits: ClassVar[int] = 4
 
@@ -39,6 +38,8 @@ class Int4(Codec):
         if not (8 <= group <= 4096 and group & (group - 1) == 0):
             raise ValueError(f"a group of {group} numbers: choose a power of 2 from 8 to 4096")
         self.group = group
+        self._widths = [width for width in (4, 2, 1) if self.bits & width]
+        self.tensors = len(self._widths) + 1
 
     def encode(self, x: Tensor, key: Key) -> tuple[Tensor, ...]:
         y = wide(x).detach()
@@ -50,15 +51,22 @@ class Int4(Codec):
         q = (groups - low.to(y.dtype)).div_(scale.to(y.dtype).clamp_min(_TINY))
         q = q.add_(self._offset(q, key))
         numbers = q.to(torch.int8).view(-1)[: y.numel()].view(y.shape)
-        padding = -y.shape[-1] % (8 // self.bits)
-        # the receiver learns how many columns are padding from the dimensions of the other tensor
+        padding = -y.shape[-1] % (8 // min(self._widths))
+        numbers = torch.nn.functional.pad(numbers, (0, padding))
+        # the receiver learns how many columns are padding from the dimensions of this tensor
         ranges = torch.stack((low, scale)).view(2, *groups.shape[::2], *[1] * padding)
-        return _pack(torch.nn.functional.pad(numbers, (0, padding)), self.bits), ranges
+        planes, shift = [], 0
+        for width in self._widths:
+            planes.append(_pack(numbers >> shift & 2**width - 1, width))
+            shift += width
+        return (*planes, ranges)
 
     def decode(self, message: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        packed, ranges = message
+        *planes, ranges = message
+        numbers, shift = 0, 0
+        for plane, width in zip(planes, self._widths, strict=True):
+            numbers, shift = numbers | _unpack(plane, width) << shift, shift + width
         padding = ranges.dim() - 3
-        numbers = _unpack(packed, self.bits)
         numbers = numbers[..., : numbers.shape[-1] - padding].contiguous()
         low, scale = ranges.view(2, -1, 1, ranges.shape[2]).to(
             torch.promote_types(dtype, torch.float32)
@@ -105,19 +113,21 @@ def _noise(like: Tensor, key: Key) -> Tensor:
     return flat.mul_(2**-8).add_(2**-9).view(like.shape)
 
 
+_WORDS = {4: torch.int16, 2: torch.int32, 1: torch.int64}
+"""By bits of a number: words of as many bytes as numbers go into one."""
+
+
 def _pack(numbers: Tensor, bits: int) -> Tensor:
     """(..., n) bytes of b bits in (..., n b / 8) bytes."""
-    if bits == 4:
-        words = numbers.view(torch.int16)
-        return (words | words >> 4).to(torch.uint8)
-    words = numbers.view(torch.int32)
-    return (words | words >> 6 | words >> 12 | words >> 18).to(torch.uint8)
+    words = packed = numbers.view(_WORDS[bits])
+    for place in range(1, 8 // bits):
+        packed = packed | words >> place * (8 - bits)
+    return packed.to(torch.uint8)
 
 
 def _unpack(packed: Tensor, bits: int) -> Tensor:
     """The inverse of `_pack`."""
-    if bits == 4:
-        words = packed.to(torch.int16)
-        return ((words | words << 4) & 0x0F0F).view(torch.int8)
-    words = packed.to(torch.int32)
-    return ((words | words << 6 | words << 12 | words << 18) & 0x03030303).view(torch.int8)
+    words = packed = packed.to(_WORDS[bits])
+    for place in range(1, 8 // bits):
+        words = words | packed << place * (8 - bits)
+    return words.view(torch.int8) & 2**bits - 1

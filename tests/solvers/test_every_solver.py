@@ -88,6 +88,11 @@ def check_resume_and_virtual_clocks(solver, cuts, at):
     assert_same(found, trained(problem_for(solver, cuts), solver, run=run_virtual))
 
 
+@pytest.mark.parametrize("name", registry.CODECS.places)
+def test_messages_of_every_codec_go_on_and_arrive_with_the_same_bits(name):
+    check_resume_and_virtual_clocks(DDG(micro_batches=2, messages=name), CUTS[1], 3)
+
+
 class Watching:
     """A strategy that sees whether weights move outside of a step, and in one."""
 
