@@ -66,8 +66,7 @@ class Wire:
 
     def sample_bytes(self, shape: Sequence[int]) -> tuple[float, float]:
         """Bytes of a sample of a float32 tensor of that shape: up, and its adjoint's down."""
-        channels, *pixels = shape
-        shape = [channels, *(n // self.filter for n in pixels)]
+        shape = [*shape[:1], *(n // self.filter for n in shape[1:])]
         return self.up.sample_bytes(shape), self.down.sample_bytes(shape)
 
     def num_tensors(self, codec: Codec, bundle: Bundle | None = None) -> int:

@@ -21,7 +21,7 @@ class Codec(ABC):
     """
 
     name: ClassVar[str]
-    tensors: ClassVar[int] = 1
+    tensors: int = 1
     """Tensors of a message."""
     coarse: ClassVar[bool] = False
     """Whether it rounds so much that a wrong gradient could not be told from a right one."""

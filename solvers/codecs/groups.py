@@ -1,6 +1,8 @@
 """Groups of numbers, each with its range, in 4 or 2 bits a number."""
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +25,8 @@ class Int4(Codec):
     l and s are bfloat16, rounded so that no q needs to be cut off, and x is computed with in
     float32: b + 32 / g bits a number. x is a matrix of N H W (or N T, or N) rows and C columns.
 
-    Activations: a group is g rows of one channel, as channels differ in mean and range;
+    Activations: a group is g rows of one channel, as channels differ in mean and range (of fewer
+                 than g rows, g numbers in the order of memory);
                  u = 1/2, so |x' - x| <= s / 2. Zeros behind a ReLU stay zeros.
     Adjoints:    a group is g numbers in the order of memory, as samples differ in range;
                  u is uniform on [0, 1), so E x' = x.
@@ -38,8 +41,9 @@ class Int4(Codec):
         if not (8 <= group <= 4096 and group & (group - 1) == 0):
             raise ValueError(f"a group of {group} numbers: choose a power of 2 from 8 to 4096")
         self.group = group
-        self._widths = [width for width in (4, 2, 1) if self.bits & width]
-        self.tensors = len(self._widths) + 1
+        self._planes = [(w, self.bits & w - 1) for w in (1, 2, 4) if self.bits & w]
+        """Bits of q that travel together: how many, and those below them."""
+        self.tensors = len(self._planes) + 1
 
     def encode(self, x: Tensor, key: Key) -> tuple[Tensor, ...]:
         y = wide(x).detach()
@@ -51,27 +55,22 @@ class Int4(Codec):
         q = (groups - low.to(y.dtype)).div_(scale.to(y.dtype).clamp_min(_TINY))
         q = q.add_(self._offset(q, key))
         numbers = q.to(torch.int8).view(-1)[: y.numel()].view(y.shape)
-        padding = -y.shape[-1] % (8 // min(self._widths))
+        padding = -y.shape[-1] % (8 // self._planes[0][0])
         numbers = torch.nn.functional.pad(numbers, (0, padding))
         # the receiver learns how many columns are padding from the dimensions of this tensor
         ranges = torch.stack((low, scale)).view(2, *groups.shape[::2], *[1] * padding)
-        planes, shift = [], 0
-        for width in self._widths:
-            planes.append(_pack(numbers >> shift & 2**width - 1, width))
-            shift += width
+        planes = (_pack(numbers >> below & 2**width - 1, width) for width, below in self._planes)
         return (*planes, ranges)
 
     def decode(self, message: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         *planes, ranges = message
-        numbers, shift = 0, 0
-        for plane, width in zip(planes, self._widths, strict=True):
-            numbers, shift = numbers | _unpack(plane, width) << shift, shift + width
+        pairs = zip(planes, self._planes, strict=True)
+        numbers = reduce(or_, (_unpack(plane, w) << below for plane, (w, below) in pairs))
         padding = ranges.dim() - 3
         numbers = numbers[..., : numbers.shape[-1] - padding].contiguous()
-        low, scale = ranges.view(2, -1, 1, ranges.shape[2]).to(
-            torch.promote_types(dtype, torch.float32)
-        )
-        q = self._groups(numbers).to(scale.dtype)
+        kind = torch.promote_types(dtype, torch.float32)
+        low, scale = ranges.view(2, -1, 1, ranges.shape[2]).to(kind)
+        q = self._groups(numbers).to(kind)
         x = q.mul_(scale).add_(low).view(-1)[: numbers.numel()].view(numbers.shape).to(dtype)
         return x.movedim(-1, 1) if x.dim() > 3 else x
 
@@ -84,8 +83,12 @@ class Int4(Codec):
         return _noise(q, key) if self.adjoint else 0.5
 
     def _groups(self, rows: Tensor) -> Tensor:
-        """(..., C) as groups (count, g, C), or of adjoints (count, g, 1); its last row fills up."""
-        rows = rows.reshape(-1, 1 if self.adjoint else rows.shape[-1])
+        """(..., C) as groups (count, g, C) or, in the order of memory, (count, g, 1).
+
+        The last row fills up the last groups.
+        """
+        by_channel = not self.adjoint and rows.numel() >= self.group * rows.shape[-1]
+        rows = rows.reshape(-1, rows.shape[-1] if by_channel else 1)
         missing = -len(rows) % self.group
         if missing:
             rows = torch.cat((rows, rows[-1:].expand(missing, -1)))
@@ -130,4 +133,5 @@ def _unpack(packed: Tensor, bits: int) -> Tensor:
     words = packed = packed.to(_WORDS[bits])
     for place in range(1, 8 // bits):
         words = words | packed << place * (8 - bits)
-    return words.view(torch.int8) & 2**bits - 1
+    numbers: Tensor = words.view(torch.int8) & 2**bits - 1
+    return numbers

@@ -7,7 +7,7 @@ import torch
 
 from hybrid.solvers.wire import codec
 
-SHAPES = [(6, 3, 8, 4), (3, 5, 7, 3), (2, 40, 64), (3, 7, 9), (70, 5), (5, 3), (1, 1)]
+SHAPES = [(6, 3, 8, 4), (3, 5, 7, 3), (2, 40, 64), (3, 7, 9), (70, 5), (5, 3), (1, 1), (9,)]
 GROUP = 16
 
 
@@ -27,8 +27,14 @@ def across(each, x, key=(1, 2, 3), dtype=None):
 def groups_of(x, adjoint):
     """The columns whose rows are in groups: those of channels, or all numbers in one."""
     rows = x.movedim(1, -1) if x.dim() > 3 else x
-    columns = rows.reshape(-1, 1 if adjoint else rows.shape[-1])
+    columns = rows.reshape(-1, num_columns(x.shape, adjoint))
     return [group for column in columns.unbind(1) for group in column.split(GROUP)]
+
+
+def num_columns(shape, adjoint):
+    """Channels, if there are rows for at least one group, and there is no other reason."""
+    channels = shape[1] if len(shape) > 3 else shape[-1]
+    return 1 if adjoint or prod(shape) // channels < GROUP else channels
 
 
 def ranges(group, bits):
@@ -81,7 +87,7 @@ def test_an_adjoint_s_random_numbers_are_a_function_of_its_key():
 @pytest.mark.parametrize(("name", "bits"), [("int4", 4), ("int2", 2)])
 def test_numbers_and_ranges_fill_the_bytes_of_a_message(name, bits, adjoint, shape):
     message = codec(f"{name}:{GROUP}", adjoint).encode(values(shape, torch.float32), (0,))
-    columns = 1 if adjoint else (shape[1] if len(shape) > 3 else shape[-1])
+    columns = num_columns(shape, adjoint)
     last = shape[1] if len(shape) > 3 else shape[-1]
     packed = prod(shape) // last * -(-last * bits // 8)
     assert sum(x.nbytes for x in message) == packed + 4 * columns * -(
