@@ -8,6 +8,7 @@
     longer     the same, 1,500 steps
     resnet     ResNet-14, 10,000 images of CIFAR-10, 4 epochs, mini-batches of 128, SGD
     seconds    CPU time of a message of 1 MB
+    trained    trained networks of to_the_end.py, whose activations are rounded at seven cuts
 
 Mini-batches in 8 micro-batches, those of texts by `backprop` in 2, which gives the same but for
 rounding. A row is method, blocks, codec up / codec down. Candidates that
@@ -24,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from math import prod
+from math import log, prod
 from pathlib import Path
 from statistics import mean, quantiles
 from time import process_time
@@ -34,11 +35,13 @@ import measuring
 import to_the_end
 import torch
 from filled_waits import OPTIMIZERS
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hybrid import Trainer, data, split
 from hybrid.networks import models
 from hybrid.networks.blocks import Blocks
+from hybrid.networks.units import units as units_of
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.codecs.base import Codec
 from hybrid.solvers.codecs.formats import Int8
@@ -247,6 +250,74 @@ def seconds() -> None:
     measuring.show("codec, of adjoints, way | microseconds (quartiles)", rows)
 
 
+def weights(network: nn.Module, folder: Path) -> nn.Module:
+    """A network with the weights of a run's newest checkpoint."""
+    files = max((folder / "checkpoints").iterdir()).glob("*.safetensors")
+    tensors = {name: x for file in files for name, x in load_file(file).items()}
+    network.load_state_dict({name: tensors[name] for name in network.state_dict()})
+    return network.eval()
+
+
+class Projected:
+    """x -> m + B B^T (x - m) with the principal components B of the first x of each cut."""
+
+    def __init__(self, share: float) -> None:
+        self.share, self.bases = share, dict[int, tuple[Tensor, Tensor]]()
+
+    def __call__(self, cut: int, x: Tensor) -> Tensor:
+        rows = x.movedim(1, -1) if x.dim() > 3 else x
+        if cut not in self.bases:
+            X = rows.flatten(0, -2)
+            *_, V = torch.linalg.svd(X - X.mean(0), full_matrices=False)
+            self.bases[cut] = X.mean(0), V[: int(self.share * X.shape[1])]
+        center, B = self.bases[cut]
+        rows = (rows - center) @ B.T @ B + center
+        return rows.movedim(-1, 1) if x.dim() > 3 else rows
+
+
+@torch.no_grad()
+def trained(options: Any) -> None:
+    """Held-out bits a byte and test accuracy where activations are rounded at seven cuts."""
+    runs = options.trained
+    text, held_out = data.load_text(to_the_end.corpus(options.runs), to_the_end.LENGTH)
+    images, test = data.load("cifar10", options.data_dir)
+    cases = {
+        "gpt-8-64": (models.gpt(8, 64, 256, to_the_end.LENGTH), text, held_out, "gpt/Muon_flushed"),
+        "resnet20": (models.resnet(20), images, test, "resnet20/flushed_Muon"),
+    }
+    rows = list[tuple[object, ...]]()
+    for name, (network, samples, others, folder) in cases.items():
+        weights(network, runs / f"{folder}_seed-{options.seeds[0]}")
+        units = units_of(network)[1:8]
+        first = samples.batch(torch.arange(0, len(samples), len(samples) // 200), 0, 0, False)
+        for title in ("float32", "int8", "int6", "int5", "int4", "int3", "int2", 0.75, 0.5, 0.25):
+            change: Any = Projected(title) if isinstance(title, float) else codec(title)
+            through = change if callable(change) else partial(across, change)
+            hooks = [
+                [*unit.parts.values()][-1].register_forward_hook(
+                    lambda module, inputs, out, k=k, through=through: through(k, out)
+                )
+                for k, unit in enumerate(units)
+            ]
+            network(first)  # the principal components
+            ids = torch.arange(1_000 if name == "resnet20" else 64)
+            out, right = network(others.batch(ids, 0, 0, False)), others.targets(ids)
+            for hook in hooks:
+                hook.remove()
+            loss = float(nn.functional.cross_entropy(out, right)) / log(2)
+            reached = (
+                loss if name != "resnet20" else 100 * float((out.argmax(1) == right).float().mean())
+            )
+            RAW.keep("trained", name, str(title), value=reached)
+            rows.append((name, title, round(reached, 3)))
+    measuring.show("network | activations | bits a byte, accuracy in %", rows)
+
+
+def across(each: Codec, cut: int, x: Tensor) -> Tensor:
+    """What arrives."""
+    return each.decode(each.encode(x, (cut,)), x.dtype)
+
+
 TABLES = {"gpt": screen, "longer": screen, "resnet": screen}
 
 
@@ -300,12 +371,13 @@ def train(table: str, row: Row, seed: int, options: Any) -> dict[str, float]:
 
 
 def main() -> None:
-    flags = {**measuring.GRID, "seeds": [0], "tables": {**TABLES, "seconds": seconds}}
-    options = measuring.options(__doc__, runs=Path("runs/codecs"), **flags)
+    flags = {**measuring.GRID, "seeds": [0], "tables": {**TABLES, "seconds": 0, "trained": 0}}
+    folders = {"runs": Path("runs/codecs"), "trained": Path("runs/to-the-end")}
+    options = measuring.options(__doc__, **folders, **flags)
     torch.set_num_threads(1)
     for table in () if options.only_collect else options.tables:
-        if table == "seconds":
-            seconds()
+        if table not in TABLES:
+            seconds() if table == "seconds" else trained(options)
             continue
         for seed in options.seeds:
             rows = ((str(row), row) for row in TABLES[table]())
