@@ -60,8 +60,8 @@ class Wire:
 
     def __init__(self, messages: str = "float32", adjoints: str = "", filter: int = 1) -> None:
         self.up, self.down = codec(messages), codec(adjoints or messages, adjoint=True)
-        self.text = messages if adjoints in ("", messages) else f"{messages}, adjoints {adjoints}"
-        """What it sends, in words."""
+        self.text = messages if adjoints in ("", messages) else f"{messages} / {adjoints}"
+        """The codecs of both directions."""
         self.filter = filter
 
     def sample_bytes(self, shape: Sequence[int]) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from hybrid.settings.config import RoundSettings
 from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import Backprop, Solver, registry
 from hybrid.solvers.acting import Settings
+from hybrid.solvers.engine.engine import Scheduled
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.registry import LOCAL_METHODS, STRATEGIES
 from hybrid.solvers.sync.base import Strategy
@@ -143,7 +144,7 @@ def _delayed(solver: Solver, micro_batches: Sequence[int]) -> Iterator[tuple[str
     if not hasattr(solver, "micro_batches"):
         yield name, solver
         return
-    messages = getattr(solver, "messages", "float32")
-    wire = "" if messages == "float32" else f", {messages} messages"
+    codecs = solver.wire().text if isinstance(solver, Scheduled) else "float32"
+    wire = "" if codecs == "float32" else f", {codecs} messages"
     for m in [solver.micro_batches] if solver.micro_batches else micro_batches:
         yield f"{name}, m={m}{wire}", replace(solver, micro_batches=m)  # type: ignore[type-var]

@@ -59,15 +59,16 @@ def test_the_users_cuts_and_other_settings_are_planned_for_and_in_the_command(hy
         "train.ema": "0.9",
         "schedule.name": "constant",
         "solver.messages": "int8",
+        "solver.adjoints": "int4",
     }
     flags = [word for pair in asked.items() for word in ("--set", "=".join(pair))]
     words = ("plan", "--data", "digits", "--micro-batches", "2", "--batch-size", "16")
     words += ("--blocks", "2", "--replicas", "2")
     said = output(hybrid(*words, "--solver", "ddg", *flags))
     found = shlex.split(said.splitlines()[-1])
-    del asked["solver.messages"]  # of a row, and not the fastest
+    del asked["solver.messages"], asked["solver.adjoints"]  # of a row, and not the fastest
     assert all("=".join(pair) in found for pair in asked.items())
-    assert "| ddg, m=2, int8 messages |" in said
+    assert "| ddg, m=2, int8 / int4 messages |" in said
 
 
 def test_memory_for_auxiliary_variables_is_a_limit():
