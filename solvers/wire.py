@@ -84,7 +84,7 @@ class Wire:
         self, get: Callable[[], Tensor], dtype: Dtypes, bundle: Bundle | None = None
     ) -> Any:
         """x, of `dtype` or of one for each tensor, from the tensors that `get` gives."""
-        return self._receive(self.up, get, dtype, bundle)
+        return self._receive(self.up, get, dtype, (), bundle)
 
     def send_adjoint(
         self,
@@ -99,10 +99,15 @@ class Wire:
         self._send(self.down, put, p, key, bundle)
 
     def receive_adjoint(
-        self, get: Callable[[], Tensor], dtype: Dtypes, size: int, bundle: Bundle | None = None
+        self,
+        get: Callable[[], Tensor],
+        dtype: Dtypes,
+        size: int,
+        key: Key = (),
+        bundle: Bundle | None = None,
     ) -> Any:
-        """The adjoint that `send_adjoint` was given."""
-        p = self._receive(self.down, get, dtype, bundle)
+        """The adjoint that `send_adjoint` was given, with the same key."""
+        p = self._receive(self.down, get, dtype, key, bundle)
         return each(lambda x: x / size, p) if self.down.by_sample else p
 
     def _send(
@@ -117,19 +122,25 @@ class Wire:
         large = len(parts) if bundle is None else bundle.num_large
         for i, part in enumerate(parts[:large]):
             part = part if self.filter == 1 else pool(wide(part), self.filter).to(part.dtype)
-            for tensor in codec.encode(part, (*key, i) if i else key):
+            for tensor in codec.encode(part, (*key, i)):
                 put(tensor)
         for part in parts[large:]:
             put(part)
 
     def _receive(
-        self, codec: Codec, get: Callable[[], Tensor], dtype: Dtypes, bundle: Bundle | None
+        self,
+        codec: Codec,
+        get: Callable[[], Tensor],
+        dtype: Dtypes,
+        key: Key,
+        bundle: Bundle | None,
     ) -> Any:
         count = 1 if bundle is None else bundle.num_large
         dtypes = (dtype,) * count if isinstance(dtype, torch.dtype) else dtype[:count]
-        messages = ([get() for _ in range(codec.tensors)] for _ in dtypes)
-        pairs = zip(messages, dtypes, strict=True)
-        large = [upsample(codec.decode(each, dtype), self.filter) for each, dtype in pairs]
+        large = list[Tensor]()
+        for i, kind in enumerate(dtypes):
+            message = [get() for _ in range(codec.tensors)]
+            large.append(upsample(codec.decode(message, kind, (*key, i)), self.filter))
         if bundle is None:
             return large[0]
         return (*large, *(get() for _ in range(bundle.num_parts - count)))

@@ -45,7 +45,7 @@ from hybrid.networks.units import units as units_of
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.codecs.base import Codec
 from hybrid.solvers.codecs.formats import Int8
-from hybrid.solvers.codecs.groups import Int2, Int4, _noise
+from hybrid.solvers.codecs.groups import Int2, Int4
 from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.registry import CODECS
 from hybrid.solvers.wire import codec
@@ -64,7 +64,7 @@ class Feedback4(Int4):
         kept = getattr(self, "kept", x)
         x = x + kept if kept is not x and kept.shape == x.shape else x
         message = super().encode(x, key)
-        self.kept = x - self.decode(message, x.dtype)
+        self.kept = x - self.decode(message, x.dtype, key)
         return message
 
 
@@ -100,8 +100,30 @@ class Nearest4(Int4):
 
     name = "nearest-4"
 
-    def _offset(self, q: Tensor, key: Key) -> float:
+    def _u(self, like: Tensor, key: Key) -> float:
         return 0.5
+
+
+class Stochastic4(Int4):
+    """int4 of adjoints with x' = l + s q: stochastic rounding."""
+
+    name = "stochastic-4"
+
+    def decode(self, message: Sequence[Tensor], dtype: torch.dtype, key: Key) -> Tensor:
+        return Nearest4(self.group, self.adjoint).decode(message, dtype, key)
+
+
+class Stochastic3(Int3):
+    """The same in 3 bits."""
+
+    name = "stochastic-3"
+
+    def decode(self, message: Sequence[Tensor], dtype: torch.dtype, key: Key) -> Tensor:
+        return Nearest3(self.group, self.adjoint).decode(message, dtype, key)
+
+
+class Nearest3(Nearest4, Int3):
+    """The other side of it."""
 
 
 class Range2(Int2):
@@ -115,48 +137,9 @@ class Range2(Int2):
         low = torch.maximum(low, center - 1.5 * deviation)
         return low, torch.minimum(high, center + 2 * deviation)
 
-    def _offset(self, q: Tensor, key: Key) -> float:
-        q.clamp_(0, 3)
+    def _u(self, like: Tensor, key: Key) -> float:
+        like.clamp_(0, 3)
         return 0.5
-
-
-class Dither2(Int2):
-    """q = floor(z + u), z' = q - u + 1/2 with the same u on both sides: the error has no bias and
-    half the variance of stochastic rounding. Here z' itself travels, and its bytes are int2's.
-    """
-
-    name = "dither-2"
-
-    def __init__(self, adjoint: bool = False) -> None:
-        super().__init__(adjoint=adjoint)
-        self.tensors = 1
-
-    def encode(self, x: Tensor, key: Key) -> tuple[Tensor, ...]:
-        rows = (x.movedim(1, -1) if x.dim() > 3 else x).contiguous()
-        groups = self._groups(rows)
-        low, high = self._range(groups)
-        scale = ((high - low) / (2**self.bits - 1)).clamp_min(1e-38)
-        z = (groups - low) / scale
-        u = _noise(z, key)
-        q = (z + u).floor().clamp(0, 2**self.bits - 1)
-        y = (low + scale * (q - u + 0.5)).view(-1)[: rows.numel()].view(rows.shape)
-        return (y.movedim(-1, 1) if x.dim() > 3 else y,)
-
-    def decode(self, message: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        return message[0].to(dtype)
-
-    def sample_bytes(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> float:
-        return type(self).__mro__[1](adjoint=self.adjoint).sample_bytes(shape, dtype)
-
-
-class Dither3(Dither2):
-    """In 3 bits."""
-
-    name = "dither-3"
-    bits = 3
-
-    def sample_bytes(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> float:
-        return Int3(adjoint=self.adjoint).sample_bytes(shape, dtype)
 
 
 class LowRank(Codec):
@@ -184,9 +167,9 @@ class LowRank(Codec):
         coefficients = (X @ self.basis).view(*rows.shape[:-1], -1)
         return (*self.narrow.encode(coefficients, key), self.basis, center)
 
-    def decode(self, message: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    def decode(self, message: Sequence[Tensor], dtype: torch.dtype, key: Key) -> Tensor:
         *coefficients, basis, center = message
-        x = self.narrow.decode(coefficients, dtype) @ basis.T + center
+        x = self.narrow.decode(coefficients, dtype, key) @ basis.T + center
         return x.movedim(-1, 1) if x.dim() > 3 else x
 
     def sample_bytes(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> float:
@@ -194,7 +177,7 @@ class LowRank(Codec):
         return self.rank * prod(shape) / channels
 
 
-OWN = Int6, Int5, Int3, Feedback4, Feedback2, Nearest4, Range2, Dither2, Dither3, LowRank
+OWN = Int6, Int5, Int3, Feedback4, Feedback2, Nearest4, Stochastic4, Stochastic3, Range2, LowRank
 CODECS.places = {**CODECS.places, **{each.name: f"{__name__}:{each.__name__}" for each in OWN}}
 
 
@@ -256,19 +239,15 @@ class Row:
 
 def screen() -> Iterator[Row]:
     """Both methods have them on eight blocks."""
-    for up, down in (
-        *(("float32", "float32"), ("int8", "int4"), ("int4", "int4"), ("int4", "range-2")),
-        *(("range-2", "int4"), ("int8", "int3"), ("int6", "int4"), ("int8", "int2")),
-        *(("int8", "nearest-4"), ("int8", "feedback-2"), ("int6", "int3"), ("low-rank:16", "int4")),
-        *(("int5", "int4"), ("int4", "int3"), ("int2", "int2"), ("int8", "int8")),
-        *(
-            ("int8", "dither-3"),
-            ("int8", "dither-2"),
-            ("int6", "dither-3"),
-            ("int4", "dither-3"),
-            ("int4", "int2"),
-        ),
-    ):
+    pairs = (
+        *("float32 / float32", "int8 / int8", "int8 / int4", "int8 / stochastic-4"),
+        *("int8 / nearest-4", "int8 / int3", "int8 / stochastic-3", "int8 / int2"),
+        *("int8 / feedback-2", "int6 / int4", "int5 / int4", "int4 / int4", "int4 / stochastic-4"),
+        *("int6 / int3", "int4 / int3", "int3 / int3", "int2 / int2", "range-2 / int4"),
+        *("int4 / range-2", "low-rank:16 / int4"),
+    )
+    for pair in pairs:
+        up, down = pair.split(" / ")
         yield Row(up, down)
     for share, up, down in ((4, "int8", "int8"), (2, "int4", "int4"), (2, "int8", "int8")):
         yield Row(up, down, share=share)
@@ -283,7 +262,7 @@ def seconds() -> None:
         each = codec(text, adjoint)
         message = each.encode(x, (0,))
         works[f"{text}, {adjoint}, encode"] = partial(each.encode, x, (0,))
-        works[f"{text}, {adjoint}, decode"] = partial(each.decode, message, x.dtype)
+        works[f"{text}, {adjoint}, decode"] = partial(each.decode, message, x.dtype, (0,))
     for name, taken in measuring.in_turns(works, 60).items():
         low, middle, high = quantiles([1e6 * each for each in taken], n=4)
         RAW.keep("microseconds", name, value=[round(low), round(middle), round(high)])
@@ -356,7 +335,7 @@ def trained(options: Any) -> None:
 
 def across(each: Codec, cut: int, x: Tensor) -> Tensor:
     """What arrives."""
-    return each.decode(each.encode(x, (cut,)), x.dtype)
+    return each.decode(each.encode(x, (cut,)), x.dtype, (cut,))
 
 
 TABLES = {"gpt": screen, "longer": screen, "resnet": screen}

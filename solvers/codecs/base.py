@@ -34,11 +34,11 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, x: Tensor, key: Key) -> tuple[Tensor, ...]:
-        """The tensors of x's message; random numbers are a function of `key`."""
+        """The tensors of x's message; random numbers are a function of `key` alone."""
 
     @abstractmethod
-    def decode(self, message: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """What arrives, as `dtype`."""
+    def decode(self, message: Sequence[Tensor], dtype: torch.dtype, key: Key) -> Tensor:
+        """What arrives, as `dtype`, with the key of `encode`."""
 
     def sample_bytes(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> float:
         """Bytes of a sample of that shape, in a message of many."""

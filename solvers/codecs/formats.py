@@ -19,7 +19,7 @@ class Float32(Codec):
     def encode(self, x: Tensor, key: Key) -> tuple[Tensor, ...]:
         return (x,)
 
-    def decode(self, message: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    def decode(self, message: Sequence[Tensor], dtype: torch.dtype, key: Key) -> Tensor:
         return message[0]
 
 
@@ -32,7 +32,7 @@ class BFloat16(Codec):
     def encode(self, x: Tensor, key: Key) -> tuple[Tensor, ...]:
         return (x.to(self.dtype),)
 
-    def decode(self, message: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    def decode(self, message: Sequence[Tensor], dtype: torch.dtype, key: Key) -> Tensor:
         return message[0].to(dtype)
 
 
@@ -60,7 +60,7 @@ class Int8(Codec):
         divisor = wide(scale).clamp_min(torch.finfo(y.dtype).tiny)
         return (y / divisor).round_().clamp_(-127, 127).to(torch.int8), scale
 
-    def decode(self, message: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    def decode(self, message: Sequence[Tensor], dtype: torch.dtype, key: Key) -> Tensor:
         numbers, scale = message
         return numbers.to(dtype) * scale.to(dtype)
 

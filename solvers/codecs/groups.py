@@ -20,16 +20,21 @@ GROUP = 64
 class Int4(Codec):
     r"""Numbers of b bits q over the range of their group of g:
 
-        q = floor((x - l) / s + u),   x' = l + s q,   l <= min x,   s >= (max x - l) / (2^b - 1)
+        q = floor((x - l) / s + u),   x' = l + s (q - u + 1/2)
+        l <= min x,   s >= (max x - l) / (2^b - 1)
 
     l and s are bfloat16, rounded so that no q needs to be cut off, and x is computed with in
     float32: b + 32 / g bits a number. x is a matrix of N H W (or N T, or N) rows and C columns.
 
     Activations: a group is g rows of one channel, as channels differ in mean and range (of fewer
                  than g rows, g numbers in the order of memory);
-                 u = 1/2, so |x' - x| <= s / 2. Zeros behind a ReLU stay zeros.
+                 u = 1/2. Zeros behind a ReLU stay zeros.
     Adjoints:    a group is g numbers in the order of memory, as samples differ in range;
-                 u is uniform on [0, 1), so E x' = x.
+                 u is uniform on (0, 1), the same on both sides. So E x' = x, and the
+                 error has half the variance that it would have for x' = l + s q.
+
+    Either error is at most s / 2. The second is dither that is subtracted (Gray and Stockham, IEEE
+    Transactions on Information Theory 39, 1993).
     """
 
     name = "int4"
@@ -53,7 +58,7 @@ class Int4(Codec):
         low = (low - low.abs() / 256).bfloat16()
         scale = ((high - low) * ((1 + 1 / 128) / (2**self.bits - 1))).bfloat16()
         q = (groups - low.to(y.dtype)).div_(scale.to(y.dtype).clamp_min(_TINY))
-        q = q.add_(self._offset(q, key))
+        q = q.add_(self._u(q, key))
         numbers = q.to(torch.int8).view(-1)[: y.numel()].view(y.shape)
         padding = -y.shape[-1] % (8 // self._planes[0][0])
         numbers = torch.nn.functional.pad(numbers, (0, padding))
@@ -62,7 +67,7 @@ class Int4(Codec):
         planes = (_pack(numbers >> below & 2**width - 1, width) for width, below in self._planes)
         return (*planes, ranges)
 
-    def decode(self, message: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    def decode(self, message: Sequence[Tensor], dtype: torch.dtype, key: Key) -> Tensor:
         *planes, ranges = message
         pairs = zip(planes, self._planes, strict=True)
         numbers = reduce(or_, (_unpack(plane, w) << below for plane, (w, below) in pairs))
@@ -71,16 +76,16 @@ class Int4(Codec):
         kind = torch.promote_types(dtype, torch.float32)
         low, scale = ranges.view(2, -1, 1, ranges.shape[2]).to(kind)
         q = self._groups(numbers).to(kind)
+        q = q.sub_(self._u(q, key)).add_(0.5) if self.adjoint else q
         x = q.mul_(scale).add_(low).view(-1)[: numbers.numel()].view(numbers.shape).to(dtype)
         return x.movedim(-1, 1) if x.dim() > 3 else x
 
     def _range(self, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """The range of each group."""
+        """What the levels of each group cover."""
         return -largest(-groups), largest(groups)
 
-    def _offset(self, q: Tensor, key: Key) -> Tensor | float:
-        """u."""
-        return _noise(q, key) if self.adjoint else 0.5
+    def _u(self, like: Tensor, key: Key) -> Tensor | float:
+        return _noise(like, key) if self.adjoint else 0.5
 
     def _groups(self, rows: Tensor) -> Tensor:
         """(..., C) as groups (count, g, C) or, in the order of memory, (count, g, 1).

@@ -22,6 +22,7 @@ from hybrid.solvers.layers.bundle import Crossing, each, packed
 from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.local_work.work import LocalWork
 from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches
+from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.numerics.weights import with_parameter_strides
 from hybrid.solvers.peers import statistics
 from hybrid.solvers.state import State, entries
@@ -87,8 +88,7 @@ class Engine(Program):
         block = self.block
         self._wire = self.solver.wire()
         replica = self.block.sync.peers.replica if self.block.sync is not None else 0
-        self._place = (self.setup.seed, replica, self.block.index)
-        """What the random numbers of messages depend on, beside the micro-batch."""
+        self._seeds = self.setup.seed, replica
         self._below, self._above = block.bundles if self.apart else (None, None)
         """The bundles of what crosses the cuts before and behind this block."""
         policy = KeepGraph(block) if block.last else self.solver.policy(block)
@@ -257,7 +257,8 @@ class Engine(Program):
         if self.solver.returns_inputs:
             flight.returned = self._wire.receive(take, block.formats[-1], self._above)
         wide = dtype if block.scaler is None else torch.float32
-        flight.p_out = self._wire.receive_adjoint(take, wide, flight.part.size, self._above)
+        key = self._key(flight.part, self.block.index + 1)
+        flight.p_out = self._wire.receive_adjoint(take, wide, flight.part.size, key, self._above)
         return flight.p_out
 
     def _receive_message(self) -> tuple[Tensor, ...]:
@@ -286,9 +287,12 @@ class Engine(Program):
         if self.solver.returns_inputs:
             assert flight.lam is not None
             self._wire.send(down, each(Tensor.detach, flight.lam), self._below)
-        part = flight.part
-        key = (*self._place, part.step, part.number)
-        self._wire.send_adjoint(down, p_in, part.size, key, self._below)
+        key = self._key(flight.part, self.block.index)
+        self._wire.send_adjoint(down, p_in, flight.part.size, key, self._below)
+
+    def _key(self, part: MicroBatch, cut: int) -> Key:
+        """The key of a message's random numbers, the same on both sides of the cut."""
+        return (*self._seeds, cut, part.step, part.number)
 
     def state(self) -> State:
         """What is under way: flights, messages that have not been received, gradients, records."""

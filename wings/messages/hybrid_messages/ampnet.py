@@ -208,8 +208,8 @@ class AMPNetProgram(UnitProgram):
         """An instance's backward pass over the block."""
         if not self.block.last:
             message, size = self._from_above.message(flight.item), flight.part.size
-            leaving = self.block.formats[-1]
-            flight.adjoint = [self._wire.receive_adjoint(message, leaving, size)]
+            leaving, key = self.block.formats[-1], self._key(flight.part, self.block.index + 1)
+            flight.adjoint = [self._wire.receive_adjoint(message, leaving, size, key)]
         self.backward_units(flight)
 
     def _report_scores(self, stats: PhaseStats) -> None:
