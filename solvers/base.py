@@ -88,8 +88,6 @@ class Setup:
     """Steps at the start, in rounds that are only serial."""
     serial_end: bool = False
     """Whether the last round of an epoch is only serial."""
-    factorized: frozenset[int] = frozenset()
-    """Cuts with a factorization."""
     compiled: bool = False
     """Whether the blocks are compiled."""
     output: Shape | None = None

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hybrid.solvers.kernels.launcher import choose, set_launcher
-from hybrid.solvers.kernels.operations import couple, multiply, step, step_limit
+from hybrid.solvers.kernels.operations import couple, step, step_limit
 from hybrid.solvers.layers.projection import Box
 
 Work = Callable[[], Any]
@@ -41,8 +41,6 @@ def works(values: int, device: str) -> dict[str, tuple[Work, int]]:
     x, lam, kappa, p = (tensor() for _ in range(4))
     x16, lam16, kappa16 = (tensor(torch.bfloat16) for _ in range(3))
     big = tensor(times=2)
-    factors, right = torch.rand(2, x.numel() // 16, 16, device=device)
-    gram = torch.rand(16, 16, device=device)
     size = x.numel()
     filtered = partial(couple, big, lam, kappa, 0.1, 2, 128)
     return {
@@ -56,7 +54,6 @@ def works(values: int, device: str) -> dict[str, tuple[Work, int]]:
             24 * size,
         ),
         "limit": (partial(step_limit, lam, x, kappa, p, 0.1, 0.5), 24 * size),
-        "multiply, rank 16, 30 times": (partial(multiply, right, gram, factors, 30), 12 * size),
     }
 
 

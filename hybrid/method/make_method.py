@@ -118,7 +118,6 @@ def _setup(problem: Problem, options: Options) -> Setup:
         correct_every=every,
         serial_steps=rounds.serial_steps(problem.steps),
         serial_end=rounds.serial_end,
-        factorized=problem.factorized,
         output=output,
         several_outputs=output is None,
         packed=problem.blocks.packed_cuts,

@@ -15,7 +15,6 @@ from hybrid.method.options import Options
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.solvers.base import Shape, Solver
 from hybrid.solvers.layers.branches import survival
-from hybrid.solvers.layers.projection import Factorization, leading_projection
 
 
 @dataclass(frozen=True)
@@ -113,12 +112,6 @@ class Problem:
         """ "images" for inputs with channels, height and width, else "samples"."""
         image = isinstance(self.inputs, Tensor) and self.inputs.dim() == 4
         return "images" if image else "samples"
-
-    @property
-    def factorized(self) -> frozenset[int]:
-        """The cuts before blocks that begin with a factorization."""
-        leads = {k: leading_projection(self.blocks.module(k)) for k in range(1, len(self.blocks))}
-        return frozenset(k for k, module in leads.items() if isinstance(module, Factorization))
 
 
 def with_bundles(blocks: Blocks, sets: Sequence[Data], one_shape: bool = False) -> Blocks:

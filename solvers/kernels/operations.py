@@ -7,12 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hybrid.solvers.kernels.launcher import elementwise, launcher, num_blocks
+from hybrid.solvers.kernels.launcher import elementwise, launcher
 
-EPSILON = 1e-8
-"""Keeps the quotients of `multiply` finite."""
-MAXIMUM_RANK = 32
-"""Largest rank of a factorization for which `multiply` uses one thread's registers."""
 SETS = ("free", "box", "quantized", "sign")
 
 Interval = tuple[str, float, float, float]
@@ -188,25 +184,6 @@ def step_limit(
 def ascend(kappa: Tensor, lam: Tensor, x: Tensor, ascent: float) -> Tensor:
     """kappa + ascent (lam - x), all of one shape, in kappa's number format."""
     return (wide(kappa) + ascent * (wide(lam) - wide(x))).to(kappa.dtype)
-
-
-def multiply(right: Tensor, gram: Tensor, start: Tensor, iterations: int) -> Tensor:
-    """`iterations` times M <- M * right / (M gram + eps), from M = `start` (rows, rank).
-
-    With T ~ M S, right = T S^T and gram = S S^T step M; M^T T and M^T M, transposed, step S^T.
-    """
-    (rows, rank), M = start.shape, start
-    launch, formats = launcher(right, gram, start), {right.dtype, gram.dtype, start.dtype}
-    if launch is not None and formats == {torch.float32} and rank <= MAXIMUM_RANK:
-        out = torch.empty_like(start, memory_format=torch.contiguous_format)
-        registers = next(n for n in (8, 16, MAXIMUM_RANK) if rank <= n)
-        numbers = np.int64(rows), np.int32(rank), np.int32(iterations), np.float32(EPSILON)
-        tensors = right.contiguous(), gram.contiguous(), start.contiguous()
-        launch(f"multiply<{registers}>", num_blocks(rows), *tensors, *numbers, out)
-        return out
-    for _ in range(iterations):
-        M = M * (right / (M @ gram + EPSILON))
-    return M
 
 
 def pool(x: Tensor, factor: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""Layers that methods need: projections, factorizations, reversible units, auxiliary networks."""
+"""Layers that methods need: projections, reversible units, auxiliary networks."""

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hybrid.solvers.layers.projection import Projection
 from hybrid.solvers.numerics.attributes import (
     attributes,
     code_of,
@@ -24,13 +23,10 @@ Tensors = dict[str, Tensor]
 PLAIN = "attribute "
 """The prefix of the names of plain attributes: numbers, or None as an empty tensor."""
 
-_EXEMPT = (_NormBase, Projection)
-"""Handled elsewhere: statistics have a switch, and only sub-problems change a dictionary."""
-
 
 def has_changing_buffers(modules: Iterable[nn.Module]) -> bool:
     """Whether any module has buffers, other than BatchNorm's, that forward passes may change."""
-    return any(m._buffers and not isinstance(m, _EXEMPT) for m in modules)
+    return any(m._buffers and not isinstance(m, _NormBase) for m in modules)
 
 
 @contextmanager
@@ -53,7 +49,7 @@ def captured_buffers(
     buffers: Tensors = {
         f"{path}.{name}" if path else name: buffer
         for path, m in module.named_modules()
-        if not isinstance(m, _EXEMPT) or (norms and isinstance(m, _NormBase))
+        if norms or not isinstance(m, _NormBase)
         for name, buffer in m._buffers.items()
         if buffer is not None and (not first or path.partition(".")[0] in first)
     }

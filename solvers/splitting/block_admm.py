@@ -6,36 +6,21 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hybrid.solvers.acting import Acts, Count, Facts, Needs, NotNegative, Positive
+from hybrid.solvers.acting import Acts, Count, NotNegative, Positive
 from hybrid.solvers.base import Setup, program_of, values_of
 from hybrid.solvers.kernels.operations import Stepped, ascend, complete_step, couple, descend
-from hybrid.solvers.layers.projection import Factorization, leading_projection, projection, skipping
+from hybrid.solvers.layers.projection import leading_projection, projection, skipping
 from hybrid.solvers.numerics.optimizer_state import with_momentum
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.augmented_lagrangian import (
     AugmentedLagrangian,
     AugmentedLagrangianProgram,
 )
-from hybrid.solvers.splitting.factors import FactorCut
-from hybrid.solvers.splitting.variables import FORMATS, channels_last
-from hybrid.solvers.state import State
-from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
-
-
-def _has_plain_cut(run: Facts) -> bool:
-    """Whether a cut has no factorization."""
-    setup = run.setup
-    return not setup.factorized or len(setup.factorized) < setup.blocks - 1
-
+from hybrid.solvers.splitting.variables import FORMATS
+from hybrid.solvers.windows import Batch, PhaseStats, Rows, Window
 
 EXCHANGES = Acts(
     "a later sweep uses the dual (several sweeps, or window 'all')", lambda run: run.setup.exchanges
-)
-FACTORIZED = Acts("a cut has a factorization", lambda run: run.setup.factorized)
-PLAIN_CUT = Acts("a cut has no factorization, whose Z has a closed form", _has_plain_cut)
-STEPS_OF_Z = Acts(
-    "a cut has no factorization, or solver.order is 'jacobi' and window not 'all'",
-    lambda run: _has_plain_cut(run) or (run.solver.order == "jacobi" and not run.setup.carried),
 )
 
 
@@ -74,12 +59,6 @@ class BlockADMM(AugmentedLagrangian):
     name: ClassVar[str] = "block-admm"
 
     sweeps: ClassVar[int] = 2
-    acts: ClassVar = {
-        "solver.filter": Needs(
-            "no cut has a factorization, which has every pixel",
-            lambda run: not run.setup.factorized,
-        )
-    }
 
     beta: float = field(init=False, repr=False, default=0.0)
     lam_beta: float | None = field(init=False, repr=False, default=None)
@@ -88,20 +67,18 @@ class BlockADMM(AugmentedLagrangian):
     """Penalty coefficient; 2 beta of the augmented Lagrangian."""
     order: Literal["jacobi", "gauss-seidel"] = "gauss-seidel"
     """Update blocks from the same old values, or in turn from the newest."""
-    lam_step: Annotated[NotNegative, PLAIN_CUT] = 2e-3
+    lam_step: NotNegative = 2e-3
     """Step size of Z, in units of 1 / rho."""
     kappa_step: Annotated[NotNegative, EXCHANGES] = 1.0
     """Step size of the scaled dual U."""
     theta_steps: Count = 1
     """Weight steps per visit of a mini-batch."""
-    z_steps: Annotated[Count, STEPS_OF_Z] = 1
+    z_steps: Count = 1
     """Gradient steps of Z per visit."""
     optimizer: Literal["shared", "sgd", "adam"] = "shared"
     """Optimizer of weight steps: the exact pass's, or a separate one."""
-    constraint: Annotated[str, PLAIN_CUT] = "none"
+    constraint: str = "none"
     """Constraint on Z: none, non-negative, box:LOW:HIGH, quantized:BITS:LOW:HIGH or sign."""
-    factor_rho: Annotated[Positive, FACTORIZED] = 1e-3
-    """Penalty coefficient of Z = M S at a cut with a factorization."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beta", self.rho / 2)
@@ -121,15 +98,12 @@ class BlockADMM(AugmentedLagrangian):
         return before + ([] if setup.carried else ["x"]), after
 
     def memory(self, setup: Setup, index: int) -> int:
-        """Add to `Penalty.memory` the codes and dual of a factorization, each about as large as Z.
-
-        In the order "gauss-seidel" a window of Z may be in transit to a block that is behind.
-        """
-        bytes_, lam = super().memory(setup, index), values_of(setup.shape_before(index))
-        values = 2 * lam if index in setup.factorized else 0
+        """Add to `Penalty.memory` Z in transit to a block that is behind, in "gauss-seidel"."""
+        bytes_ = super().memory(setup, index)
         if self.order == "gauss-seidel" and not setup.carried:
-            values += lam // self.filter**2
-        return bytes_ + setup.samples * values * FORMATS[self.storage].itemsize
+            values = values_of(setup.shape_before(index)) // self.filter**2
+            bytes_ += setup.samples * values * FORMATS[self.storage].itemsize
+        return bytes_
 
     @property
     def separate_momentum(self) -> bool:
@@ -142,7 +116,7 @@ class BlockADMM(AugmentedLagrangian):
 
 @program_of(BlockADMM)
 class BlockADMMProgram(AugmentedLagrangianProgram):
-    """`AugmentedLagrangianProgram` in either order, with constraints and factorizations."""
+    """`AugmentedLagrangianProgram` in either order, with constraints."""
 
     solver: BlockADMM
 
@@ -159,18 +133,10 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             block.optimizers["local"] = torch.optim.AdamW(groups, lr=0.0)
         self._layer = None if block.first else leading_projection(block.module)
         everywhere = projection(solver.constraint)
-        self._factors: FactorCut | None = None
-        if isinstance(self._layer, Factorization):
-            self._factors = FactorCut(self._layer, self.store)
-        elif not block.first:
+        if not block.first:
             variables.constraint_before = self._layer or everywhere
-        if not block.last and not isinstance(block.cut_after, Factorization):
+        if not block.last:
             variables.constraint_after = block.cut_after or everywhere
-
-    def record(self, record: Record) -> None:
-        super().record(record)
-        if self._factors is not None and self.variables.starts_lam(record):
-            self._factors.record(record.rows, self.variables.lam(record.rows))
 
     def sweep(self, window: Window, number: int, exchange: bool) -> PhaseStats:
         """Solve every sub-problem once: Z, then w, then with an exchange U."""
@@ -222,7 +188,7 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         if block.first and not block.last:
             self._send_output(rows, self._output(batch, rows))
         elif not block.first:
-            x, p_in = self._adjoint(batch, rows, self._input(rows))
+            x, p_in = self._adjoint(batch, rows, self.variables.lam(rows))
             if x is not None:
                 self._send_output(rows, x)
             self.store.put("x", rows, links.from_previous())
@@ -255,22 +221,15 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         old, new = variables.stored_lam(rows), variables.lam(rows)
         kappa = variables.multiplier("kappa_in", rows)
         steps = self.solver.z_steps if steps is None else steps
-        if self._factors is not None:
-            if p_in is None:
-                p_in = self._adjoint(batch, rows, self._input(rows))[1]
-            rho, u_rho = 2 * cut.step_beta, self.store.get("kappa_in", rows)
-            anchor = x.to(new.dtype) - u_rho / rho
-            new = self._factors.step(rows, anchor, p_in, rho, self.solver.factor_rho)
-        elif steps == 1:
+        if steps == 1:
             if p_in is None:
                 p_in = self._adjoint(batch, rows, new)[1]
             return self._step_lam(rows, old, x, p_in)
-        else:
-            for number in range(steps):
-                if number or p_in is None:
-                    p_in = self._adjoint(batch, rows, new)[1]
-                new = descend(new, x, kappa, p_in, cut.step_beta, self._eta, filter_)
-            new = variables.constraint_before.project(variables.as_input(new))
+        for number in range(steps):
+            if number or p_in is None:
+                p_in = self._adjoint(batch, rows, new)[1]
+            new = descend(new, x, kappa, p_in, cut.step_beta, self._eta, filter_)
+        new = variables.constraint_before.project(variables.as_input(new))
         rate = self.solver.kappa_rate * 2 * cut.step_beta
         return complete_step(new, old, x, kappa, cut.step_beta, rate, filter_)
 
@@ -300,18 +259,13 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
     def gradient(
         self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
     ) -> tuple[Tensor, Tensor | None]:
-        if self._factors is not None:
-            self._factors.update_factors(rows, self.variables.lam(rows))
         with skipping(self._layer):
             return super().gradient(batch, rows, with_input, stats, visit)
-
-    def _input(self, rows: Rows) -> Tensor:
-        return super()._input(rows) if self._factors is None else self._factors.input(rows)
 
     def _output(self, batch: Batch, rows: Rows) -> Tensor:
         """x_k."""
         with torch.no_grad(), skipping(self._layer):
-            lam = batch.images() if self.block.first else self._input(rows)
+            lam = batch.images() if self.block.first else self.variables.lam(rows)
             x: Tensor = self.block.forward(lam, (2, batch.step, self._sweep))
             return x
 
@@ -333,22 +287,3 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             (p,) = torch.autograd.grad(end, z)
         p_in = block.stored_adjoint(p.to(z.dtype) * samples)
         return None if block.last else x.detach(), p_in
-
-    def state(self) -> State:
-        state = super().state()
-        if self._factors is not None:
-            state.cut |= self._factors.state()
-            state.cut |= self.store.state(["codes", "factor_dual"] if self.setup.carried else [])
-        return state
-
-    def load_state(self, state: State) -> None:
-        before = state.cut
-        if self._factors is not None and "factors.cross" in before:
-            self._factors.load_state(before["factors.cross"], before["factors.gram"])
-        super().load_state(state)
-        if self._factors is not None and "lam" in before:
-            everything = slice(0, self.store.samples)
-            for name in ("codes", "factor_dual"):
-                self.store.put(name, everything, channels_last(before)[name])
-            # RuntimeError if their shapes do not fit
-            self.store.get("factor_dual", everything) + self._factors.input(everything)

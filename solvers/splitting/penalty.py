@@ -155,7 +155,7 @@ class PenaltyProgram(SubProblems):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the local loss's gradient; return x_k and, `with_input`, p_in."""
         block, size = self.block, batch.size
-        lam = (batch.images() if block.first else self._input(rows)).detach()
+        lam = (batch.images() if block.first else self.variables.lam(rows)).detach()
         if with_input and not block.first:
             lam.requires_grad_()
         key = (1, batch.step, self._sweep, visit)
@@ -178,9 +178,6 @@ class PenaltyProgram(SubProblems):
         stats.samples += len(batch)
         stats.steps += 1
         return x if block.last else x.detach(), p_in  # a network may give more than a tensor
-
-    def _input(self, rows: Rows) -> Tensor:
-        return self.variables.lam(rows)
 
     def _step(self, batch: Batch) -> None:
         self.block.step("local", batch.learning_rate * self.local_lr, self.clip_norm)
@@ -234,7 +231,7 @@ class PenaltyProgram(SubProblems):
         self.variables.record(record)
 
     def carried_input(self, rows: Rows) -> Tensor | None:
-        return self._input(rows) if self.variables.carried[0] else None
+        return self.variables.lam(rows) if self.variables.carried[0] else None
 
     def records(self) -> Tensors:
         return self.store.state()

@@ -115,12 +115,8 @@ class Store:
             )
         buffer[rows_of(buffer, rows)] = value.to(buffer.dtype)
 
-    def get(self, name: str, rows: Rows) -> Tensor:
-        """Read the samples `rows` of buffer `name`: a view if no gather or cast is needed."""
-        return wide(self.raw(name, rows))
-
     def raw(self, name: str, rows: Rows) -> Tensor:
-        """Read the samples `rows` of buffer `name`, in the number format of the store."""
+        """Read the samples `rows` of buffer `name`: a view if no gather is needed."""
         buffer = self._buffers[name]
         return buffer[rows_of(buffer, rows)]
 
@@ -183,17 +179,14 @@ class AuxiliaryVariables:
         """Whether a checkpoint has set the variables of the cut before and the cut after."""
         self._names_before, self._names_after = solver.buffers(setup)
 
-    def starts_lam(self, record: Record) -> bool:
-        """Whether a record sets lam_k: one without adjoints keeps the values of a checkpoint."""
-        return record.lam is not None and not (self.carried[0] and record.p_in is None)
-
     def record(self, record: Record) -> None:
         """Set the initial auxiliary variables of the record's rows.
 
-        A record of a forward pass has no adjoints. Then they start at the activations.
+        A record of a forward pass has no adjoints. Then they start at the activations, or stay as
+        a checkpoint has set them.
         """
         rows, x, put = record.rows, record.lam, self.store.put
-        if x is not None and self.starts_lam(record):
+        if x is not None and not (self.carried[0] and record.p_in is None):
             lam = self._first_lam(x, record.p_in, self.before, self.constraint_before)
             put("lam", rows, lam if self.whole else self.pool(lam))
             if "kappa_in" in self._names_before:

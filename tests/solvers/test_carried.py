@@ -51,7 +51,7 @@ def carried(problem, solver, kept, exact=False):
 
 def stored(ranks, name, rank):
     _, mine = ranks[rank]
-    found: Tensor = mine.store.get(name, slice(0, mine.store.samples))
+    found: Tensor = mine.store.raw(name, slice(0, mine.store.samples))
     return found
 
 
@@ -79,8 +79,8 @@ def test_what_was_kept_at_a_cut_that_stays_is_kept_and_new_cuts_start_feasible(
                 assert not stored(ranks, "kappa_out", k).any()
             block, mine = ranks[k]
             for rows, batch in problem.window().recorded():
-                lam = batch.images() if block.first else mine._input(rows)
-                assert torch.equal(block.forward(lam), mine.store.get("target", rows))
+                lam = batch.images() if block.first else mine.variables.lam(rows)
+                assert torch.equal(block.forward(lam), mine.store.raw("target", rows))
 
 
 def test_an_exact_pass_replaces_what_was_carried():

@@ -54,7 +54,7 @@ def settled(problem, solver, sweeps):
         for number in range(sweeps):
             mine.sweep(window, number, exchange=True)
         x, p_in = mine.gradient(frozen.batches[0], rows, True, PhaseStats())
-        lam = None if block.first else mine.store.get("lam", rows).clone()
+        lam = None if block.first else mine.store.raw("lam", rows).clone()
         return {"x": x, "p_in": p_in, "lam": lam}
 
     return frozen.on_every_block(program)

@@ -26,11 +26,6 @@ KEEPS_UNITS = Needs(
     lambda run: run.replicas == 1 or run.survival == 1,
     "take one replica",
 )
-ONE_DICTIONARY = Needs(
-    "no cut has a factorization, which learns its dictionary from the samples of one replica",
-    lambda run: run.replicas == 1 or not run.setup.factorized,
-    "take one replica, or no factorization",
-)
 
 
 class SplitSettings(Section):
@@ -48,7 +43,7 @@ class SplitSettings(Section):
     memory: Annotated[list[float] | Literal["measured"], TRAIN_OR_PLAN] = Field(default=[])
     """GB (10^9 bytes) of each block's machine (its smallest replica's), which cuts must not exceed.
     measured: what each host has available, shared among its ranks."""
-    replicas: Annotated[int, KEEPS_UNITS, ONE_DICTIONARY] = Field(default=0, ge=0, le=MANY)
+    replicas: Annotated[int, KEEPS_UNITS] = Field(default=0, ge=0, le=MANY)
     """Replicas of the chain; 0: ranks divided by blocks, or 1 in one process."""
     side_by_side: Annotated[Literal["auto", "chain", "peers"], REPLICAS] = "auto"
     """What adjacent ranks share: a chain or a block's replicas; auto: whichever sends more."""

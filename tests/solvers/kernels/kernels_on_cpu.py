@@ -20,7 +20,6 @@ _PAIRS = [f"{x}, {t}" for x, t in product(_FLOATS, _FLOATS)]
 NAMES = [
     "finish",
     *(f"{k}<{p}, {v}>" for k, p, v in product(("couple", "step", "limit"), _PAIRS, (1, 4))),
-    *(f"multiply<{rank}>" for rank in (8, 16, 32)),
 ]
 """Every kernel that the host may ask for."""
 SOME = [name for name in NAMES if not any(f"<{pair}" in name for pair in _PAIRS[1:-1])]

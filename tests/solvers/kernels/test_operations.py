@@ -14,8 +14,8 @@ from problems import make_problem, recorded
 
 from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
 from hybrid.solvers.kernels.launcher import CupyLauncher, set_launcher
-from hybrid.solvers.kernels.operations import couple, multiply, step, step_limit
-from hybrid.solvers.layers.projection import Box, Factorization, Free, NonNegative, Quantized, Sign
+from hybrid.solvers.kernels.operations import couple, step, step_limit
+from hybrid.solvers.layers.projection import Box, Free, NonNegative, Quantized, Sign
 from tests.solvers.kernels.kernels_on_cpu import (
     NAMES,
     SOME,
@@ -171,16 +171,6 @@ def test_limit_of_the_step(on, case, rate):
     close(found.squares, wanted.squares, float(wanted.squares.sum()))
 
 
-@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 5), st.integers(0, 99))
-def test_multiplicative_updates(on, rows, rank, iterations, seed):
-    random = torch.Generator().manual_seed(seed)
-    T, S = torch.rand(rows, 7, generator=random), torch.rand(rank, 7, generator=random) + 0.1
-    start = torch.rand(rows, rank, generator=random)
-    arguments = [t.to(on.device_type) for t in (T @ S.T, S @ S.T, start)]
-    found, wanted = fused(on, multiply, *arguments, iterations), multiply(*arguments, iterations)
-    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 5000])
 def test_sums_are_the_same_bits_every_time_and_over_many_blocks(on, size):
     x, lam = torch.randn(2, size, 1, device=on.device_type)
@@ -217,15 +207,11 @@ def test_number_formats_round_as_torch_does(on, source, target):
     assert ((found == wanted) | (found.isnan() & wanted.isnan())).all()
 
 
-def test_what_is_factored_or_coupled_asks_these_kernels_and_float64_asks_torch(library):
+def test_float64_asks_torch(library):
     on = CpuLauncher(library)
     x = torch.rand(2, 6, 4, 4)
     fused(on, couple, x.double(), x.double(), None, 1.0)
     assert on.started == []
-    fused(on, couple, x, x, None, 1.0)
-    fused(on, Factorization(6, 3).codes, x)
-    names = [kernel.partition("<")[0] for kernel in on.started]
-    assert names == ["couple", "finish", "multiply"]
 
 
 TRAINED: dict[str, tuple[Any, set[str]]] = {

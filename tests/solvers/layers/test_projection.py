@@ -1,4 +1,4 @@
-"""Projections onto the sets of the constraints, and the non-negative factorization."""
+"""Projections onto the sets of the constraints."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from hybrid.solvers.layers.projection import (
     Box,
-    Factorization,
     Free,
     Quantized,
     Sign,
@@ -96,8 +95,3 @@ WRONG = [
 @pytest.mark.parametrize("text", WRONG)
 def test_a_constraint_that_cannot_be_is_refused_in_one_line_that_names_it(text):
     assert f"constraint is {text!r}" in refusal(projection, text)
-
-
-def test_a_rank_below_one_is_refused():
-    with pytest.raises(ValueError, match="rank of a factorization is 0"):
-        Factorization(3, 0)

@@ -61,6 +61,6 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1, "multiplier": "adjoin"}),
     (BlockADMM, {"rho": -1.0, "theta_steps": 0, "z_steps": 0, "balance_ratio": 0.5}),
     (BlockADMM, {"momentum": 0.5, "order": "seidel", "optimizer": "adagrad"}),
-    (BlockADMM, {"constraint": "positive", "factor_rho": float("nan")}),
+    (BlockADMM, {"constraint": "positive"}),
 ]
 """Values of settings, each rejected by itself."""

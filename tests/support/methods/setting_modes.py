@@ -147,8 +147,6 @@ def splitting() -> Iterator[Mode]:
     yield from windowed("block-admm", {"solver.rho": 0.2})
     hops = {"rounds.window": 2, "solver.order": "jacobi", "solver.z_steps": 2}
     yield Mode("block-admm", "hops", {**near, **hops})
-    layer = {"model.name": "factorized:small", "rounds.window": 2, "rounds.sweeps": 2}
-    yield Mode("block-admm", "factorized", {**near, **layer})
     for solver in ("penalty", "augmented-lagrangian"):
         yield from windowed(solver, {"solver.beta": 0.1})
     window: Values = {"solver.beta": 0.1, **NEVER_RESTS, "rounds.window": 2}

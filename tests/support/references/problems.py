@@ -217,7 +217,7 @@ BELOW, ABOVE = ("target", "kappa_out"), ("lam", "kappa_in")
 def buffers(block: Block, program: Any, samples: int) -> Tensors:
     """A copy of what a program keeps of its cuts."""
     names = (() if block.first else ABOVE) + (() if block.last else BELOW)
-    return {name: program.store.get(name, slice(0, samples)).clone() for name in names}
+    return {name: program.store.raw(name, slice(0, samples)).clone() for name in names}
 
 
 def copied(tensors: Tensors) -> Tensors:
