@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hybrid.solvers.acting import Allowed
 from hybrid.solvers.codecs.base import Codec
-from hybrid.solvers.kernels.operations import pool, upsample, wide
 from hybrid.solvers.layers.bundle import Bundle, Crossing, each
 from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.registry import CODECS
@@ -52,21 +51,16 @@ def comparable(messages: str, adjoints: str, formats: bool) -> dict[str, str]:
 class Wire:
     """Packs what crosses a cut and unpacks it on the other side: x up, its adjoint down.
 
-    Sends S x (the mean over filter x filter pixels) as a codec says; the receiver gets S^+ S x.
-    That map is symmetric, so adjoints that are sent the same way are the exact adjoints of the
-    network with S^+ S at its cuts, up to rounding. Where several tensors cross, each large one is
-    sent so, and the small ones as they are.
+    Where several tensors cross, each large one is sent by the codec, the small ones as they are.
     """
 
-    def __init__(self, messages: str = "float32", adjoints: str = "", filter: int = 1) -> None:
+    def __init__(self, messages: str = "float32", adjoints: str = "") -> None:
         self.up, self.down = codec(messages), codec(adjoints or messages, adjoint=True)
         self.text = messages if adjoints in ("", messages) else f"{messages} / {adjoints}"
         """The codecs of both directions."""
-        self.filter = filter
 
     def sample_bytes(self, shape: Sequence[int]) -> tuple[float, float]:
         """Bytes of a sample of a float32 tensor of that shape: up, and its adjoint's down."""
-        shape = [*shape[:1], *(n // self.filter for n in shape[1:])]
         return self.up.sample_bytes(shape), self.down.sample_bytes(shape)
 
     def num_tensors(self, codec: Codec, bundle: Bundle | None = None) -> int:
@@ -121,7 +115,6 @@ class Wire:
         parts = (x,) if isinstance(x, Tensor) else x
         large = len(parts) if bundle is None else bundle.num_large
         for i, part in enumerate(parts[:large]):
-            part = part if self.filter == 1 else pool(wide(part), self.filter).to(part.dtype)
             for tensor in codec.encode(part, (*key, i)):
                 put(tensor)
         for part in parts[large:]:
@@ -140,7 +133,7 @@ class Wire:
         large = list[Tensor]()
         for i, kind in enumerate(dtypes):
             message = [get() for _ in range(codec.tensors)]
-            large.append(upsample(codec.decode(message, kind, (*key, i)), self.filter))
+            large.append(codec.decode(message, kind, (*key, i)))
         if bundle is None:
             return large[0]
         return (*large, *(get() for _ in range(bundle.num_parts - count)))

@@ -49,7 +49,6 @@ TABLES = {
             "bfloat16": "--set solver.messages=bfloat16",
             "float16": "--set solver.messages=float16",
             "int8": "--set solver.messages=int8",
-            "filter2": "--set solver.filter=2",
         }.items()
     },
     "ablation": {

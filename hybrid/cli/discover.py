@@ -134,7 +134,7 @@ def show(
             settings["split.balance"] = balance
         if optimizer is not None:
             settings["optimizer.name"] = optimizer
-        sends = {"solver.messages", "solver.adjoints", "solver.filter"} & settings.keys()
+        sends = {"solver.messages", "solver.adjoints"} & settings.keys()
         _check_shown(context, schedule, memory or sends)
         if schedule:
             return schedule_text(settings)

@@ -236,7 +236,6 @@ def sections(method: Method) -> dict[str, Any]:
 def _check_messages(method: Method) -> None:
     """Reject number formats and filters that the tensors at a cut do not allow."""
     solver, correction, blocks = method.solver, method.correction, method.problem.blocks
-    passes = solver if solver.exact else correction
     fill = method.options.fill
     for each, where in ((solver, "solver"), (correction, "correction"), (fill, "fill")):
         packed = ("storage",) if _sends_apart(each) else ("messages", "storage")
@@ -254,16 +253,14 @@ def _check_messages(method: Method) -> None:
                 "nothing of 16 bits is stored: leave it out, or take the network's .float()"
             )
     for start, shape in zip(blocks.starts[1:], method.setup.shapes, strict=True):
-        unit = blocks.units[start]
-        apart = [shape] if unit.bundle is None else unit.bundle.large_shapes
-        for each in (solver, passes, fill):
-            for tensor in apart if _sends_apart(each) else [shape]:
-                factor = getattr(each, "filter", 1)
-                if factor > 1 and (len(tensor) != 3 or tensor[1] % factor or tensor[2] % factor):
-                    raise ValueError(
-                        f"the filter is {factor}, but activations at the cut before {unit.name} "
-                        f"have shape {tensor}: choose a filter that divides their height and width"
-                    )
+        for each in (solver, fill):
+            factor = getattr(each, "filter", 1)
+            if factor > 1 and (len(shape) != 3 or shape[1] % factor or shape[2] % factor):
+                raise ValueError(
+                    f"the filter is {factor}, but activations at the cut before "
+                    f"{blocks.units[start].name} have shape {shape}: choose a filter that divides "
+                    "their height and width"
+                )
 
 
 def _sends_apart(settings: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from hybrid.solvers.acting import SEVERAL_BLOCKS, Acts, Count, CountOrZero, NotNegative
+from hybrid.solvers.acting import SEVERAL_BLOCKS, Acts, CountOrZero, NotNegative
 from hybrid.solvers.base import Recorder, Solver
 from hybrid.solvers.block import Block
 from hybrid.solvers.engine.engine import Engine, Scheduled
@@ -46,7 +46,6 @@ class PassSettings(Scheduled):
         "correction.recompute": TRAINS,
         "correction.messages": PASSES,
         "correction.adjoints": TRAINS,
-        "correction.filter": PASSES,
     }
 
     micro_batches: CountOrZero = 0
@@ -60,8 +59,6 @@ class PassSettings(Scheduled):
     """Codec of activations between blocks: float32, bfloat16, float16, int8, int4 or int2."""
     adjoints: Adjoints = ""
     """Codec of their adjoints, which bear fewer bits; empty: that of `messages`."""
-    filter: Count = 1
-    """Send means over N x N squares of pixels; 1: every pixel."""
 
     def num_micro_batches(self, size: int, count: int) -> int:
         return min(self.micro_batches or 1, size)
@@ -69,10 +66,10 @@ class PassSettings(Scheduled):
     def lossless(self, formats: bool = False) -> "PassSettings":
         """The same, with the whole gradient of the undivided network; `formats`: rounded as set."""
         plain: dict[str, Any] = comparable(self.messages, self.adjoints, formats)
-        return replace(self, clip_norm=0.0, filter=self.filter if formats else 1, **plain)
+        return replace(self, clip_norm=0.0, **plain)
 
     def wire(self) -> Wire:
-        return Wire(self.messages, self.adjoints, self.filter)
+        return Wire(self.messages, self.adjoints)
 
     def schedule(
         self, index: int, count: int, span: Span, budget: LocalBudget | None = None

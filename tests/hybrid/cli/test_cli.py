@@ -23,7 +23,7 @@ NO_WAY_BACK = ("--set", "checkpoint.rollbacks=0", "--set", "train.report_every=1
     ("flags", "parts"),
     [
         ("--solver penalty --set solver.betta=1", ("solver.betta", "solver.beta")),
-        ("--window 4 --set solver.filter=3", ("filter is 3", "divides")),
+        ("--solver penalty --set solver.filter=3", ("filter is 3", "divides")),
         ("--blocks 9", ("9 blocks", "5 units", "1 to 5")),
         ("--window all --set rounds.memory_gb=0.0001", ("0.0001 GB", "memory_gb")),
         ("--set train.device=cuda", ("no GPU", "cpu")),

@@ -16,7 +16,7 @@ from hybrid.data import Mapped
 from hybrid.errors import CodeError
 from hybrid.folder import checkpoint
 from hybrid.folder.runfolder import RunFolder
-from hybrid.solvers import AugmentedLagrangian, Backprop, LocalUpdates, Petra
+from hybrid.solvers import AugmentedLagrangian, Backprop, LocalUpdates, Penalty, Petra
 
 pytestmark = pytest.mark.timeout(60)
 entropy = nn.functional.cross_entropy
@@ -150,7 +150,7 @@ BEFORE = {
             "test": WORDS,
             "sample": WORDS[0][:4],
             "model": misused.Tokens(),
-            "solver": Backprop(filter=2),
+            "solver": Penalty(filter=2),
         },
         *("the filter is 2", "shape (5, 6)", "choose a filter"),
     ),

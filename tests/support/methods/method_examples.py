@@ -48,7 +48,7 @@ EXAMPLES: dict[str, Solver] = {
 }
 
 IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
-    (Backprop, {"micro_batches": -1, "clip_norm": -1.0, "filter": 0, "messages": "float64"}),
+    (Backprop, {"micro_batches": -1, "clip_norm": -1.0, "messages": "float64"}),
     (DDG, {"clip_norm": -1.0}),
     (FDG, {"gradient_shrinking": 1.5}),
     (Petra, {"micro_batches": -1, "messages": "int3", "adjoints": "int4:7"}),
