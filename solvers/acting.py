@@ -1,9 +1,9 @@
 """What a setting allows and where it has an effect, declared in its type; one evaluator for all.
 
-    FILTERED = Acts("solver.filter is above 1", lambda run: run.solver.filter > 1)
+    MOVES = Acts("multipliers move", lambda run: run.solver.moves(run.setup))
 
     beta: Positive = 5e-4
-    filter_mode: Annotated[Literal["coupling", "input"], FILTERED] = "coupling"
+    kappa_step: Annotated[NotNegative, MOVES] = 1.0
 
 A frozen dataclass and a pydantic model declare alike. A class has in `acts` ("section.key" or
 "section.*" -> condition) what holds for settings that it inherits, or where they are those of that
@@ -145,7 +145,6 @@ class Needs(Acts):
 Positive = Annotated[float, Allowed("be positive", lambda value: value > 0)]
 NotNegative = Annotated[float, Allowed("be 0 or positive", lambda value: value >= 0)]
 Share = Annotated[float, Allowed("lie in [0, 1)", lambda value: 0 <= value < 1)]
-OverOne = Annotated[float, Allowed("be over 1, or 0 (off)", lambda value: value == 0 or value > 1)]
 ShareOrWhole = Annotated[float, Allowed("lie in (0, 1]", lambda value: 0 < value <= 1)]
 Count = Annotated[int, Allowed("be at least 1", lambda value: value >= 1)]
 CountOrZero = Annotated[int, Allowed("be 0 or positive", lambda value: value >= 0)]

@@ -84,15 +84,12 @@ def step(
     eta: float,
     ascent: float = 0.0,
     factor: int = 1,
-    flat: bool = False,
     constraint: Constraint | None = None,
 ) -> Stepped:
     """Step lam (N, C, H, W) and kappa towards x; x and kappa are downsampled by `factor`.
 
-        lam'   = P(lam - eta (p_in + S^T (2 beta (S lam - x) + kappa)))
-        kappa' = kappa + ascent (S lam' - x),    S lam' of lam' in the number format of lam
-
-    With `flat`, P is applied to S^+ S of its argument: lam' is constant over each square.
+    lam'   = P(lam - eta (p_in + S^T (2 beta (S lam - x) + kappa)))
+    kappa' = kappa + ascent (S lam' - x),    S lam' of lam' in the number format of lam
     """
     launch = launcher(lam, x, kappa, p_in) if factor == 1 else None
     interval = ("free", 0.0, 0.0, 0.0) if constraint is None else constraint.interval
@@ -105,8 +102,6 @@ def step(
         )
         return Stepped(new, new, new_kappa, squares)
     moved = descend(lam, x, kappa, p_in, beta, eta, factor)
-    if flat:
-        moved = upsample(pool(moved, factor), factor)
     if constraint is not None:
         moved = constraint.project(moved)
     return complete_step(moved, lam, x, kappa, beta, ascent, factor)
@@ -156,11 +151,10 @@ def step_limit(
     beta: float,
     rate: float,
     factor: int = 1,
-    flat: bool = False,
 ) -> Stepped:
     """The limit of `step` for a large beta: S lam' = x, and kappa goes to -factor^2 S p_in.
 
-    lam'   = lam + S^+ (x - S lam),     flat: S^+ x
+    lam'   = lam + S^+ (x - S lam)
     kappa' = (1 - rate) kappa - rate factor^2 S p_in
     """
     if factor == 1 and (launch := launcher(lam, x, kappa, p_in)) is not None:
@@ -170,10 +164,9 @@ def step_limit(
         )
         return Stepped(new, new, moved, squares)
     wanted = wide(x)
-    new = upsample(wanted if flat else wanted - pool(wide(lam), factor), factor)
-    new = new if flat else wide(lam) + new
-    if factor == 1:
-        new = wanted  # without a rounding error
+    new = wanted  # without a rounding error
+    if factor > 1:
+        new = wide(lam) + upsample(wanted - pool(wide(lam), factor), factor)
     goal = -(factor**2) * pool(wide(p_in), factor)
     moved = ((1 - rate) * wide(kappa) + rate * goal).to(kappa.dtype)
     change = 2 * beta * (new - wide(lam))

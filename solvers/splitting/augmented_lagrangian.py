@@ -25,17 +25,17 @@ class AugmentedLagrangian(Penalty):
     Local loss of block k < K-1, per sample:
         beta ||S lam_{k+1} - S x_k||^2 + <kappa_{k+1}, S lam_{k+1} - S x_k>
     so that  p_out = S^T (-2 beta (S lam_{k+1} - S x_k) - kappa_{k+1}).  Between sweeps
-        lam_k   <- lam_k - lam_step/(2b) (p_in + S^T (2b (S lam_k - S x_{k-1}) + kappa_k))
-        kappa_k <- kappa_k + kappa_step lam_step 2b (S lam_k - S x_{k-1})
-    with the new lam_k in the second line and b = lam_beta; everything else is as in `Penalty`.
+        lam_k   <- lam_k - lam_step/(2 beta) (p_in + S^T (2 beta (S lam_k - S x_{k-1}) + kappa_k))
+        kappa_k <- kappa_k + kappa_step lam_step 2 beta (S lam_k - S x_{k-1})
+    with the new lam_k in the second line; everything else is as in `Penalty`.
 
     kappa's step is proportional to lam's. At full steps (and filter 1) an exchange leaves
     kappa_k = -p_in. With lam_step s < 1 and an independent step, kappa would add up residuals that
-    lam has followed only by the fraction s. The distance of lam from x is (p_in - old p_in) / 2b: a
-    large b keeps the block's input close to the previous block's output, and in the limit
-    lam_k = x_{k-1}, kappa_k = -p_in. Sweeps are then delayed gradients with replay, which lag one
-    sweep for each block and are coupled by beta. This limit is the default: if lam leaves x,
-    several sweeps are worth less than one.
+    lam has followed only by the fraction s. The distance of lam from x is
+    (p_in - old p_in) / (2 beta): a large beta keeps the block's input close to the previous block's
+    output, and in the limit lam_k = x_{k-1}, kappa_k = -p_in. Sweeps are then delayed gradients
+    with replay, which lag one sweep for each block and are coupled by beta. This limit is the
+    default: if lam leaves x, several sweeps are worth less than one.
 
     kappa starts at zero (the classical choice) or at minus the recorded adjoint: with
     kappa_k = -p_k the first sub-problem gradient of every block is the exact one. Under a filter it
@@ -47,9 +47,9 @@ class AugmentedLagrangian(Penalty):
     multiplier_start: Annotated[Literal["zero", "adjoint"], CORRECTED] = "adjoint"
     """Initial multipliers: zero (classical), or minus the last exact pass's adjoint."""
     kappa_step: Annotated[NotNegative, MOVES] = 1.0
-    """Step size of the multipliers, in units of lam_step 2 lam_beta."""
+    """Step size of the multipliers, in units of lam_step 2 beta."""
     lam_move: Annotated[Literal["step", "limit"], MOVES] = "limit"
-    """Move lam and kappa by a step, or to the step's limit for large lam_beta."""
+    """Move lam and kappa by a step, or to the step's limit for large beta."""
     lam_start: Annotated[Literal["feasible", "stepped"], CORRECTED] = "feasible"
     """Initial lam: the recorded activations, or one step from them."""
 
@@ -79,9 +79,8 @@ class AugmentedLagrangianProgram(PenaltyProgram):
     def _step_lam(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
         if self.solver.lam_move == "step":
             return super()._step_lam(rows, lam, x, p_in)
-        kappa, solver, variables = self.store.raw("kappa_in", rows), self.solver, self.variables
-        beta, flat = variables.before.step_beta, not variables.whole
-        return step_limit(lam, x, kappa, p_in, beta, solver.kappa_step, solver.filter, flat)
+        kappa, solver = self.store.raw("kappa_in", rows), self.solver
+        return step_limit(lam, x, kappa, p_in, solver.beta, solver.kappa_step, solver.filter)
 
     def _message(self, new: Stepped) -> Tensor:
         if self.solver.lam_move == "step":

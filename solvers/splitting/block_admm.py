@@ -30,9 +30,9 @@ class BlockADMM(AugmentedLagrangian):
 
     With scaled duals U_k, for one sample (Z_k is `lam`; stored is `kappa` = rho U_k):
 
-        L = phi(x_{K-1}, y) + sum_k rho_k/2 ||Z_k - x_{k-1} + U_k||^2 - rho_k/2 ||U_k||^2
-        w_k:  theta_steps optimizer steps on rho_{k+1}/2 ||Z_{k+1} - x_k + U_{k+1}||^2  (last: phi)
-        Z_k:  z_steps times  Z_k <- Z_k - lam_step/rho_k (p_in + rho_k (Z_k - x_{k-1} + U_k)),
+        L = phi(x_{K-1}, y) + sum_k rho/2 ||Z_k - x_{k-1} + U_k||^2 - rho/2 ||U_k||^2
+        w_k:  theta_steps optimizer steps on rho/2 ||Z_{k+1} - x_k + U_{k+1}||^2  (last: phi)
+        Z_k:  z_steps times  Z_k <- Z_k - lam_step/rho (p_in + rho (Z_k - x_{k-1} + U_k)),
               then Z_k <- P_k(Z_k), the projection onto C_k
         U_k <- U_k + kappa_step (Z_k - x_{k-1})
 
@@ -52,8 +52,6 @@ class BlockADMM(AugmentedLagrangian):
                       one step each, lam_step = 1, it is the augmented Lagrangian with beta = rho/2
         gauss-seidel  w_0, Z_1, U_1, w_1, Z_2, ... with the newest values (classical ADMM); block k
                       works k mini-batches behind the first, so all blocks work concurrently
-
-    Residual balancing changes rho_k; kappa stays, so U is rescaled with it.
     """
 
     name: ClassVar[str] = "block-admm"
@@ -61,7 +59,6 @@ class BlockADMM(AugmentedLagrangian):
     sweeps: ClassVar[int] = 2
 
     beta: float = field(init=False, repr=False, default=0.0)
-    lam_beta: float | None = field(init=False, repr=False, default=None)
     lam_move: Literal["step", "limit"] = field(init=False, repr=False, default="step")
     rho: Positive = 1e-3
     """Penalty coefficient; 2 beta of the augmented Lagrangian."""
@@ -217,8 +214,8 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         steps: int | None = None,
     ) -> Stepped:
         """Step Z_k and kappa_k; `p_in` is the adjoint at the old Z_k, if it is known."""
-        variables, cut, filter_ = self.variables, self.variables.before, self.solver.filter
-        old, new = variables.stored_lam(rows), variables.lam(rows)
+        variables, beta, filter_ = self.variables, self.solver.beta, self.solver.filter
+        old, new = self.store.raw("lam", rows), variables.lam(rows)
         kappa = variables.multiplier("kappa_in", rows)
         steps = self.solver.z_steps if steps is None else steps
         if steps == 1:
@@ -228,10 +225,10 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         for number in range(steps):
             if number or p_in is None:
                 p_in = self._adjoint(batch, rows, new)[1]
-            new = descend(new, x, kappa, p_in, cut.step_beta, self._eta, filter_)
-        new = variables.constraint_before.project(variables.as_input(new))
-        rate = self.solver.kappa_rate * 2 * cut.step_beta
-        return complete_step(new, old, x, kappa, cut.step_beta, rate, filter_)
+            new = descend(new, x, kappa, p_in, beta, self._eta, filter_)
+        new = variables.constraint_before.project(new)
+        rate = self.solver.kappa_rate * 2 * beta
+        return complete_step(new, old, x, kappa, beta, rate, filter_)
 
     def _weight_steps(self, batch: Batch, rows: Rows) -> None:
         """Take theta_steps steps, the first on the present gradient."""
@@ -250,9 +247,8 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             if not block.first:
                 x = self.links.from_previous()
                 # rounded as in the message to the previous block
-                lam = store.raw("lam", rows)
-                lam = variables.shared_lam(variables.lam(rows)) if variables.whole else lam
-                rate = self.solver.kappa_rate * 2 * variables.before.step_beta
+                lam = variables.shared_lam(variables.lam(rows))
+                rate = self.solver.kappa_rate * 2 * self.solver.beta
                 store.put("x", rows, x)
                 store.put("kappa_in", rows, ascend(store.raw("kappa_in", rows), lam, x, rate))
 
@@ -282,7 +278,7 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
                 end = block.compute_loss(x, labels, block.part_weight(batch, labels)).loss * scale
             else:
                 target, kappa = (self.store.raw(name, rows) for name in ("target", "kappa_out"))
-                beta, filter_ = self.variables.after.weight_beta, self.solver.filter
+                beta, filter_ = self.solver.beta, self.solver.filter
                 end = paired(x, couple(x.detach(), target, kappa, beta, filter_, samples).p_out)
             (p,) = torch.autograd.grad(end, z)
         p_in = block.stored_adjoint(p.to(z.dtype) * samples)

@@ -41,13 +41,11 @@ class Penalty(Splitting):
         p_out = -2 beta S^T (S lam_{k+1} - S x_k)   (k < K-1),   d phi / d x   (k = K-1)
         w_k   <- optimizer step with (1/N) sum over samples of (d x_k / d w_k)^T p_out
     and, if another sweep follows, with p_in = (d x_k / d lam_k)^T p_out:
-        lam_k <- lam_k - eta (p_in + 2 b S^T (S lam_k - S x_{k-1})),    eta = lam_step / (2 b)
+        lam_k <- lam_k - eta (p_in + 2 beta S^T (S lam_k - S x_{k-1})),   eta = lam_step / (2 beta)
 
-    where b is beta, or the separate lam_beta: a large beta undoes the weights' previous step, and a
-    large b keeps lam close to x. With lam_step < 1 the error is multiplied by lam_step from each
-    cut to the one before, and under a filter also by 1 / filter^2, since S S^T = I / filter^2.
-    After a window, residual balancing doubles both at a cut where the primal residual's norm is
-    more than balance_ratio times the dual's, and halves them in the opposite case.
+    A large beta undoes the weights' previous step, and keeps lam close to x. With lam_step < 1 the
+    error is multiplied by lam_step from each cut to the one before, and under a filter also by
+    1 / filter^2, since S S^T = I / filter^2.
 
     lam starts at the activations that an exact pass recorded ("feasible"), or one lam step from
     them ("stepped"): lam_{k+1} = x_k - eta p_{k+1}, which both ranks of a cut know without a
@@ -92,7 +90,7 @@ class PenaltyProgram(SubProblems):
     def train(self, window: Window) -> PhaseStats:
         """Sweep the window; with several sweeps, stop early when a cut's residual grows.
 
-        Losses, scores and residuals are the last sweep's. If lam has moved, beta is balanced.
+        Losses, scores and residuals are the last sweep's.
         """
         total = PhaseStats()
         before: list[float] = []
@@ -120,8 +118,6 @@ class PenaltyProgram(SubProblems):
                     # in the first sweep lam is feasible, so its residual sets no limit
                     before = residuals if number else []
             links.flush()
-        if self.solver.moves(self.setup) and self.solver.balance_ratio:
-            self._balance(total)
         return total
 
     def sweep(self, window: Window, number: int, exchange: bool) -> PhaseStats:
@@ -147,7 +143,7 @@ class PenaltyProgram(SubProblems):
         if exchange and not self.block.last:
             self._send_output(rows, x)
         if exchange and p_in is not None:
-            lam = self.variables.stored_lam(rows)
+            lam = self.store.raw("lam", rows)
             self._send_lam(rows, self._step_lam(rows, lam, self.links.from_previous(), p_in), stats)
 
     def gradient(
@@ -170,7 +166,7 @@ class PenaltyProgram(SubProblems):
             else:
                 target = self.store.raw("target", rows)
                 kappa = self.variables.multiplier("kappa_out", rows)
-                beta, factor = self.variables.after.weight_beta, self.solver.filter
+                beta, factor = self.solver.beta, self.solver.filter
                 coupling = couple_backward(key, block, x, target, kappa, beta, factor, size)
                 stats.losses.append(coupling.loss / len(batch))
                 stats.squares.append(coupling.squares)
@@ -183,15 +179,14 @@ class PenaltyProgram(SubProblems):
         self.block.step("local", batch.learning_rate * self.local_lr, self.clip_norm)
 
     def _step_lam(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
-        variables, solver, beta = self.variables, self.solver, self.variables.before.step_beta
+        variables, solver, beta = self.variables, self.solver, self.solver.beta
         kappa, rate = variables.multiplier("kappa_in", rows), solver.kappa_rate * 2 * beta
-        flat, constraint = not variables.whole, variables.constraint_before
         terms = lam, x, kappa, p_in, beta, self._eta, rate
-        return step(*terms, solver.filter, flat=flat, constraint=constraint)
+        return step(*terms, solver.filter, constraint=variables.constraint_before)
 
     @property
     def _eta(self) -> float:
-        return self.solver.lam_step / (2 * self.variables.before.step_beta)
+        return self.solver.lam_step / (2 * self.solver.beta)
 
     def _send_output(self, rows: Rows, x: Tensor) -> None:
         """Send S x_k to the owner of lam_{k+1}."""
@@ -201,7 +196,7 @@ class PenaltyProgram(SubProblems):
 
     def _send_lam(self, rows: Rows, new: Stepped, stats: PhaseStats) -> None:
         """Store the new lam_k and kappa_k, and send S lam_k down."""
-        self.store.put("lam", rows, new.lam if self.variables.whole else new.shared)
+        self.store.put("lam", rows, new.lam)
         self.links.to_previous(self._message(new))
         if new.kappa is not None:
             self.store.put("kappa_in", rows, new.kappa)
@@ -215,17 +210,9 @@ class PenaltyProgram(SubProblems):
         """Store the new S lam_{k+1} from its owner, and step kappa_{k+1} as the owner does."""
         self.store.put("target", rows, lam)
         if (kappa := self.variables.multiplier("kappa_out", rows)) is not None:
-            rate = self.solver.kappa_rate * 2 * self.variables.after.step_beta
+            rate = self.solver.kappa_rate * 2 * self.solver.beta
             stepped = ascend(kappa, lam, self.store.raw("sent", rows), rate)
             self.store.put("kappa_out", rows, stepped)
-
-    def _balance(self, stats: PhaseStats) -> None:
-        """Balance beta at both cuts; the two sides of a cut come to the same value."""
-        index, variables = self.block.index, self.variables
-        for k, norms in enumerate(self.links.agree(stats.residual_norms())):
-            if norms is not None and k in (index, index + 1):
-                cut = variables.before if k == index else variables.after
-                cut.balance(*norms, self.solver.balance_ratio)
 
     def record(self, record: Record) -> None:
         self.variables.record(record)

@@ -6,17 +6,14 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from hybrid.solvers.acting import Acts, Count, NotNegative, OverOne, Positive
+from hybrid.solvers.acting import Acts, Count, NotNegative, Positive
 from hybrid.solvers.base import Setup, Shape, Solver, values_of
-from hybrid.solvers.kernels.operations import pool, upsample, wide
+from hybrid.solvers.kernels.operations import pool, wide
 from hybrid.solvers.layers.projection import Free, Projection
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.windows import Record, Rows, rows_of
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MAX_FACTOR = 2.0**10
-"""Largest factor by which balancing changes beta from its setting, either way."""
-
 CORRECTED = Acts(
     "rounds.correct_every is above 0, or it is the method of local work",
     lambda run: run.setup.correct_every,
@@ -31,7 +28,6 @@ LAM_STEPS_OR_STARTS = Acts(
         or (run.solver.lam_start == "stepped" and run.setup.correct_every)
     ),
 )
-FILTERED = Acts("its filter is above 1", lambda run: run.solver.filter > 1)
 
 
 @dataclass(frozen=True)
@@ -40,20 +36,14 @@ class Splitting(Solver):
 
     beta: Positive = 5e-4
     """Coefficient of the coupling, for the squared norm of one sample."""
-    lam_beta: Annotated[Positive | None, LAM_STEPS_OR_STARTS] = None
-    """Coefficient b of the steps of lam and kappa; unset: beta."""
     lam_step: Annotated[NotNegative, LAM_STEPS_OR_STARTS] = 1.0
-    """Step size of lam, in units of 1 / (2 lam_beta)."""
+    """Step size of lam, in units of 1 / (2 beta)."""
     lam_start: Annotated[Literal["feasible", "stepped"], CORRECTED] = "stepped"
     """Initial lam: the recorded activations, or one step from them."""
     filter: Count = 1
     """Filter S of the coupling: means over N x N squares of pixels."""
-    filter_mode: Annotated[Literal["coupling", "input"], FILTERED] = "coupling"
-    """Filter the coupling only, or store S lam_k and feed its upsampling."""
     storage: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of stored and exchanged variables."""
-    balance_ratio: Annotated[OverOne, LAM_STEPS] = 0.0
-    """Adapt beta when residuals differ by this factor, e.g. 10; 0: never."""
 
     def moves(self, setup: Setup) -> bool:
         """Whether auxiliary variables move besides the weights."""
@@ -75,13 +65,11 @@ class Splitting(Solver):
         before, after = self.buffers(setup)
         lam, out = values_of(setup.shape_before(index)), values_of(setup.shape_after(index))
         values = len(after) * (out // self.filter**2)
-        for name in before:
-            whole = name == "lam" and self.filter_mode == "coupling"
-            values += lam // (1 if whole else self.filter**2)
+        values += sum(lam // (1 if name == "lam" else self.filter**2) for name in before)
         return setup.samples * values * FORMATS[self.storage].itemsize
 
     def layout(self) -> list[object]:
-        return [self.filter, self.filter_mode]
+        return [self.filter]
 
 
 class Store:
@@ -130,49 +118,12 @@ class Store:
         return value if self.format is torch.float32 else value.to(self.format)
 
 
-@dataclass
-class Coefficients:
-    """The coefficients of one cut, the same on both sides.
-
-    beta couples weights; lam_beta belongs to the steps of lam and kappa. Residual balancing
-    multiplies both by `factor`.
-    """
-
-    beta: float
-    lam_beta: float
-    factor: float = 1.0
-
-    @property
-    def weight_beta(self) -> float:
-        """beta of the weights' sub-problems."""
-        return self.beta * self.factor
-
-    @property
-    def step_beta(self) -> float:
-        """beta of the steps of lam and kappa."""
-        return self.lam_beta * self.factor
-
-    def balance(self, primal: float, dual: float, ratio: float) -> None:
-        """Double both where the primal residual is `ratio` times the dual's, or halve them.
-
-        Boyd et al., Foundations and Trends in Machine Learning 2011, section 3.4.1.
-        """
-        if primal > ratio * dual:
-            self.factor = min(2 * self.factor, MAX_FACTOR)
-        elif dual > ratio * primal:
-            self.factor = max(self.factor / 2, 1 / MAX_FACTOR)
-
-
 class AuxiliaryVariables:
     """lam_k, which this rank owns, and its copy of S lam_{k+1} and kappa_{k+1}."""
 
     def __init__(self, solver: Splitting, index: int, setup: Setup) -> None:
         self.solver, self.index, self.setup = solver, index, setup
         self.store = Store(setup.samples, solver.storage)
-        self.whole = solver.filter_mode == "coupling"
-        """Whether lam_k is stored instead of S lam_k."""
-        lam_beta = solver.beta if solver.lam_beta is None else solver.lam_beta
-        self.before, self.after = (Coefficients(solver.beta, lam_beta) for _ in range(2))
         self.constraint_before: Projection = Free()
         self.constraint_after: Projection = Free()
         self.carried = (False, False)
@@ -187,34 +138,28 @@ class AuxiliaryVariables:
         """
         rows, x, put = record.rows, record.lam, self.store.put
         if x is not None and not (self.carried[0] and record.p_in is None):
-            lam = self._first_lam(x, record.p_in, self.before, self.constraint_before)
-            put("lam", rows, lam if self.whole else self.pool(lam))
+            lam = self._first_lam(x, record.p_in, self.constraint_before)
+            put("lam", rows, lam)
             if "kappa_in" in self._names_before:
                 put("kappa_in", rows, self._first_multiplier(x, record.p_in))
             if "x" in self._names_before:
                 put("x", rows, self.pool(x))
         x = record.out
         if x is not None and not (self.carried[1] and record.p_out is None):
-            lam = self._first_lam(x, record.p_out, self.after, self.constraint_after)
+            lam = self._first_lam(x, record.p_out, self.constraint_after)
             put("target", rows, self.pool(lam))
             if "kappa_out" in self._names_after:
                 put("kappa_out", rows, self._first_multiplier(x, record.p_out))
 
-    def _first_lam(
-        self, x: Tensor, p: Tensor | None, cut: Coefficients, constraint: Projection
-    ) -> Tensor:
+    def _first_lam(self, x: Tensor, p: Tensor | None, constraint: Projection) -> Tensor:
         if p is not None and self.solver.lam_start == "stepped":
             dtype = torch.promote_types(x.dtype, torch.float32)
-            eta = self.solver.lam_step / (2 * cut.step_beta)
+            eta = self.solver.lam_step / (2 * self.solver.beta)
             x = x.to(dtype) - eta * p.to(dtype)
-        return x if isinstance(constraint, Free) else constraint.project(self.as_input(x))
+        return x if isinstance(constraint, Free) else constraint.project(x)
 
     def _first_multiplier(self, x: Tensor, p: Tensor | None) -> Tensor:
         return self.solver.first_multiplier(self.pool(x), None if p is None else self.pool(p))
-
-    def as_input(self, lam: Tensor) -> Tensor:
-        """Convert lam to the block's input: in the filter mode "input" upsample S lam."""
-        return lam if self.whole else upsample(self.pool(lam), self.solver.filter)
 
     def pool(self, x: Tensor) -> Tensor:
         """Compute S x."""
@@ -222,12 +167,7 @@ class AuxiliaryVariables:
 
     def lam(self, rows: Rows) -> Tensor:
         """Read lam_k, in at least float32."""
-        return wide(self.stored_lam(rows))
-
-    def stored_lam(self, rows: Rows) -> Tensor:
-        """Read lam_k in the store's number format."""
-        lam = self.store.raw("lam", rows)
-        return lam if self.whole else upsample(lam, self.solver.filter)
+        return wide(self.store.raw("lam", rows))
 
     def shared_lam(self, lam: Tensor) -> Tensor:
         """Compute the message S lam from lam rounded to storage, so a checkpoint determines it."""
@@ -240,16 +180,11 @@ class AuxiliaryVariables:
 
     def state(self) -> State:
         """Return the variables that outlive a window, at the cut before this block."""
-        tensors = self.store.state(["lam", "kappa_in"]) if self.setup.carried else {}
-        if self.solver.balance_ratio:
-            tensors["factor"] = torch.tensor(self.before.factor, dtype=torch.float64)
-        return State(cut=tensors)
+        return State(cut=self.store.state(["lam", "kappa_in"]) if self.setup.carried else {})
 
     def load_state(self, state: State) -> None:
         """Restore the states of the cut before and the cut after this block."""
         everything, setup = slice(0, self.store.samples), self.setup
-        for cut, tensors in ((self.before, state.cut), (self.after, state.after)):
-            cut.factor = float(tensors.get("factor", cut.factor))
         before = self._matching(channels_last(state.cut), setup.shape_before(self.index))
         after = self._matching(channels_last(state.after), setup.shape_after(self.index))
         for name in ("lam", "kappa_in"):
@@ -257,8 +192,7 @@ class AuxiliaryVariables:
                 self.store.put(name, everything, before[name])
         self.carried = ("lam" in before, "lam" in after)
         if "lam" in after:
-            lam = after["lam"]
-            self.store.put("target", everything, self.shared_lam(lam) if self.whole else lam)
+            self.store.put("target", everything, self.shared_lam(after["lam"]))
             if "kappa_in" in after:
                 self.store.put("kappa_out", everything, after["kappa_in"])
 
@@ -273,7 +207,7 @@ class AuxiliaryVariables:
             raise RuntimeError(f"{' and '.join(matching)} without the rest of {', '.join(names)}")
         for name, tensor in matching.items():
             channels, *pixels = shape or (0,)
-            side = 1 if name == "lam" and self.whole else self.solver.filter
+            side = 1 if name == "lam" else self.solver.filter
             expected = (self.store.samples, channels, *(size // side for size in pixels))
             if tensor.shape != expected or not tensor.is_floating_point():
                 raise RuntimeError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}")

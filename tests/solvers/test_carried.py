@@ -15,7 +15,7 @@ CUTS = st.lists(st.integers(1, 5), max_size=4, unique=True).map(sorted)
 SOLVERS = [
     Penalty(beta=0.1, lam_start="feasible"),
     AugmentedLagrangian(beta=0.1),
-    BlockADMM(rho=0.3, balance_ratio=1.5),
+    BlockADMM(rho=0.3),
 ]
 
 

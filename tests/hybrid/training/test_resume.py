@@ -29,9 +29,7 @@ KEPT: dict[str, Any] = {"window": "all", "correct_every": 0}
 WINDOWS: dict[str, Any] = {"window": 2, "sweeps": 2}
 FILL = AugmentedLagrangian(beta=0.1)
 FILLED: dict[str, Any] = {"fill": FILL, "local_budget": [(5, 0), (0, 8)]}
-BALANCED: dict[str, Any] = {"beta": 0.1, "lam_step": 0.3, "balance_ratio": 1.2}
-ADMM: dict[str, Any] = {"rho": 0.1, "balance_ratio": 1.5}
-FOLLOWING = AugmentedLagrangian(**BALANCED, lam_move="step")
+FOLLOWING = AugmentedLagrangian(beta=0.1, lam_step=0.3, lam_move="step")
 
 
 def torch_optimizer(name, **arguments):
@@ -40,9 +38,9 @@ def torch_optimizer(name, **arguments):
 
 # every solver by itself: tests/solvers/test_every_solver.py
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "carried": (BlockADMM(**ADMM, storage="bfloat16", filter=2), KEPT | {"model": "resnet8"}),
+    "carried": (BlockADMM(rho=0.1, storage="bfloat16", filter=2), KEPT | {"model": "resnet8"}),
     "carried, corrected rarely": (
-        BlockADMM(**ADMM, order="gauss-seidel"),
+        BlockADMM(rho=0.1, order="gauss-seidel"),
         {"window": "all", "correct_every": 2, "sweeps": 2},
     ),
     "waits, Muon, extrapolated": (
@@ -53,8 +51,8 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
         FeaturesReplay(micro_batches=2),
         FILLED | {"serial_end": True, "window": 2},
     ),
-    "balanced": (FOLLOWING, WINDOWS),
-    "balanced and carried": (FOLLOWING, KEPT | {"sweeps": 2}),
+    "steps of lam": (FOLLOWING, WINDOWS),
+    "steps of lam, carried": (FOLLOWING, KEPT | {"sweeps": 2}),
     "serial epochs": (DDG(micro_batches=4), {"serial_epochs": 1.5}),
     "NAdam without a stash": (
         DDG(micro_batches=2, stash=False),
@@ -111,7 +109,7 @@ def few():
 
 
 def make(out, cuts, resume=False):
-    solver = BlockADMM(rho=0.1, balance_ratio=1.01)
+    solver = BlockADMM(rho=0.1)
     made = trainer(solver, out, window="all", correct_every=0, resume=resume)
     made.blocks = split(network(), cuts=cuts) if cuts else split(network(), 1)
     return made

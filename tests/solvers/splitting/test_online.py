@@ -39,19 +39,17 @@ def swept(problem, solver, corrected, **wire):
 @ORDERS
 @given(
     problem=problems(batches=2),
-    mode=st.sampled_from(["coupling", "input"]),
     storage=st.sampled_from(["bfloat16", "float16", "float32"]),
     z_steps=st.integers(1, 3),
     constraint=st.sampled_from(["none", "box:-0.2:0.3"]),
     corrected=st.booleans(),
 )
 def test_both_sides_of_a_downsampled_cut_in_16_bits_hold_the_same_bits_after_a_dual_step(
-    order, problem, mode, storage, z_steps, constraint, corrected
+    order, problem, storage, z_steps, constraint, corrected
 ):
     solver = BlockADMM(
         order=order,
         filter=FILTER,
-        filter_mode=mode,
         storage=storage,
         z_steps=z_steps,
         constraint=constraint,

@@ -16,8 +16,6 @@ from hybrid.solvers import (
     Solver,
 )
 
-FILTERED: dict[str, Any] = {"rho": 0.5, "balance_ratio": 1.01, "local_lr": 0.05, "filter": 2}
-
 PLAIN: dict[str, Solver] = {
     "backprop": Backprop(),
     "ddg": DDG(micro_batches=1),
@@ -40,11 +38,9 @@ EXAMPLES: dict[str, Solver] = {
     "augmented-lagrangian": AugmentedLagrangian(beta=0.1, clip_norm=0.1),
     "auxnet": AuxNet(aux_lr=0.01),
     "auxnet with multipliers": AuxNet(aux_lr=0.01, multiplier="adjoint"),
-    "block-admm": BlockADMM(rho=0.5, balance_ratio=1.01, local_lr=0.05),
+    "block-admm": BlockADMM(rho=0.5, local_lr=0.05),
     "seidel": BlockADMM(rho=0.5, order="gauss-seidel", theta_steps=2, z_steps=2, optimizer="adam"),
-    "coupled in 16 bits": BlockADMM(**FILTERED, storage="bfloat16"),
-    "fed in 16 bits": BlockADMM(**FILTERED, storage="bfloat16", filter_mode="input"),
-    "fed": BlockADMM(**FILTERED, filter_mode="input"),
+    "coupled in 16 bits": BlockADMM(rho=0.5, local_lr=0.05, filter=2, storage="bfloat16"),
 }
 
 IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
@@ -55,11 +51,11 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     (LocalUpdates, {"style": "lazy", "chunks": 0, "head": "mlp:0"}),
     (AugmentedLagrangian, {"beta": -1.0, "local_lr": 0.0, "lam_step": -0.1, "clip_norm": -1.0}),
     (AugmentedLagrangian, {"filter": 0, "momentum": 1.0, "return_ratio": 0.0, "kappa_step": -1.0}),
-    (AugmentedLagrangian, {"storage": "int3", "filter_mode": "inputs", "lam_start": "adjoin"}),
+    (AugmentedLagrangian, {"storage": "int3", "lam_start": "adjoin"}),
     (AugmentedLagrangian, {"multiplier_start": "adjoin"}),
     (AuxNet, {"beta": float("nan"), "local_lr": -1.0, "aux_lr": 0.0, "lam_step": -0.1}),
     (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1, "multiplier": "adjoin"}),
-    (BlockADMM, {"rho": -1.0, "theta_steps": 0, "z_steps": 0, "balance_ratio": 0.5}),
+    (BlockADMM, {"rho": -1.0, "theta_steps": 0, "z_steps": 0}),
     (BlockADMM, {"momentum": 0.5, "order": "seidel", "optimizer": "adagrad"}),
     (BlockADMM, {"constraint": "positive"}),
 ]

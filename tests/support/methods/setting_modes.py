@@ -179,10 +179,7 @@ OTHERS: dict[str, list[Any]] = {
     "momentum": [0.25],
     "local_lr": [0.25],
     "clip_norm": [1e-3],
-    "lam_beta": [0.02],
     "micro_batches": [2],
-    # the least over 1 in single precision: norms that are equal to the last bit are left alone
-    "balance_ratio": [1 + 1e-7],
     "dir": ["/tmp"],
     "limit": [16],
     "validation": [1 / 3],
