@@ -30,14 +30,12 @@ def has_changing_buffers(modules: Iterable[nn.Module]) -> bool:
 
 
 @contextmanager
-def captured_buffers(
-    module: nn.Module, norms: bool = False, first: Container[str] = ()
-) -> Iterator[Tensors]:
+def captured_buffers(module: nn.Module, first: Container[str] = ()) -> Iterator[Tensors]:
     """Record, by name, the old values of the buffers that the body changes.
 
-    Unchanged buffers, such as masks, are left out. BatchNorm's buffers are recorded only with
-    `norms`; with `first`, only the buffers of these children. Plain attributes that are numbers,
-    tensors or None count as buffers.
+    Unchanged buffers, such as masks, and BatchNorm's, which have a switch, are left out; with
+    `first`, all but the buffers of these children. Plain attributes that are numbers, tensors or
+    None count as buffers.
     """
     plain = {
         f"{path}.{name}": (m, name, value.clone() if isinstance(value, Tensor) else value)
@@ -49,7 +47,7 @@ def captured_buffers(
     buffers: Tensors = {
         f"{path}.{name}" if path else name: buffer
         for path, m in module.named_modules()
-        if norms or not isinstance(m, _NormBase)
+        if not isinstance(m, _NormBase)
         for name, buffer in m._buffers.items()
         if buffer is not None and (not first or path.partition(".")[0] in first)
     }
