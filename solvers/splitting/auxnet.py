@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import log2, prod
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,29 +27,23 @@ class AuxNet(Solver):
 
     Local loss of block k < K-1, per sample, from its own lam_k (block K-1: phi):
 
-        beta ||lam_{k+1} - x_k||^2 + <kappa_{k+1}, lam_{k+1} - x_k>
+        beta ||lam_{k+1} - x_k||^2
 
-        p_out = -2 beta (lam_{k+1} - x_k) - kappa_{k+1}   (k < K-1),   d phi / d x   (k = K-1)
+        p_out = -2 beta (lam_{k+1} - x_k)   (k < K-1),   d phi / d x   (k = K-1)
         w_k   <- optimizer step with (1/N) sum over samples of (d x_k / d w_k)^T p_out
         lam*  =  x_{k-1} - eta p_in,        eta = lam_step / (2 beta)
         v_k   <- Adam step on (1/N) sum over samples of 1/2 ||a_k(x; v_k) - lam*||^2
 
-    multiplier    none      kappa = 0: the penalty; lam_k is sent down and x_k up
-                  adjoint   kappa_k = -p_in(k), at lam_k, which is what a full exchange of the
-                            augmented Lagrangian leaves; p_in is sent down, too, and the backward
-                            pass of the block below waits for it
-
-    lam* minimizes beta ||lam - x_{k-1}||^2 + lam_step <p_in, lam>. a_k gets the image, but not the
-    label, so it learns E[p_in | x]: the part of p_in that the image determines. Without a
-    multiplier only this part of the loss reaches the blocks before the cut. For the same reason a
+    lam_k is sent down and x_k up. lam* minimizes beta ||lam - x_{k-1}||^2 + lam_step <p_in, lam>.
+    a_k gets the image, but not the label, so it learns E[p_in | x]: the part of p_in that the image
+    determines. Only this part of the loss reaches the blocks before the cut. For the same reason a
     full step (lam_step 1) does not make lam diverge, although with a small beta it is 1000 p_in.
 
     No forward pass waits for another: all ranks start from the image at once. Nothing is stored
     per sample, so every sweep may use newly augmented images.
 
     With T_d for the data, T_f and T_b for the whole network's forward and backward pass, t_psi for
-    the coupling and t_f, t_b for a_k's passes, the predicted speed-up of an epoch is, without a
-    multiplier,
+    the coupling and t_f, t_b for a_k's passes, the predicted speed-up of an epoch is
 
         rho(K) = (T_d + T_f + T_b) / (T_d + (T_f + T_b)/K + t_psi + t_f + t_b)
     """
@@ -64,8 +58,6 @@ class AuxNet(Solver):
     """Coefficient of the coupling, for the squared norm of one sample."""
     lam_step: NotNegative = 1.0
     """Step size from x_{k-1} to the target lam*, in units of 1 / (2 beta)."""
-    multiplier: Literal["none", "adjoint"] = "none"
-    """adjoint: couple with kappa = -p_in, too, for which blocks wait."""
     local_lr: Positive | None = None
     """Learning rate of local steps, relative to the schedule; unset: 0.1, or 1 uncorrected."""
     momentum: Share | None = 0.9
@@ -97,7 +89,6 @@ class AuxNetProgram(Program):
             block.optimizers["local"] = with_momentum(block.optimizers["exact"], solver.momentum)
         usual = 0.1 if self.setup.correct_every else 1.0
         self._local_lr = usual if solver.local_lr is None else solver.local_lr
-        self._adjoints = solver.multiplier == "adjoint"
         self._network: nn.Sequential | None = None
         self._saved: Tensors = {}
         """The tensors of a checkpoint, until the first images give the network's shape."""
@@ -132,14 +123,11 @@ class AuxNetProgram(Program):
         else:
             links.to_next(x.detach())
             lam_above = links.from_next()
-            kappa = -links.from_next() if self._adjoints else None
             beta, size = self.solver.beta, batch.size
-            coupling = couple_backward((), block, x, lam_above, kappa, beta, 1, size)
+            coupling = couple_backward((), block, x, lam_above, None, beta, 1, size)
             stats.losses.append(coupling.loss / len(batch))
             stats.squares.append(coupling.squares)
         p_in = block.sample_adjoint(lam, batch.size)
-        if p_in is not None and self._adjoints:
-            links.to_previous(p_in)
         block.step("local", batch.learning_rate * self._local_lr)
         if generated is not None:
             assert p_in is not None

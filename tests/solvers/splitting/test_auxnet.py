@@ -45,19 +45,15 @@ class Simulation:
         generated = [images, *(a(images) for a in self.a[1:])]
         lam = [g.detach().requires_grad_(k > 0) for k, g in enumerate(generated)]
         x = [f(z) for f, z in zip(self.f, lam, strict=True)]
-        p_in = None
         for k in reversed(range(K)):
             if k == K - 1:
                 local = torch.nn.functional.cross_entropy(x[k], labels)
             else:
                 r = lam[k + 1].detach() - x[k]
                 local = beta * r.square().sum() / N
-                if self.solver.multiplier == "adjoint":
-                    local = local + (-p_in * r).sum() / N
             weights = list(self.f[k].parameters())
             inputs = [] if k == 0 else [lam[k]]
             gradients = torch.autograd.grad(local, weights + inputs)
-            p_in = N * gradients[-1]
             with torch.no_grad():
                 for w, g in zip(weights, gradients, strict=False):
                     w -= self.solver.local_lr * rate * g
@@ -75,15 +71,14 @@ class Simulation:
         self.squares[k] += torch.stack((r.square().sum(), s.square().sum()))
 
 
-@pytest.mark.parametrize("multiplier", ["none", "adjoint"])
 @pytest.mark.parametrize(
     ("K", "sweeps", "lam_step"), [(1, 1, 1.0), (2, 2, 0.3), (3, 1, 1.0), (3, 2, 0.3)]
 )
-def test_its_iterates_are_those_of_its_equations(K, multiplier, sweeps, lam_step):
+def test_its_iterates_are_those_of_its_equations(K, sweeps, lam_step):
     problem = make_problem(seed=1, units=3, cuts=CUTS[K], batch=4, batches=2)
     own = {"momentum": None, "beta": 0.05, "local_lr": 0.5}
     network = {"width": 4, "depth": 2, "aux_lr": 0.02}
-    solver = AuxNet(lam_step=lam_step, multiplier=multiplier, **own, **network)
+    solver = AuxNet(lam_step=lam_step, **own, **network)
     simulation = Simulation(problem, solver)
     ranks = trained(problem, solver, sweeps, momentum=0.0)
     for _ in range(sweeps):
@@ -124,14 +119,13 @@ def test_what_is_kept_does_not_grow_with_the_window():
     assert AuxNet().memory(problem.setup(sweeps=2), 1) == 0
 
 
-@pytest.mark.parametrize(("multiplier", "down"), [("none", 1), ("adjoint", 2)])
-def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up(multiplier, down):
+def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up():
     problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=2)
     before = problem.tensors()
-    ranks = trained(problem, AuxNet(multiplier=multiplier))
+    ranks = trained(problem, AuxNet())
     one = problem.samples * 3 * 6 * 6 * 8
     sent = [mine.links.traffic.total_bytes for mine, _ in ranks]
-    assert sent == [one, (1 + down) * one, down * one]
+    assert sent == [one, 2 * one, one]
     assert_weights_moved(problem, before)
 
 
