@@ -68,6 +68,8 @@ class Row:
     lr: float = 0.02
     """Of each replica's own steps."""
     steps: int = 1500
+    texts: int = to_the_end.SIZE
+    """Of a mini-batch."""
 
 
 BEST = DiLoCo(outer_lr=1.0, outer_momentum=0.5, messages="int8")
@@ -99,6 +101,8 @@ def accuracy() -> Iterator[tuple[str, Row]]:
     yield from (row(8, 100), row(8, 25), row(4, 100), row(8, 50), row(8, 200), row(8, 12))
     for steps in MIDDLE, SHORT:
         yield f"ddg, K=8, {steps} steps", late(DDG, 8, steps=steps)
+    large = Row(replace(BEST, steps=12), 8, lr=INNER_LR, steps=187, texts=256)
+    yield "R=8, H=12, 187 steps of 256 texts", large
     yield row(8, 100, MIDDLE)
     yield from (row(4, 25), row(4, 50))
     yield "fdg, int8, K=8", late(FDG, 8, "int8")
@@ -120,7 +124,7 @@ TABLES = {"screen": screen, "accuracy": accuracy}
 
 def train(row: Row, seed: int, out: Path) -> None:
     """One training into its run folder, from where an earlier one was broken off."""
-    windows = row.steps * to_the_end.SIZE
+    windows = row.steps * row.texts
     outer: dict[str, Any] = {"replicas": row.replicas, "sync": row.sync} if row.sync else {}
     optimizer = to_the_end.of_text(row.optimizer, row.lr)
     as_there = to_the_end.Row(row.blocks, row.solver, optimizer, windows=windows)
@@ -128,7 +132,7 @@ def train(row: Row, seed: int, out: Path) -> None:
     torch.manual_seed(seed)
     measuring.on_virtual_links(
         *(models.gpt(8, 64, 256, to_the_end.LENGTH), row.blocks, row.solver),
-        train={"epochs": 1, "batch_size": to_the_end.SIZE, "seed": seed},
+        train={"epochs": 1, "batch_size": row.texts, "seed": seed},
         schedule={"warmup_epochs": to_the_end.WARM_UP},
         optimizer=optimizer,
         delay={"mend": "extrapolate" if row.blocks > 1 else "none"},
@@ -159,9 +163,9 @@ LINKS = {"10 Mb/s": 0.01, "100 Mb/s": 0.1, "1 Gb/s": 1.0}
 PIPELINES: dict[str, Solver] = {
     "ddg, float32": DDG(micro_batches=4),
     "ddg, int8": DDG(micro_batches=4, messages="int8"),
-    "ddg, int8 / int4": DDG(micro_batches=4, messages="int8", adjoints="int4"),
     "fdg, int8": FDG(micro_batches=4, messages="int8"),
     "fdg, int8 / int4": FDG(micro_batches=4, messages="int8", adjoints="int4"),
+    "fdg, int4": FDG(micro_batches=4, messages="int4"),
 }
 COUNTS, EVERY = (4, 8), (12, 25, 50, 100, 200)
 FAST = 10.0
