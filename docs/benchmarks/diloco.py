@@ -26,10 +26,11 @@ and b the bytes that a replica sends. A row of 12 steps with a sum at 100 Mb/s c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import pairwise
 from math import log2
 from pathlib import Path
 from statistics import mean, median
@@ -76,7 +77,7 @@ BEST = DiLoCo(outer_lr=1.0, outer_momentum=0.5, messages="int8")
 """The outer step, of the screen."""
 INNER_LR = 0.02
 """Of Muon, of the screen."""
-SHORT, MIDDLE = 375, 750
+SHORT, MIDDLE, WHOLE = 375, 750, 1500
 
 
 def screen() -> Iterator[tuple[str, Row]]:
@@ -103,7 +104,7 @@ def accuracy() -> Iterator[tuple[str, Row]]:
         yield f"ddg, K=8, {steps} steps", late(DDG, 8, steps=steps)
     large = Row(replace(BEST, steps=12), 8, lr=INNER_LR, steps=187, texts=256)
     yield "R=8, H=12, 187 steps of 256 texts", large
-    yield row(8, 100, MIDDLE)
+    yield row(8, 25, MIDDLE)
     yield from (row(4, 25), row(4, 50))
     yield "fdg, int8, K=8", late(FDG, 8, "int8")
     yield "ddg, int8, K=8", late(DDG, 8, "int8")
@@ -278,9 +279,15 @@ def contender(solver: Solver, blocks: int, comm: Communicator, **more: Any) -> C
 
 def bits(title: str) -> float | None:
     """Bits a byte after a training of this script or of to_the_end.py, seed 0."""
-    elsewhere = {"one rank": "Muon, flushed", "ddg, K=8": "ddg, Muon, extrapolated, K=8"}
     there = measuring.Raw(to_the_end.__file__)
-    rows = there.get("gpt", elsewhere[title]) if title in elsewhere else RAW.get("accuracy", title)
+    screened = f"lr {INNER_LR}, outer lr {BEST.outer_lr}, momentum {BEST.outer_momentum}"
+    elsewhere = {
+        "one rank": (there, "gpt", "Muon, flushed"),
+        "ddg, K=8": (there, "gpt", "ddg, Muon, extrapolated, K=8"),
+        f"R=8, H=25, {SHORT} steps": (RAW, "screen", screened),
+    }
+    raw, *path = elsewhere.get(title, (RAW, "accuracy", title))
+    rows = raw.get(*path)
     values = [
         row.get("test_bits_per_byte") or row["test_metrics"]["bits_per_byte"]
         for seed, row in rows.items()
@@ -292,12 +299,16 @@ def bits(title: str) -> float | None:
 def after(title: str, like: str, steps: float) -> float | None:
     """Bits a byte after a shorter training, of its own schedule.
 
-    They are interpolated in log2 of the steps, with the slope of trainings `like` it.
+    The difference from the whole one is that of trainings `like` it, interpolated in log2 of their
+    steps; None outside.
     """
-    whole, half, last = bits(title), bits(f"{like}, {MIDDLE} steps"), bits(like)
-    if whole is None or half is None or last is None:
-        return None
-    return whole + (half - last) * log2(1500 / steps)
+    lengths = {SHORT: f"{like}, {SHORT} steps", MIDDLE: f"{like}, {MIDDLE} steps", WHOLE: like}
+    ends = [(n, x) for n, name in lengths.items() if (x := bits(name)) is not None]
+    whole = bits(title)
+    for (n, x), (m, y) in pairwise(ends):
+        if whole is not None and n <= steps <= m:
+            return whole + y - ends[-1][1] + (x - y) * log2(m / steps) / log2(m / n)
+    return None
 
 
 def tables() -> None:
@@ -343,12 +354,12 @@ def tables() -> None:
         own = seconds.get((n, link, row))
         if own is None:
             return None
-        steps = 1500 * min(x for (m, at, _), x in seconds.items() if (m, at) == (n, link)) / own
+        steps = WHOLE * min(x for (m, at, _), x in seconds.items() if (m, at) == (n, link)) / own
         if not row.startswith("diloco"):
             exact = f"{row.partition(',')[0]}, K={n}"
             title = rounded if bits(rounded := f"{row}, K={n}") else exact
             return after(title, "ddg, K=8", steps)
-        return after(row.replace("diloco", f"R={n}"), "R=8, H=100", steps)
+        return after(row.replace("diloco", f"R={n}"), "R=8, H=25", steps)
 
     measuring.show(
         f"bits a byte after equal time | {header}",
@@ -363,26 +374,23 @@ def main() -> None:
         runs=Path("runs/diloco"),
         seeds=[0],
         rows="*",
-        only_collect=False,
     )
-    works: dict[str, Callable[[], None]] = {
-        "rates": partial(rates, options.rows),
-        "real": real,
-        "table": tables,
-    }
     torch.set_num_threads(1)
-    for name in () if options.only_collect else options.whats:
-        if name not in TABLES:
-            works[name]()
-            continue
+    for name in [what for what in options.whats if what in TABLES]:
         for title, row in TABLES[name]():
             for seed in options.seeds if fnmatchcase(title, options.rows) else ():
                 out = options.runs / name / measuring.slug(title, seed)
-                done = RAW.get(name, title, str(seed)) or (out / "summary.json").exists()
-                if not done:
+                if not (RAW.get(name, title, str(seed)) or (out / "summary.json").exists()):
                     out.parent.mkdir(parents=True, exist_ok=True)
                     train(row, seed, out)
-    collect(options.runs, options.seeds)
+    if launch.communicator() is None:
+        collect(options.runs, options.seeds)
+    if "rates" in options.whats:
+        rates(options.rows)
+    if "real" in options.whats:
+        real()
+    if "table" in options.whats:
+        tables()
 
 
 if __name__ == "__main__":
