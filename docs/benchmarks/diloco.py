@@ -1,4 +1,4 @@
-"""DiLoCo beside a delayed pipeline: bits a byte, rates, and bits after equal simulated time.
+"""DiLoCo beside delayed pipelines: bits a byte, rates, and simulated times to a loss.
 
     python docs/benchmarks/diloco.py screen accuracy [--rows "R=8, H=*"]
     python docs/benchmarks/diloco.py rates
@@ -31,7 +31,6 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
-from math import log2
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, Literal
@@ -82,11 +81,12 @@ SHORT, MIDDLE, WHOLE = 375, 750, 1500
 
 def screen() -> Iterator[tuple[str, Row]]:
     """Eight replicas; 15 outer steps, as many as 1,500 steps have with H = 100."""
-    for lr in 0.02, 0.04, 0.01:
-        for eta, mu in (0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0), (1.0, 0.7):
-            outer = DiLoCo(steps=25, outer_lr=eta, outer_momentum=mu, messages="int8")
-            title = f"lr {lr}, outer lr {eta}, momentum {mu}"
-            yield title, Row(outer, 8, lr=lr, steps=SHORT)
+    outers = (0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0), (1.0, 0.7)
+    rates = {0.02: outers, 0.04: outers[1:3], 0.01: outers[2:3]}
+    for lr, (eta, mu) in ((lr, outer) for lr, some in rates.items() for outer in some):
+        outer = DiLoCo(steps=25, outer_lr=eta, outer_momentum=mu, messages="int8")
+        title = f"lr {lr}, outer lr {eta}, momentum {mu}"
+        yield title, Row(outer, 8, lr=lr, steps=SHORT)
 
 
 def accuracy() -> Iterator[tuple[str, Row]]:
@@ -100,11 +100,9 @@ def accuracy() -> Iterator[tuple[str, Row]]:
         return title, Row(outer, R, **{"lr": INNER_LR, "steps": steps, **changes})
 
     yield from (row(8, 100), row(8, 25), row(4, 100), row(8, 50), row(8, 200), row(8, 12))
-    for steps in MIDDLE, SHORT:
-        yield f"ddg, K=8, {steps} steps", late(DDG, 8, steps=steps)
+    yield f"one rank, {MIDDLE} steps", Row(steps=MIDDLE)
     large = Row(replace(BEST, steps=12), 8, lr=INNER_LR, steps=187, texts=256)
     yield "R=8, H=12, 187 steps of 256 texts", large
-    yield row(8, 25, MIDDLE)
     yield from (row(4, 25), row(4, 50))
     yield "fdg, int8, K=8", late(FDG, 8, "int8")
     yield "ddg, int8, K=8", late(DDG, 8, "int8")
@@ -114,10 +112,10 @@ def accuracy() -> Iterator[tuple[str, Row]]:
     yield "ddg, K=4", late(DDG, 4)
 
 
-def late(kind: Any, blocks: int, messages: str = "float32", steps: int = 1500) -> Row:
+def late(kind: Any, blocks: int, messages: str = "float32") -> Row:
     """A delayed pipeline."""
     solver = kind(micro_batches=to_the_end.M, messages=messages)
-    return Row(blocks=blocks, solver=solver, steps=steps)
+    return Row(blocks=blocks, solver=solver)
 
 
 TABLES = {"screen": screen, "accuracy": accuracy}
@@ -280,11 +278,10 @@ def contender(solver: Solver, blocks: int, comm: Communicator, **more: Any) -> C
 def bits(title: str) -> float | None:
     """Bits a byte after a training of this script or of to_the_end.py, seed 0."""
     there = measuring.Raw(to_the_end.__file__)
-    screened = f"lr {INNER_LR}, outer lr {BEST.outer_lr}, momentum {BEST.outer_momentum}"
     elsewhere = {
         "one rank": (there, "gpt", "Muon, flushed"),
         "ddg, K=8": (there, "gpt", "ddg, Muon, extrapolated, K=8"),
-        f"R=8, H=25, {SHORT} steps": (RAW, "screen", screened),
+        f"one rank, {SHORT} steps": (there, "gpt-rates", f"Muon, flushed, lr {INNER_LR}"),
     }
     raw, *path = elsewhere.get(title, (RAW, "accuracy", title))
     rows = raw.get(*path)
@@ -296,27 +293,34 @@ def bits(title: str) -> float | None:
     return mean(values) if values else None
 
 
-def after(title: str, like: str, steps: float) -> float | None:
-    """Bits a byte after a shorter training, of its own schedule.
+def progress(title: str) -> float | None:
+    """The share of its steps after which one rank has as many bits, in trainings of that length.
 
-    The difference from the whole one is that of trainings `like` it, interpolated in log2 of their
-    steps; None outside.
+    One rank's bits are interpolated in log2 of its steps; None outside.
     """
-    lengths = {SHORT: f"{like}, {SHORT} steps", MIDDLE: f"{like}, {MIDDLE} steps", WHOLE: like}
-    ends = [(n, x) for n, name in lengths.items() if (x := bits(name)) is not None]
-    whole = bits(title)
+    names = {n: "one rank" + f", {n} steps" * (n < WHOLE) for n in (SHORT, MIDDLE, WHOLE)}
+    ends = [(n, x) for n, name in names.items() if (x := bits(name)) is not None]
+    own = bits(title)
     for (n, x), (m, y) in pairwise(ends):
-        if whole is not None and n <= steps <= m:
-            return whole + y - ends[-1][1] + (x - y) * log2(m / steps) / log2(m / n)
+        if own is not None and y <= own <= x:
+            return float(m * (n / m) ** ((own - y) / (x - y))) / WHOLE
     return None
 
 
 def tables() -> None:
     """Print what the JSON holds."""
+
+    def cell(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}"
+
     names = [title for title, _ in accuracy()]
     measuring.show(
-        "1,500 steps unless said | bits a byte",
-        ((n, f"{b:.3f}") for n in ["one rank", "ddg, K=8", *names] if (b := bits(n))),
+        "1,500 steps unless said | bits a byte | progress of a step",
+        (
+            (n, f"{b:.3f}", cell(progress(n)))
+            for n in ["one rank", "ddg, K=8", *names]
+            if (b := bits(n))
+        ),
     )
     alone = median(step_seconds("one rank"))
     seconds: dict[tuple[int, str, str], float] = {}
@@ -332,9 +336,6 @@ def tables() -> None:
     columns = [(n, link) for n in COUNTS for link in LINKS]
     rows = dict.fromkeys(name for _, _, name in seconds)
 
-    def cell(value: float | None) -> str:
-        return "" if value is None else f"{value:.2f}"
-
     header = " | ".join(f"{n} ranks, {link}" for n, link in columns)
     measuring.show(
         f"over one rank | {header}",
@@ -349,21 +350,16 @@ def tables() -> None:
             simulated, by_parts = step_seconds(name), diloco_seconds(n, 12, 0.1, form)
             print(name, f"simulated {median(simulated):.3f}, by parts {median(by_parts):.3f}")
 
-    def at_equal_time(row: str, n: int, link: str) -> float | None:
-        """After the time in which the fastest trains 1,500 steps."""
-        own = seconds.get((n, link, row))
-        if own is None:
-            return None
-        steps = WHOLE * min(x for (m, at, _), x in seconds.items() if (m, at) == (n, link)) / own
-        if not row.startswith("diloco"):
-            exact = f"{row.partition(',')[0]}, K={n}"
-            title = rounded if bits(rounded := f"{row}, K={n}") else exact
-            return after(title, "ddg, K=8", steps)
-        return after(row.replace("diloco", f"R={n}"), "R=8, H=25", steps)
+    def to_a_loss(row: str, n: int, link: str) -> float | None:
+        """The speed-up times the progress of a step, of another format if it has none."""
+        own, (method, *_) = seconds.get((n, link, row)), row.split(", ")
+        titles = [f"{row}, K={n}", f"{method}, K={n}", row.replace(method, f"R={n}")]
+        shares = [share for title in titles if (share := progress(title)) is not None]
+        return alone / own * shares[0] if own and shares else None
 
     measuring.show(
-        f"bits a byte after equal time | {header}",
-        ((row, *(cell(at_equal_time(row, *c)) for c in columns)) for row in rows),
+        f"time to a loss, over one rank | {header}",
+        ((row, *(cell(to_a_loss(row, *c)) for c in columns)) for row in rows),
     )
 
 
