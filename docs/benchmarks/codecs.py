@@ -45,7 +45,7 @@ from hybrid.networks.units import units as units_of
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.codecs.base import Codec
 from hybrid.solvers.codecs.formats import Int8
-from hybrid.solvers.codecs.groups import Int2, Int4
+from hybrid.solvers.codecs.groups import Int2, Int3, Int4
 from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.registry import CODECS
 from hybrid.solvers.wire import codec
@@ -74,25 +74,11 @@ class Feedback2(Feedback4, Int2):
     name = "feedback-2"
 
 
-class Int6(Int4):
-    """6 bits."""
-
-    name = "int6"
-    bits = 6
-
-
 class Int5(Int4):
     """5 bits."""
 
     name = "int5"
     bits = 5
-
-
-class Int3(Int4):
-    """3 bits."""
-
-    name = "int3"
-    bits = 3
 
 
 class Nearest4(Int4):
@@ -177,8 +163,11 @@ class LowRank(Codec):
         return self.rank * prod(shape) / channels
 
 
-OWN = Int6, Int5, Int3, Feedback4, Feedback2, Nearest4, Stochastic4, Stochastic3, Range2, LowRank
+OWN = Int5, Feedback4, Feedback2, Nearest4, Stochastic4, Stochastic3, Range2, LowRank
 CODECS.places = {**CODECS.places, **{each.name: f"{__name__}:{each.__name__}" for each in OWN}}
+
+
+FEWER = "int4 / int4", "int3 / int3", "int2 / int2"
 
 
 class Columns(nn.Linear):
@@ -238,7 +227,7 @@ class Row:
 
 
 def screen() -> Iterator[Row]:
-    """Both methods have them on eight blocks."""
+    """Everything, exactly and on eight blocks; then what is left, of both methods."""
     pairs = (
         *("float32 / float32", "int8 / int8", "int8 / int4", "int8 / stochastic-4"),
         *("int8 / nearest-4", "int8 / int3", "int8 / stochastic-3", "int8 / int2"),
@@ -251,6 +240,10 @@ def screen() -> Iterator[Row]:
         yield Row(up, down)
     for share, up, down in ((4, "int8", "int8"), (2, "int4", "int4"), (2, "int8", "int8")):
         yield Row(up, down, share=share)
+    for method, blocks in (("ddg", 8), ("ddg", 4), ("backprop", 4)):
+        for pair in ("float32 / float32", "int8 / int8", "int8 / int4", "int6 / int4", *FEWER):
+            up, down = pair.split(" / ")
+            yield Row(up, down, method, blocks)
 
 
 def seconds() -> None:
@@ -258,14 +251,15 @@ def seconds() -> None:
     x = torch.randn(16, 16, 32, 32, generator=torch.Generator().manual_seed(0))
     x = x.relu().contiguous(memory_format=torch.channels_last)
     works, rows = {}, list[tuple[object, ...]]()
-    for text, adjoint in product((*CODECS.places, "low-rank:4"), (False, True)):
+    names = (name for name in CODECS.places if name != "sparse")
+    for text, adjoint in product(names, (False, True)):
         each = codec(text, adjoint)
         message = each.encode(x, (0,))
         works[f"{text}, {adjoint}, encode"] = partial(each.encode, x, (0,))
         works[f"{text}, {adjoint}, decode"] = partial(each.decode, message, x.dtype, (0,))
     for name, taken in measuring.in_turns(works, 60).items():
         low, middle, high = quantiles([1e6 * each for each in taken], n=4)
-        RAW.keep("microseconds", name, value=[round(low), round(middle), round(high)])
+        RAW.keep("microseconds", name, value=[round(x) for x in (low, middle, high)])
         rows.append((name, f"{middle:.0f} ({low:.0f}-{high:.0f})"))
     measuring.show("codec, of adjoints, way | microseconds (quartiles)", rows)
 

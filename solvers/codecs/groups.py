@@ -1,4 +1,4 @@
-"""Groups of numbers, each with its range, in 4 or 2 bits a number."""
+"""Groups of numbers, each with its range, in 2 to 6 bits a number."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -98,6 +98,20 @@ class Int4(Codec):
         if missing:
             rows = torch.cat((rows, rows[-1:].expand(missing, -1)))
         return rows.view(-1, self.group, rows.shape[1])
+
+
+class Int6(Int4):
+    """The same in 6 bits."""
+
+    name = "int6"
+    bits = 6
+
+
+class Int3(Int4):
+    """The same in 3 bits."""
+
+    name = "int3"
+    bits = 3
 
 
 class Int2(Int4):

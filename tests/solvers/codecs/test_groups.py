@@ -1,4 +1,4 @@
-"""4 and 2 bits in groups: the definition in float64, what rounding keeps, and odd shapes."""
+"""2 to 6 bits in groups: the definition in float64, what rounding keeps, and odd shapes."""
 
 from math import prod
 
@@ -44,7 +44,7 @@ def ranges(group, bits):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("name", "bits"), [("int4", 4), ("int2", 2)])
+@pytest.mark.parametrize(("name", "bits"), [("int6", 6), ("int3", 3)])
 def test_an_activation_is_rounded_to_the_nearest_level_of_its_group(name, bits, shape):
     x = values(shape)
     arrived = groups_of(across(codec(f"{name}:{GROUP}"), x), adjoint=False)

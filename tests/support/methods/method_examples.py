@@ -46,7 +46,7 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     (Backprop, {"micro_batches": -1, "clip_norm": -1.0, "messages": "float64"}),
     (DDG, {"clip_norm": -1.0}),
     (FDG, {"gradient_shrinking": 1.5}),
-    (Petra, {"micro_batches": -1, "messages": "int3", "adjoints": "int4:7"}),
+    (Petra, {"micro_batches": -1, "messages": "int9", "adjoints": "int4:7"}),
     (LocalUpdates, {"style": "lazy", "chunks": 0, "head": "mlp:0"}),
     (AugmentedLagrangian, {"beta": -1.0, "local_lr": 0.0, "lam_step": -0.1, "clip_norm": -1.0}),
     (AugmentedLagrangian, {"filter": 0, "momentum": 1.0, "return_ratio": 0.0, "kappa_step": -1.0}),
