@@ -231,7 +231,14 @@ def screen() -> Iterator[Row]:
     pairs = (
         *("float32 / float32", "int8 / int8", "int8 / int4", "int8 / stochastic-4"),
         *("int8 / nearest-4", "int8 / int3", "int8 / stochastic-3", "int8 / int2"),
-        *("int8 / feedback-2", "int6 / int4", "int5 / int4", "int4 / int4", "int4 / stochastic-4"),
+        *(
+            "int8 / feedback-2",
+            "int6 / int4",
+            "int6:128 / int4:128",
+            "int5 / int4",
+            "int4 / int4",
+            "int4 / stochastic-4",
+        ),
         *("int6 / int3", "int4 / int3", "int3 / int3", "int2 / int2", "range-2 / int4"),
         *("int4 / range-2", "low-rank:16 / int4"),
     )
