@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hybrid.networks import models as models
     from hybrid.networks.blocks import Blocks as Blocks
     from hybrid.networks.local_init import without_weights as without_weights
-    from hybrid.networks.partition import split as split
+    from hybrid.networks.partition.split import split as split
     from hybrid.report.summary import Summary as Summary
     from hybrid.settings.config import CheckpointSettings as CheckpointSettings
     from hybrid.settings.config import DelaySettings as DelaySettings
@@ -40,7 +40,7 @@ _HOMES = {
     "WandbLogger": "hybrid.training.callbacks.services",
     "export": "hybrid.training.restore",
     "load": "hybrid.training.restore",
-    "split": "hybrid.networks.partition",
+    "split": "hybrid.networks.partition.split",
     "without_weights": "hybrid.networks.local_init",
     **dict.fromkeys((f"{name}Settings" for name in _SECTIONS), "hybrid.settings.config"),
 }

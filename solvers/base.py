@@ -221,6 +221,8 @@ class Solver(Settings, ABC):
     """Whether it sweeps over windows, in turns with a serial correction."""
     sweeps: ClassVar[int] = 1
     """Default number of sweeps over a window."""
+    cuts_inside: ClassVar[bool] = False
+    """Whether blocks are cut inside units, too, where several tensors cross."""
     takes_local_work: ClassVar[bool] = False
     """Whether it has a pipeline that is never flushed, whose ranks can take local steps where they
     would wait."""

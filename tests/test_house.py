@@ -65,39 +65,39 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 37_340
+CORE = 38_080
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 247, 36_560, 5_780
+CORE_FILES, TESTS, BENCHMARKS = 255, 36_710, 6_820
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 790,
-    "hybrid/bench": 2_480,
+    "hybrid/bench": 2_510,
     "hybrid/cli": 1_000,
     "hybrid/data": 2_540,
     "hybrid/doctor": 280,
-    "hybrid/folder": 1_430,
+    "hybrid/folder": 1_450,
     "hybrid/links": 2_450,
-    "hybrid/method": 2_550,
-    "hybrid/networks": 3_680,
+    "hybrid/method": 2_540,
+    "hybrid/networks": 4_080,
     "hybrid/proof": 1_090,
     "hybrid/ranks": 1_320,
     "hybrid/report": 1_000,
     "hybrid/rounds": 1_210,
     "hybrid/settings": 1_520,
-    "hybrid/training": 3_190,
-    "solvers": 2_650,
+    "hybrid/training": 3_230,
+    "solvers": 2_740,
     "solvers/checks": 460,
-    "solvers/codecs": 260,
-    "solvers/delayed": 340,
-    "solvers/engine": 1_300,
+    "solvers/codecs": 290,
+    "solvers/delayed": 350,
+    "solvers/engine": 1_350,
     "solvers/exact": 200,
-    "solvers/kernels": 410,
-    "solvers/layers": 550,
+    "solvers/kernels": 360,
+    "solvers/layers": 620,
     "solvers/local": 330,
     "solvers/local_work": 550,
-    "solvers/numerics": 1_220,
+    "solvers/numerics": 1_250,
     "solvers/optimizers": 330,
-    "solvers/splitting": 1_340,
+    "solvers/splitting": 1_100,
     "solvers/sync": 1_260,
 }
 """Lines of each room, as `.ci/house.py` counts them."""

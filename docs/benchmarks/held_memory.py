@@ -89,7 +89,7 @@ def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> lis
     ids = torch.arange(count * batch_size).split(batch_size)
     batches = [Batch(i, 0.01, source) for i in ids]
     torch.manual_seed(0)
-    blocks = split(models.build(model, 10, 3, 32), blocks_count, balance="operations")
+    blocks = split(models.build(model, 10, 3, 32), blocks_count, inside=False)
     shapes = blocks.cut_shapes(torch.zeros(1, 3, 32, 32))
 
     def peak(links: RankLinks) -> int:

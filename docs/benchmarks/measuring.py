@@ -146,7 +146,7 @@ def on_virtual_links(
 ) -> Trainer:
     """A trainer on the virtual clock, with one thread a rank."""
     return Trainer(
-        split(network, blocks),
+        split(network, blocks, inside=solver.cuts_inside),
         solver,
         train={"threads": 1, **train},
         links={"kind": "virtual", "gigabits_per_second": gigabits},

@@ -24,7 +24,7 @@ from hybrid.links import run_threads
 from hybrid.method.make_method import make_method
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.ranks import launch
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Backprop

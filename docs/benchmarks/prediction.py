@@ -24,7 +24,7 @@ from hybrid.links import LinkSpeed
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.networks.blocks import Blocks
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.ranks import launch
 from hybrid.settings.resolve import load
 from hybrid.training import build

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from hybrid.bench.plan.device import Device, Roofline
 from hybrid.networks.blocks import Blocks
-from hybrid.networks.partition import Machines, split
+from hybrid.networks.partition.balance import Machines
+from hybrid.networks.partition.split import split
 from hybrid.solvers.local_work.budget import Cost
 
 PEAK_FLOPS, PEAK_BYTES, COMPUTES, MOVES = 11.76e12, 346e9, 0.6, 0.8

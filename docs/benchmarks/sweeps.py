@@ -23,7 +23,7 @@ from hybrid.bench.measure import still_batches
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiCommunicator, MpiLinks
 from hybrid.method.optimizers import make_optimizer, placed
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.ranks import launch
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import AugmentedLagrangian, Setup, Window
@@ -44,7 +44,7 @@ def main() -> None:
     if options.cuts:
         blocks = split(network, cuts=options.cuts.split(","))
     else:
-        blocks = split(network, comm.size, balance=options.balance)
+        blocks = split(network, comm.size, balance=options.balance, inside=False)
     blocks.starts = comm.bcast(blocks.starts)
     module = placed(blocks.module(comm.rank), CPU)
     sgd = make_optimizer(module, OptimizerSettings())

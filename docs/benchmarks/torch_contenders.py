@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hybrid.bench.contenders import CPU, Contender, prepared, take_step
 from hybrid.method.optimizers import find_vectors, make_optimizer
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.networks.units import BlockModule, Chain
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Batch
@@ -133,7 +133,7 @@ class Pipeline(TorchContender):
         self._names = list(model.state_dict())
         model = prepared(model)
         self._num_stages = size * stages_a_rank
-        blocks = split(model, self._num_stages, balance="operations")
+        blocks = split(model, self._num_stages, inside=False)
         sample = torch.zeros(1, *model.input_shape).to(memory_format=torch.channels_last)
         # one sample's shape: the image's, at every cut, the logits'
         cuts = blocks.cut_shapes(sample)

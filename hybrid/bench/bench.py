@@ -22,7 +22,7 @@ from hybrid.links.communicator import Communicator
 from hybrid.links.gpus import links_between
 from hybrid.links.grid import Grid, share_size
 from hybrid.method.problem import Problem, check_size
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.networks.units import Chain, units
 from hybrid.ranks import launch
 from hybrid.ranks.progress import Bar
@@ -110,11 +110,13 @@ class Bench:
     def model(self) -> Chain:
         return build.build_model(self.settings, self.train)
 
-    def problem(self, model: Chain, count: int) -> Problem:
+    def problem(self, model: Chain, count: int, inside: bool) -> Problem:
         settings = self.settings.split
-        cuts = settings.cuts if len(settings.cuts) == count - 1 else None
-        blocks = split(model, count, cuts=cuts, balance=settings.balance)
-        blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
+        cuts: Sequence[str] | None = settings.cuts if len(settings.cuts) == count - 1 else None
+        if cuts is None and self.comm.rank == 0:
+            inside = inside if settings.inside is None else settings.inside
+            cuts = split(model, count, balance=settings.balance, inside=inside).cuts
+        blocks = split(model, cuts=self.comm.bcast(cuts))
         return Problem.of(build.build_options(self.settings), blocks, self.train, self.test)
 
     def contenders(self) -> dict[str, Contender]:
@@ -136,11 +138,13 @@ class Bench:
         return rows
 
     def _method_row(
-        self, problem: Callable[[int], Problem], recipe: Recipe, grid: Grid
+        self, problem: Callable[[int, bool], Problem], recipe: Recipe, grid: Grid
     ) -> Contender:
         """Build the row of a method; ValueError for an impossible grid."""
         K, R = grid
-        method = recipe.method(problem(K), build.build_options(self.settings), R)
+        method = recipe.method(
+            problem(K, recipe.solver.cuts_inside), build.build_options(self.settings), R
+        )
         begin = Start(grid, self.settings.links, self.device, method.arrangement, self.comm)
         links: Any = links_between(link_class(self.settings.links), begin)
         return MethodContender(method, links(begin))
@@ -188,7 +192,7 @@ class Bench:
             "data": settings.data.name,
             "batch_size": size,
             "precision": settings.train.precision,
-            "cuts": self.problem(model, min(self.comm.size, len(units(model)))).blocks.cuts,
+            "cuts": self.problem(model, min(self.comm.size, len(units(model))), True).blocks.cuts,
             "bases": [name for name in self.bases if name not in self.left_out],
             "epoch_images": len(self.train) // size * size,
         }

@@ -134,8 +134,8 @@ def show(
             settings["split.balance"] = balance
         if optimizer is not None:
             settings["optimizer.name"] = optimizer
-        sends = {"solver.messages", "solver.adjoints"} & settings.keys()
-        _check_shown(context, schedule, memory or sends)
+        read = {"solver.messages", "solver.adjoints", "split.inside"} & settings.keys()
+        _check_shown(context, schedule, memory or read)
         if schedule:
             return schedule_text(settings)
         description = describe(settings, inputs, memory)

@@ -23,7 +23,7 @@ from hybrid.solvers.numerics.optimizer_state import flat, from_tensors, optimize
 from hybrid.solvers.state import entries, sha256
 from hybrid.weights import write_tensors
 
-FORMAT = 12
+FORMAT = 13
 STATE = ".."
 """Between a parameter's name, in which two dots never meet, and an entry of its state."""
 MANIFEST = "manifest.json"
@@ -162,6 +162,17 @@ def load_unit(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str,
     return _load(folder, manifest["units"][name])
 
 
+def overlapping(manifest: Mapping[str, Any], unit: str) -> list[str]:
+    """The units of a checkpoint with tensors of a unit: by other cuts, parts of it or around it."""
+    path = unit.partition("@")[0]
+
+    def overlaps(name: str) -> bool:
+        other = name.partition("@")[0]
+        return other == path or other.startswith(f"{path}.") or path.startswith(f"{other}.")
+
+    return [name for name in manifest["units"] if overlaps(name)]
+
+
 def load_state(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
     """Load the state stored under `name`, or an empty one; ValueError as for `load_unit`."""
     entry = manifest["states"].get(name)
@@ -212,9 +223,10 @@ def restore(
     known, references = {} if left_out is None else left_out, manifest.get("frozen", {})
     found: References = {}
     for unit in units:
-        if unit.name not in manifest["units"]:
+        names = overlapping(manifest, unit.name)
+        if not names:
             raise ValueError(f"{folder} has no unit {unit.name!r}: it is of another model")
-        loaded = load_unit(folder, manifest, unit.name)
+        loaded = {n: x for name in names for n, x in load_unit(folder, manifest, name).items()}
         for name, tensor in unit.tensors().items():
             stored = loaded.get(name)
             if stored is None and name in references:

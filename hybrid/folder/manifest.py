@@ -88,6 +88,8 @@ class RunPosition(ManifestPart):
     seed: int
     step: Count
     epoch: Count
+    tensors: Count
+    """How many the whole network saves."""
     samples: Count
     """Training samples, without those that are held out for validation."""
     steps_per_epoch: Annotated[int, Field(ge=1, lt=2**53)]

@@ -14,7 +14,7 @@ from hybrid.method.method import Method
 from hybrid.method.optimizers import count_moments
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
-from hybrid.networks.blocks import Blocks
+from hybrid.networks.blocks import Blocks, laid_out
 from hybrid.ranks import launch, launcher
 from hybrid.solvers.base import GraphBytes, values_of
 from hybrid.solvers.exact.exact_pass import PassSettings
@@ -157,9 +157,3 @@ def _saved_tensors(module: nn.Module, x: Tensor) -> list[int]:
     with torch.enable_grad(), hooks, nothing_left_out(), frozen_statistics(module):
         module(leaf)
     return [*sizes.values()]
-
-
-def laid_out(x: Tensor) -> Tensor:
-    """Return a tensor in the memory layout of training."""
-    layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
-    return x.contiguous(memory_format=layout)

@@ -16,7 +16,7 @@ from hybrid.data.items import TARGETS
 from hybrid.data.mixing import Mix, shapes
 from hybrid.data.samplers.base import Learning
 from hybrid.networks.blocks import Blocks
-from hybrid.networks.calls import CallUnit
+from hybrid.networks.call_unit import CallUnit
 from hybrid.solvers.acting import unknown
 from hybrid.solvers.checks.traces import holders, untraced
 from hybrid.solvers.layers.bundle import Bundle

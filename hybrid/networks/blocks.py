@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.errors import ON_META
-from hybrid.networks.calls import Calls, CallUnit
+from hybrid.networks.call_unit import CallUnit
+from hybrid.networks.calls import Calls
 from hybrid.networks.costs import count_costs, merge_packed_units
 from hybrid.networks.units import BlockModule, Modes, Unit, mode
 from hybrid.solvers.base import Shape
@@ -45,6 +47,8 @@ class Blocks:
     """Of the blocks' machines, relative; empty: they are equal."""
     recut: Callable[[Callable[[Blocks], Sequence[float]]], Blocks] | None = None
     """Cuts the network anew where machines have the bytes that blocks need; None: no limits."""
+    cut_at: Callable[[Sequence[str]], Blocks] | None = None
+    """Cuts the network anew before units of these names."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -104,10 +108,13 @@ class Blocks:
         return [u.name for u in behind if u.bundle and not u.bundle.survives(number_format)]
 
     def pack_inputs(self, inputs: Any) -> Tensor:
-        """A batch of the network's inputs as the one tensor that the first block takes."""
+        """A batch of the network's inputs as the one tensor that the first block takes.
+
+        It has the memory layout of a training.
+        """
         bundle = self.units[0].bundle
         packed: Tensor = inputs if bundle is None else bundle.pack(inputs)
-        return packed.to(self._device)
+        return laid_out(packed.to(self._device))
 
     def count_costs(self, inputs: Any) -> list[Cost]:
         """Counted operations of each block for one sample of `inputs`, as for `with_bundles`."""
@@ -127,7 +134,7 @@ class Blocks:
         if any(x.is_meta for x in tree_leaves(inputs) if isinstance(x, Tensor)):
             raise ValueError(f"a sample of the inputs is {ON_META}")
         modes = Modes.of(self.model)
-        for each in self._calls:
+        for each, _, _ in self._calls:
             each.take_attributes()
         bundles = replace(self, modes=modes)._bundles(inputs)
         runs = [*pairwise([*bundles, len(self.units)])]
@@ -141,7 +148,7 @@ class Blocks:
 
     def _bundles(self, inputs: Any) -> dict[int, Bundle | None]:
         """Bundles of the units' inputs, by unit; one of a single tensor may be missing."""
-        values, bundles = self._values(inputs, 2), dict[int, Bundle | None]()
+        values, bundles = self.values(inputs, 2), dict[int, Bundle | None]()
         others: list[Any] = []
         for i, (unit, value) in enumerate(zip(self.units, values, strict=True)):
             where = f"what goes into {unit.name}" if i else "an input"
@@ -149,7 +156,7 @@ class Blocks:
                 single = isinstance(value, Tensor) and i == 0
                 bundle = None if single else Bundle.of(value, 2, where)
                 if bundle is not None and not isinstance(unit, CallUnit):
-                    others = others or self._values(inputs, 3)
+                    others = others or self.values(inputs, 3)
                     Bundle.of(others[i], 3, where)  # one of two recurrent layers is no row
                 bundles[i] = bundle
             except ValueError:
@@ -157,7 +164,12 @@ class Blocks:
                     raise
         return bundles
 
-    def _values(self, inputs: Any, rows: int) -> list[Any]:
+    def crossing_bytes(self, inputs: Any) -> list[float]:
+        """Bytes of a sample of the floating-point tensors that go into each unit."""
+        each = [tree_leaves(value) for value in self.values(inputs, 2)]
+        return [sum(x.nbytes for x in leaves if x.is_floating_point()) / 2 for leaves in each]
+
+    def values(self, inputs: Any, rows: int) -> list[Any]:
         """The inputs of each unit in evaluation mode, for `rows` rows of the network's."""
         ids, values = torch.arange(rows), list[Any]()
         try:
@@ -234,8 +246,8 @@ class Blocks:
             for index, module in enumerate(modules):
                 numbered = [p for p in module.children() if isinstance(p, NumberedDraws)]
                 known: dict[nn.Module, tuple[int, ...]] = {}
-                for i, unit in enumerate(self.units_of(index), self.starts[index]):
-                    for part in unit.parts.values() if not numbered else ():
+                for i, unit in zip(self._places_of(index), self.units_of(index), strict=True):
+                    for part in () if isinstance(unit, CallUnit) else unit.parts.values():
                         known[part] = (*known.get(part, ()), i)
                 try:
                     draws, x = find_random_parts(module, known, x)
@@ -246,17 +258,25 @@ class Blocks:
                     ) from error
                 drawing = {part: known[part] for part in draws}
                 numbers.append(drawing | {part: () for part in numbered if part.draws_numbers})
-            for each in self._calls:
-                each.check_numbers(self.starts)
+            for each, starts, _ in self._calls:
+                each.check_numbers(starts)
         return numbers
+
+    def _places_of(self, index: int) -> list[int]:
+        """The places of a block's units among all, where a part that is cut inside counts once."""
+        calls = [u.calls if isinstance(u, CallUnit) else None for u in self.units]
+        new = (b is None or a is not b for a, b in pairwise([None, *calls]))
+        places = [place - 1 for place in accumulate(new)]
+        return places[self.starts[index] :][: len(self.units_of(index))]
 
     def sync_buffers(self, only: int | None = None) -> None:
         """Let the model have the buffers and attributes that passes of the blocks have put anew.
 
         `only` that block has been trained in this process; None: all.
         """
-        for each in self._calls:
-            each.sync_buffers(self.starts, only)
+        for each, starts, first in self._calls:
+            own = range(len(starts)) if only is None else [only - first]
+            each.sync_buffers(starts, [s for k, s in enumerate(starts) if k in own])
 
     def shared_module(self, index: int) -> str:
         """Name a module with buffers that another block has, too; empty without one."""
@@ -267,30 +287,53 @@ class Blocks:
 
     def check_changed_buffers(self) -> None:
         """ValueError if a pass changes a buffer that several blocks use."""
-        for each in self._calls:
-            each.check_changed(self.starts)
+        for each, starts, first in self._calls:
+            each.check_changed(starts, first)
 
     @property
     def num_inputs(self) -> int:
         """How many tensors the network was cut with, as its inputs; 0: that does not matter."""
-        return next((len(calls.whole.inputs) for calls in self._calls), 0)
+        whole = (calls for calls, _, _ in self._calls if calls.model is self.model)
+        return next((len(calls.whole.inputs) for calls in whole), 0)
 
     @property
     def ties(self) -> dict[tuple[int, ...], list[list[str]]]:
         """Tied parameters by the blocks that have copies: all names of each."""
-        return next((calls.tied(self.starts) for calls in self._calls), {})
+        each = (calls.tied(starts, first) for calls, starts, first in self._calls)
+        return {blocks: names for ties in each for blocks, names in ties.items()}
 
     @property
-    def _calls(self) -> list[Calls]:
-        """The recorded calls of a network that is cut between calls; empty for any other."""
-        return [*{id(u.calls): u.calls for u in self.units if isinstance(u, CallUnit)}.values()]
+    def _calls(self) -> list[tuple[Calls, list[int], int]]:
+        """The recorded calls of each part that is cut between calls, where blocks start among its
+        units, and the first block that has any of these.
+        """
+        firsts: dict[Calls, int] = {}
+        for i, unit in enumerate(self.units):
+            if isinstance(unit, CallUnit):
+                firsts.setdefault(unit.calls, i)
+        return [
+            (
+                calls,
+                [0, *(start - i for start in self.starts if i < start < i + calls.count)],
+                bisect_right(self.starts, i) - 1,
+            )
+            for calls, i in firsts.items()
+        ]
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
         """`mode` of the model, and of the copies of it that units run."""
         with ExitStack() as stack:
-            for network in [self.model, *(n for calls in self._calls for n in calls.networks())]:
+            copies = [(n, calls.prefix) for calls, _, _ in self._calls for n in calls.networks()]
+            for network, prefix in [(self.model, ""), *copies]:
                 stack.enter_context(mode(network, training))
                 if self.modes is not None:  # a copy is older than what the user has set
-                    self.modes.apply(training, network)
+                    self.modes.apply(training, network, prefix)
             yield
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """A tensor in the memory layout of training."""
+    layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    # with a single channel, torch takes one layout for the other
+    return torch.empty_like(x, memory_format=layout).copy_(x)

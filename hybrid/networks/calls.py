@@ -2,14 +2,16 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from hybrid.networks.call_unit import CallUnit
 from hybrid.networks.cut_check import CutCheck
 from hybrid.networks.passes import WatchedNetwork
 from hybrid.networks.recording import (
@@ -18,6 +20,7 @@ from hybrid.networks.recording import (
     StageInterface,
     agree,
     find_boundaries,
+    find_divided,
     find_owners,
     record,
     saved_besides,
@@ -36,30 +39,6 @@ from hybrid.solvers.numerics.attributes import (
 
 FIRST = 1 << 20
 """The first number of a network's calls, beyond those of units."""
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
-@dataclass
-class CallUnit(Unit):
-    """Units `start` to `stop` - 1 of a network that is cut between calls."""
-
-    calls: "Calls" = field(kw_only=True)
-    start: int = 0
-    stop: int = 0
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.calls.tensors_of(self.start, self.stop)
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        return self.calls.parameters_of(self.start, self.stop)
-
-    def merged(self, run: Sequence[Unit]) -> Unit:
-        stop = self.start + sum(u.stop - u.start for u in run if isinstance(u, CallUnit))
-        return replace(self, stop=stop, parts={"": self.calls.stage(self.start, stop, False)})
-
-    def block_parts(self, run: Sequence[Unit]) -> list[tuple[str, nn.Module]]:
-        stop = self.start + sum(u.stop - u.start for u in run if isinstance(u, CallUnit))
-        return [("", self.calls.stage(self.start, stop, True))]
 
 
 class Calls:
@@ -70,10 +49,23 @@ class Calls:
     or on inputs that are no integers, with a row for each sample. Inputs that are integers go
     along if they are needed, or if there are several, whose lengths may vary. A place is left out
     where the parts do not have the outputs and gradients of the whole.
+
+    The module may be a part of a larger network: `prefix` is its path there, and `place` its place
+    among the parts that run one after the other.
     """
 
-    def __init__(self, model: nn.Module, inputs: Any, cuts: Sequence[str] = ()) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        cuts: Sequence[str] = (),
+        opened: Collection[str] = (),
+        prefix: str = "",
+        place: int = 0,
+    ) -> None:
+        """`opened` are cut inside, beside modules with a list of modules, or with one of `cuts`."""
+        self.model, self.prefix = model, prefix
+        self._first_number = FIRST * (1 + place)
         self.network = WatchedNetwork(model)
         """The copy on which single units run."""
         self.fault = ""
@@ -88,16 +80,14 @@ class Calls:
                 f"{type(model).__name__} saves {name!r}, no parameter or buffer, which a pass "
                 "changes: a library that quantizes weights must leave them as they are"
             )
-        self._settle(inputs, passes, self._choose(inputs, passes, cuts))
+        self._divided = find_divided(self.network.copy, cuts, opened)
+        self._settle(inputs, passes, self._choose(inputs, passes))
         self._drop_faulty(inputs, passes)
 
-    def _choose(
-        self, inputs: Any, passes: Sequence[PassRecorder], cuts: Sequence[str]
-    ) -> list[StageInterface]:
+    def _choose(self, inputs: Any, passes: Sequence[PassRecorder]) -> list[StageInterface]:
         """The boundaries alike in training and evaluation, of modules that are not kept whole."""
         training, evaluation = map(find_boundaries, passes)
         changed = {name.rpartition(".")[0]: name for each in passes for name in each.changed}
-        self._divided = self._find_divided(cuts)
         leaves = tree_leaves(inputs)
         integers = [i for i, x in enumerate(leaves) if not x.is_floating_point()]
         interfaces = []
@@ -177,7 +167,9 @@ class Calls:
     def units(self) -> list[Unit]:
         """The pieces between all places where it may be cut: a unit is never cut."""
         return [
-            CallUnit(name, {"": self.stage(i, i + 1, False)}, calls=self, start=i, stop=i + 1)
+            CallUnit(
+                name, {self.prefix: self.stage(i, i + 1, False)}, calls=self, start=i, stop=i + 1
+            )
             for i, name in enumerate(self.unit_names)
         ]
 
@@ -185,7 +177,8 @@ class Calls:
     def unit_names(self) -> list[str]:
         """The innermost module that begins each unit and is not cut itself, such as "layers.3".
 
-        A module that is called again has "@1" behind its name.
+        A module that is called again has "@1" behind its name, and all have the prefix of a part,
+        whose own name the first unit has.
         """
         seen, names = Counter[str](), []
         for begin in (self._first, *(each.names for each in self.interfaces)):
@@ -194,22 +187,27 @@ class Calls:
             name = [begin[0], *inner][-1]
             names.append(f"{name}@{seen[name]}" if seen[name] else name)
             seen[name] += 1
-        return names
+        return [full_name(self.prefix, n) if i else self.prefix or n for i, n in enumerate(names)]
 
     def find_units_named(self, cuts: Sequence[str]) -> list[str]:
         """The units that begin with these modules; ValueError if there is no such place."""
         pairs = zip(self.unit_names[1:], self.interfaces, strict=True)
-        units = {name: unit for unit, each in pairs for name in (unit, *each.names)}
+        units = {
+            n: u
+            for u, each in pairs
+            for n in (u, *map(partial(full_name, self.prefix), each.names))
+        }
         for cut in cuts:
-            if cut not in units:
+            if cut not in units and cut != self.prefix:
                 other = f"it is no module with parameters, or {self.fault or 'nothing can cross'}"
-                fault, near = self._faults.get(cut, other), nearest(cut, units, 0.6)
+                inner = cut.removeprefix(f"{self.prefix}.")
+                fault, near = self._faults.get(inner, other), nearest(cut, units, 0.6)
                 hint = f"did you mean {near!r}?" if near else f"known: {', '.join(units) or 'none'}"
                 raise ValueError(
                     f"there is no cut before {cut!r} in {type(self.model).__name__}: "
                     f"{fault}; {hint}"
                 )
-        return [units[cut] for cut in cuts]
+        return [units.get(cut, cut) for cut in cuts]
 
     def stage(self, start: int, stop: int, local: bool) -> StageModule:
         """Units start .. stop-1 as one module; `local`: on a copy that has their tensors alone."""
@@ -219,7 +217,11 @@ class Calls:
             first, last = [None, *self.interfaces, None][start : stop + 1 : stop - start]
             times = [0, *(each.time for each in self.interfaces), 1 << 62]
             numbers = {
-                path: tuple(FIRST + n for n, time in calls if times[start] <= time < times[stop])
+                path: tuple(
+                    self._first_number + n
+                    for n, time in calls
+                    if times[start] <= time < times[stop]
+                )
                 for path, calls in self._numbers.items()
             }
             called = {path: each for path, each in numbers.items() if each}
@@ -251,25 +253,29 @@ class Calls:
     def _is_used(self, name: str, start: int, stop: int) -> bool:
         return any(start <= unit < stop for unit in self._owners[name])
 
-    def tied(self, starts: Sequence[int]) -> dict[tuple[int, ...], list[list[str]]]:
-        """By the blocks that have them, the names of parameters that several blocks have."""
+    def tied(self, starts: Sequence[int], first: int) -> dict[tuple[int, ...], list[list[str]]]:
+        """By the blocks that have them, the names of parameters that several blocks have.
+
+        Blocks start at these units, from number `first` on.
+        """
         names: dict[int, list[str]] = {}
         for name, p in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(id(p), []).append(name)
         ties: dict[tuple[int, ...], list[list[str]]] = {}
         for each in names.values():
-            blocks = _blocks_of(starts, (unit for name in each for unit in self._owners[name]))
-            if len(blocks) > 1:
-                ties.setdefault(blocks, []).append(each)
+            units = (unit for name in each for unit in self._owners[name])
+            if len(blocks := _blocks_of(starts, units, first)) > 1:
+                ties.setdefault(blocks, []).append([full_name(self.prefix, name) for name in each])
         return ties
 
-    def check_changed(self, starts: Sequence[int]) -> None:
+    def check_changed(self, starts: Sequence[int], first: int) -> None:
         """ValueError for a buffer that the pass changes, and that several blocks use."""
         for name, units in self._changed.items():
-            blocks = _blocks_of(starts, units)
+            blocks = _blocks_of(starts, units, first)
             if len(blocks) > 1:
                 raise ValueError(
-                    f"blocks {blocks[0]} and {blocks[1]} share the statistic {name!r}, and their "
+                    f"blocks {blocks[0]} and {blocks[1]} share the statistic "
+                    f"{full_name(self.prefix, name)!r}, and their "
                     "copies would drift apart: cut elsewhere, or give each its own"
                 )
 
@@ -280,18 +286,18 @@ class Calls:
             for path, module in user_modules(network).items():
                 copy_attributes(models[path], module)
 
-    def sync_buffers(self, starts: Sequence[int], only: int | None) -> None:
+    def sync_buffers(self, starts: Sequence[int], own: Collection[int]) -> None:
         """Let the model have the buffers and attributes that its blocks have put anew.
 
-        Of several blocks the last one has come to the end of a module's code. `only` that block has
-        been trained in this process; None: all.
+        Of several blocks the last one has come to the end of a module's code. Those that start at
+        `own` have been trained in this process.
         """
         for start, stop in pairwise((*starts, self.count)):
             for name, buffer in self.stage(start, stop, True).named_buffers():
                 path, _, field = name.rpartition(".")
                 self.model.get_submodule(path)._buffers[field] = buffer
         for start, path, module in self._executed(starts):
-            if only is None or start == starts[only]:
+            if start in own:
                 copy_attributes(module, self.model.get_submodule(path))
 
     def check_numbers(self, starts: Sequence[int]) -> None:
@@ -350,26 +356,17 @@ class Calls:
                 return
             faults = {max(0, (unit or 0) - 1): fault}
             if unit is None and len(self.interfaces) > 1:  # which place it is shows by itself
-                alone = dict[int, tuple[str, int | None]]()
-                for i in range(len(self.interfaces)):
-                    halves = [self.stage(0, i + 1, False), self.stage(i + 1, self.count, False)]
-                    alone[i] = check.fault(halves)
-                faults = {i: fault for i, (fault, _) in alone.items() if fault}
+                halves = (
+                    [self.stage(0, i + 1, False), self.stage(i + 1, self.count, False)]
+                    for i in range(len(self.interfaces))
+                )
+                alone = dict(enumerate(check.fault(each)[0] for each in halves))
+                faults = {i: fault for i, fault in alone.items() if fault}
                 faults = faults or dict.fromkeys(alone, fault)
             for i, fault in faults.items():
                 self._note_fault(self.interfaces[i], fault)
             left = [each for i, each in enumerate(self.interfaces) if i not in faults]
             self._settle(inputs, passes, left)
-
-    def _find_divided(self, cuts: Sequence[str]) -> set[str]:
-        """The paths of modules that are cut inside: those that have a list of several in them."""
-        opened = {""}
-        for path, module in self.network.copy.named_modules():
-            inside = [child for child in module.children() if child.state_dict()]
-            parts = path.split(".")[: -1 if path in cuts else None]
-            if path in cuts or (isinstance(module, CONTAINERS) and len(inside) > 1):
-                opened |= {".".join(parts[:n]) for n in range(len(parts) + 1)}
-        return opened
 
     def _number_calls(self, recorder: PassRecorder, drawing: set[str]) -> None:
         """The calls of each module that draws: their numbers in the whole pass, and their times."""
@@ -390,6 +387,6 @@ class Calls:
         """The modules that begin the first unit, the outermost first."""
 
 
-def _blocks_of(starts: Sequence[int], units: Iterable[int]) -> tuple[int, ...]:
-    """The blocks that have units, in order."""
-    return tuple(sorted({bisect_right(starts, unit) - 1 for unit in units}))
+def _blocks_of(starts: Sequence[int], units: Iterable[int], first: int) -> tuple[int, ...]:
+    """The blocks, numbered from `first` on, that have units, in order."""
+    return tuple(sorted({first + bisect_right(starts, unit) - 1 for unit in units}))

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from hybrid.networks.remote_tensor import RemoteTensor
-from hybrid.networks.units import Unit, make_single_unit_blocks, mode
+from hybrid.networks.units import BlockModule, Unit, make_single_unit_blocks, merged, mode
 from hybrid.solvers.layers.branches import nothing_left_out, survival
+from hybrid.solvers.layers.bundle import Crossing, each
 from hybrid.solvers.local_work.budget import Cost
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.draws import DispatchMode
@@ -106,7 +107,7 @@ def _count_passes(model: nn.Module, chain: Sequence[Unit], x: Tensor) -> list[Wa
         for i, module in enumerate(make_single_unit_blocks(chain)):
             counts.append(count_operations(module, x, i > 0))
             with torch.no_grad():
-                x = module(x)
+                x = module(x, apart=True)
     return counts
 
 
@@ -133,10 +134,11 @@ def _extended(of_two: list[Moved], of_four: list[Moved], n: int) -> list[Moved]:
     return [Moved(*row) for row in np.maximum(line, 0.0).reshape(-1, 2).tolist()]
 
 
-def count_operations(module: nn.Module, x: Tensor, with_input: bool) -> Ways:
+def count_operations(module: nn.Module, x: Crossing, with_input: bool) -> Ways:
     """What each operation of a module's forward and backward pass does."""
+    apart = {"apart": True} if isinstance(module, BlockModule) else {}
     with _Counter() as counter:
-        out = module(x.detach().requires_grad_(with_input))
+        out = module(each(lambda t: t.detach().requires_grad_(with_input), x), **apart)
         forward = counter.take()
         _backward(out)
     return forward, counter.take()
@@ -177,7 +179,7 @@ def measure_passes(
 def merge_packed_units(block: Sequence[Unit]) -> list[Unit]:
     """A block's units, merged where several tensors go between them: only cuts pack tensors."""
     starts = [i for i, unit in enumerate(block) if i == 0 or unit.bundle is None]
-    return [block[a].merged(block[a:b]) for a, b in pairwise([*starts, len(block)])]
+    return [merged(block[a:b]) for a, b in pairwise([*starts, len(block)])]
 
 
 def survival_rate(unit: Unit) -> float:
@@ -186,27 +188,31 @@ def survival_rate(unit: Unit) -> float:
 
 
 def _time_units(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:
-    x, graphs, forwards, backwards = sample, [], [], []
+    x: Any = sample
+    graphs, forwards, backwards = [], [], []
     for i, module in enumerate(modules):
-        lam = x.detach().requires_grad_(i > 0)
+        lam = each(lambda t, wanted=i > 0: t.detach().requires_grad_(wanted), x)
         start = _read_clock(lam)
-        x = module(lam)
+        x = module(lam, apart=True)
         forwards.append(_read_clock(x) - start)
         graphs.append((lam, x))
-    p: Tensor | None = None
+    p: Any = None
     for lam, out in reversed(graphs):
         start = _read_clock(lam)
         _backward(out, p)
         backwards.append(_read_clock(lam) - start)
-        p = lam.grad
+        p = each(lambda t: t.grad, lam)
     return [Cost(f, b) for f, b in zip(forwards, reversed(backwards), strict=True)]
 
 
-def _backward(out: Any, p: Tensor | None = None) -> None:
+def _backward(out: Any, p: Any = None) -> None:
     """The backward pass from p, or from ones, for any output of a network."""
-    if outputs := [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]:
-        adjoints = [torch.ones_like(x) if p is None else p for x in outputs]
-        torch.autograd.backward([*map(paired, outputs, adjoints)])
+    outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+    adjoints = [None] * len(outputs) if p is None else tree_leaves(p, is_leaf=lambda x: x is None)
+    pairs = zip(outputs, adjoints, strict=True)
+    ends = [(x, torch.ones_like(x) if y is None else y) for x, y in pairs if x.requires_grad]
+    if ends:
+        torch.autograd.backward([paired(x, y) for x, y in ends])
 
 
 class _Counter(DispatchMode):

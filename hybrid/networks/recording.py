@@ -1,7 +1,7 @@
 """Two recorded passes of any network: where it may be cut, what crosses, and who uses what."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import inf
@@ -29,6 +29,7 @@ from hybrid.solvers.layers.bundle import call_network
 from hybrid.solvers.numerics.draws import RandomOperations
 from hybrid.solvers.state import sha256
 
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 SAMPLES = 2
 """Those of the pass in which calls are recorded, in training; one more in evaluation."""
 
@@ -336,3 +337,17 @@ def find_owners(
             begins = [t for t in recorder.begins(path) if t or not path]
             units.update([bisect_right(times, t) for t in begins] or [len(times)])
     return {name: sorted(units) for name, units in owners.items()}
+
+
+def find_divided(network: nn.Module, cuts: Sequence[str], opened: Iterable[str]) -> set[str]:
+    """The paths of modules that are cut inside: `opened`, and those around `cuts` or long lists."""
+    divided = {""}
+    for path in opened:
+        parts = path.split(".")
+        divided |= {".".join(parts[: n + 1]) for n in range(len(parts))}
+    for path, module in network.named_modules():
+        listed = [child for child in module.children() if child.state_dict()]
+        parts = path.split(".")[: -1 if path in cuts else None]
+        if path in cuts or (isinstance(module, CONTAINERS) and len(listed) > 1):
+            divided |= {".".join(parts[:n]) for n in range(len(parts) + 1)}
+    return divided

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from hybrid.solvers.layers.bundle import Bundle, call_network
 from hybrid.solvers.numerics.attributes import restored_attributes, user_modules
+
+Parts = list[tuple[str, nn.Module]]
+"""Modules in running order, each behind its global prefix."""
 
 
 @dataclass
@@ -29,14 +32,12 @@ class Unit:
     begins: bool = False
     """Whether that is the network's input."""
 
-    def merged(self, run: Sequence[Unit]) -> Unit:
-        """A run of units that begins with this one, as one."""
-        parts = [part for unit in run for part in unit.parts.values()]
-        return replace(self, parts={str(i): part for i, part in enumerate(parts)})
+    def begin_parts(self, run: Sequence[Unit], local: bool) -> tuple[Parts, int]:
+        """The modules of the first units of a run, of which this is the first, and their number.
 
-    def block_parts(self, run: Sequence[Unit]) -> list[tuple[str, nn.Module]]:
-        """The modules of a block, a run of units that begins with this one, and their prefixes."""
-        return [(prefix, module) for unit in run for prefix, module in unit.parts.items()]
+        `local`: with those tensors alone that a block with the run has.
+        """
+        return [*self.parts.items()], 1
 
     def tensors(self) -> dict[str, Tensor]:
         """Its parameters and persistent buffers by their names in the whole model."""
@@ -53,6 +54,21 @@ class Unit:
             for prefix, module in self.parts.items()
             for name, parameter in module.named_parameters(remove_duplicate=False)
         }
+
+
+def parts_of(run: Sequence[Unit], local: bool = True) -> Parts:
+    """The modules of a run of units in running order, and their global prefixes."""
+    parts: Parts = []
+    while run:
+        some, count = run[0].begin_parts(run, local)
+        parts, run = [*parts, *some], run[count:]
+    return parts
+
+
+def merged(run: Sequence[Unit], local: bool = False) -> Unit:
+    """A run of units as one."""
+    parts = {str(i): part for i, (_, part) in enumerate(parts_of(run, local))}
+    return Unit(run[0].name, parts, run[0].bundle, run[0].begins)
 
 
 def full_name(prefix: str, local: str) -> str:
@@ -250,7 +266,7 @@ class BlockModule(nn.Sequential):
         parts: Sequence[tuple[str, nn.Module]] | None = None,
         modes: Modes | None = None,
     ) -> None:
-        parts = block[0].block_parts(block) if parts is None else parts
+        parts = parts_of(block) if parts is None else parts
         super().__init__(OrderedDict((str(i), m) for i, (_, m) in enumerate(parts)))
         self.prefixes = [prefix for prefix, _ in parts]
         self.before: Bundle | None = block[0].bundle

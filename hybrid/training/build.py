@@ -19,7 +19,8 @@ from hybrid.method.options import Options
 from hybrid.networks import local_init, models
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.local_init import Division
-from hybrid.networks.partition import split
+from hybrid.networks.partition.balance import Messages
+from hybrid.networks.partition.split import split
 from hybrid.ranks import launch
 from hybrid.ranks.machines import NAMES
 from hybrid.registries import TEXT
@@ -28,10 +29,15 @@ from hybrid.settings.config import Config, DataSettings, SplitSettings
 from hybrid.settings.sections.base import is_reference
 from hybrid.solvers import registry
 from hybrid.solvers.acting import Facts, check
+from hybrid.solvers.base import Solver
+from hybrid.solvers.engine.engine import Scheduled
 from hybrid.solvers.layers.projection import Projection
 from hybrid.training import references
 from hybrid.training.summary import OWN_DATA
 from hybrid.training.trainer import Trainer
+
+NUMBERS = 1024
+"""Of a sample by which a format's bytes are counted."""
 
 
 def load_rank_data(resolved: Config) -> Sets:
@@ -226,7 +232,8 @@ def build_blocks(resolved: Config, train: Data, division: Division | None = None
     own = local_blocks(comm, resolved.split)
     made = local_init.build_local(partial(build_network, resolved, train), division, own)
     blocks = _cut(resolved, train, made, division.cuts)
-    blocks = replace(blocks, starts=division.starts, costs=division.costs)
+    if len(division.costs) == len(blocks.units):
+        blocks = replace(blocks, costs=division.costs)
     if blocks.pending is None:
         local_init.share_memory(blocks, own)
     return blocks
@@ -236,15 +243,21 @@ def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None 
     wanted, own = resolved.split, is_reference(resolved.model.name)
     cuts = cuts or wanted.cuts or None
     machines = {name: getattr(wanted, name) for name in NAMES if cuts is None}
-    if wanted.balance == "measured" and cuts is None and not resolved.model.weights:
-        made.to(launch.device(resolved.train.device))
+    solver, size = methods.solver(resolved), SAMPLES
+    if wanted.balance == "measured" and cuts is None:
+        size = _micro_batch(resolved, solver, train)
+        if not resolved.model.weights:
+            made.to(launch.device(resolved.train.device))
+    sample = train.sample(size)[0] if own or wanted.balance == "measured" else None
     blocks = split(
         made,
         wanted.blocks,
         cuts=cuts,
         balance=wanted.balance,
-        sample=train.sample(SAMPLES)[0] if own else None,
+        sample=sample,
         weights=resolved.model.weights or None,
+        inside=solver.cuts_inside if wanted.inside is None else wanted.inside,
+        messages=_messages(resolved, solver) if wanted.balance == "measured" else None,
         **machines,
     )
     blocks.speeds = tuple(map(float, wanted.speeds))
@@ -281,6 +294,25 @@ def build_trainer(
     if division is not None:
         trainer.whole = partial(build_network, resolved, loaded[0])
     return trainer
+
+
+def _micro_batch(resolved: Config, solver: Solver, train: Data) -> int:
+    """Samples of a micro-batch on each rank."""
+    size = train.batch_size or resolved.train.batch_size
+    share = max(1, size // (resolved.split.replicas or 1))
+    count = getattr(solver, "num_micro_batches", lambda size, blocks: 1)
+    return -(-share // count(share, resolved.split.count))
+
+
+def _messages(resolved: Config, solver: Solver) -> Messages | None:
+    """What messages of a pipeline cost, where the links' rate is known; None: it is not."""
+    if resolved.links.kind != "virtual" or not isinstance(solver, Scheduled):
+        return None
+    wire, K = solver.wire(), resolved.split.count
+    sent = sum(c.sample_bytes((NUMBERS,)) for c in (wire.up, wire.down)) / (2 * 4 * NUMBERS)
+    rate = resolved.links.gigabits_per_second * 1e9 / 8
+    hops = solver.delay(0, K) - solver.delay(1, K) if K > 1 else 1
+    return Messages(sent / rate, max(1, hops))
 
 
 def _cut_at_projections(blocks: Blocks, explicit: bool) -> Blocks:

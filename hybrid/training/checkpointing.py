@@ -131,7 +131,11 @@ class StateFiles:
     def wanted(self, manifest: Mapping[str, Any]) -> list[str]:
         """The names of the files of a checkpoint that this rank reads."""
         states = manifest["states"]
-        entries = [manifest["units"].get(u.name) for u in self.blocks.units_of(self.place.block)]
+        units, own = manifest["units"], self.blocks.units_of(self.place.block)
+        names = dict.fromkeys(
+            name for u in own for name in checkpoint.overlapping(manifest, u.name)
+        )
+        entries = [*map(units.get, names)]
         entries += map(states.get, (self.before, self.after, self.output, self.flights))
         return [entry["file"] for entry in entries if entry is not None]
 
@@ -281,10 +285,9 @@ def check_same_run(
 
     `names` are those of its model and data, `samples` is how many are trained on.
     """
-    stored = {**manifest, "units": len(manifest["units"])}
     settings = {
         "model": names["model"],
-        "units": len(method.problem.blocks.units),
+        "tensors": len(method.problem.blocks.model.state_dict()),
         "data": names["data"],
         "seed": method.setup.seed,
         "samples": samples,
@@ -294,9 +297,9 @@ def check_same_run(
     if manifest["step"] % method.steps == 0:
         del settings["window"]  # it may change between epochs
     for key, value in settings.items():
-        if stored[key] != value:
+        if manifest[key] != value:
             raise ValueError(
-                f"{folder.parent.parent} is a run with {key} {stored[key]}, not {value}: resume "
+                f"{folder.parent.parent} is a run with {key} {manifest[key]}, not {value}: resume "
                 "with its model, data, data.validation, batch size, seed and window, choose "
                 f"another folder, or, if {folder} is another run's, remove it"
             )

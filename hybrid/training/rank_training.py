@@ -152,6 +152,7 @@ class RankTraining:
             **self.options.names,
             **self._kinds,
             **vars(self.position),
+            "tensors": len(self.method.problem.blocks.model.state_dict()),
             "samples": self.num_samples,
             "steps_per_epoch": self.method.steps,
             "seed": self.method.setup.seed,

@@ -19,7 +19,7 @@ from hybrid.folder import checkpoint
 from hybrid.folder.checkpoint import best as best_of
 from hybrid.folder.runfolder import RunFolder
 from hybrid.networks import local_init, models
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.registries import TEXT
 from hybrid.settings import resolve
 from hybrid.settings.config import Config, DataSettings

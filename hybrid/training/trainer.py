@@ -140,9 +140,9 @@ class Trainer:
 
             def program(links: RankLinks, comparison: SampleComparison) -> Summary:
                 alone = launch.communicator() is None
-                starts = links.all_gather_grid(self.blocks.starts) if limited else []
+                cuts = links.all_gather_grid(self.blocks.cuts) if limited else []
                 with links.agreement():
-                    if any(each != starts[0] for each in starts):
+                    if any(each != cuts[0] for each in cuts):
                         raise ValueError(
                             "ranks cut the network at different units to fit memory=: let split "
                             "have balance='operations'"
@@ -211,7 +211,9 @@ class Trainer:
         if comm is not None:
             # measured cuts differ from rank to rank: the first rank's hold
             with start_limited(comm, self.options.links.timeout):
-                self.blocks = replace(self.blocks, starts=comm.bcast(self.blocks.starts))
+                cuts = comm.bcast(self.blocks.cuts)
+            if cuts != self.blocks.cuts and self.blocks.cut_at is not None:
+                self.blocks = self.blocks.cut_at(cuts)
         failed: ValueError | None = None
         device: torch.device | None = None
         data: list[Data | None] = []

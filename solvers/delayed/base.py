@@ -50,6 +50,7 @@ class Delayed(Scheduled, Solver):
     passes under way are completed, no forward pass begins, and no gradient is lost.
     """
 
+    cuts_inside: ClassVar[bool] = True
     sums_mini_batches: ClassVar[bool] = True
     """Whether a step is on the sum over a mini-batch, which is exact where weights are equal."""
 

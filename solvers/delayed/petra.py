@@ -33,13 +33,14 @@ class Petra(Delayed):
     """
 
     name: ClassVar[str] = "petra"
+    cuts_inside: ClassVar[bool] = False
     returns_inputs: ClassVar[bool] = True
 
     needs: ClassVar = (
         Needs(
             "one tensor at a time goes into a block, because it turns units round so",
             lambda run: not run.setup.bundled,
-            "choose another solver",
+            "leave units whole (split.inside=false), or choose another solver",
         ),
         NOT_COMPILED,
     )

@@ -190,6 +190,7 @@ class Backprop(PassSettings, Solver):
 
     name: ClassVar[str] = "backprop"
     exact: ClassVar[bool] = True
+    cuts_inside: ClassVar[bool] = True
 
     def progress(self, count: int, size: int, optimizer: str = "sgd") -> float:
         return 1.0

@@ -68,7 +68,7 @@ class LocalUpdates(Solver):
             if k + 1 in setup.packed:
                 raise ValueError(
                     f"several tensors cross cut {k + 1}, and an auxiliary head works on one: cut "
-                    "elsewhere by split.cuts, or choose another solver"
+                    "elsewhere (split.cuts, split.inside=false), or choose another solver"
                 )
             if setup.output is not None:
                 sizes(setup.shapes[k], setup.output, convolves=False)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from problems import Problem, copied, exact_pass, make_problem, started
 from torch import Tensor
 
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
 from hybrid.solvers.state import State
 

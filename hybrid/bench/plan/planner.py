@@ -74,9 +74,11 @@ class Planner:
         self._memory = Memory()
         self._process = process_bytes(self.model) if device is None else 0
 
-    def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:
-        """Cut the model into `count` blocks, balanced by the time of passes over `samples`."""
-        return self.timed.blocks(count, samples or ceil(self.size / 4), cuts)
+    def blocks(
+        self, count: int, samples: int = 0, cuts: Sequence[str] = (), inside: bool = True
+    ) -> Blocks:
+        """Cut the model into `count` blocks, `inside` units, too, with costs over `samples`."""
+        return self.timed.blocks(count, samples or ceil(self.size / 4), cuts, inside=inside)
 
     def grids(self, ranks: int) -> list[Grid]:
         """List every way to write a number of ranks as K x R."""
@@ -134,16 +136,23 @@ class Planner:
         bound = 1 << (K - 2).bit_length() if K > 2 else 1
         if max(parts) < bound <= share:
             parts.append(bound)
-        blocks = self.blocks(K, ceil(share / parts[0]), cuts)
-        self.timed.measure(blocks, *(ceil(share / m) for m in (1, *parts)))
+        size = ceil(share / parts[0])
+        sizes = [ceil(share / m) for m in (1, *parts)]
+        cut = {True: self.blocks(K, size, cuts)}
+        self.timed.measure(cut[True], *sizes)
         memory = self.timed.machines(K, R)[1]
         limits = memory or [(self.device and self.device.memory_gb) or inf] * K
         for recipe in self._recipes(grid, parts):
             self._tell(f"{grid}: {recipe.name}")
             try:
+                inside = recipe.solver.cuts_inside or K == 1
+                if inside not in cut:
+                    cut[inside] = self.blocks(K, size, cuts, inside)
+                    self.timed.measure(cut[inside], *sizes)
+                blocks = cut[inside]
                 if memory and not cuts:
                     needed = partial(self.memory, recipe=recipe, replicas=R)
-                    blocks = self.timed.blocks(K, ceil(share / parts[0]), needed=needed)
+                    blocks = self.timed.blocks(K, size, needed=needed, inside=inside)
                 prediction = self.predict(blocks, recipe, replicas=R)
                 needs = zip(prediction.memory_bytes, limits, strict=True)
                 most, limit = max(needs, key=lambda need: need[0] / need[1])

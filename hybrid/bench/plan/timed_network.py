@@ -13,12 +13,13 @@ from hybrid.bench.plan.device import Device
 from hybrid.bench.plan.standin import stand_in
 from hybrid.data import Data
 from hybrid.errors import one_line
-from hybrid.method.memory import laid_out
 from hybrid.method.optimizers import placed
 from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.costs import measure_passes
-from hybrid.networks.partition import Machines, Needed, split
-from hybrid.networks.units import Chain
+from hybrid.networks.partition.balance import Needed
+from hybrid.networks.partition.divisible import Divisible
+from hybrid.networks.partition.split import split
+from hybrid.networks.units import merged
 from hybrid.settings.config import Config
 from hybrid.solvers.local_work.budget import Cost
 
@@ -28,9 +29,7 @@ Say = Callable[[str], None]
 class TimedNetwork:
     """A network and its data, with times measured on this machine.
 
-    A built-in network is timed and balanced by unit, each measured once. A user's network is cut as
-    a training would cut it, and timed by block: between its units there may be several tensors,
-    which only a cut packs.
+    It is cut as a training would cut it, and timed by block: what crosses no cut costs nothing.
     """
 
     def __init__(
@@ -45,39 +44,35 @@ class TimedNetwork:
         self.network, self._tell, self._device = network, tell, device
         self._sample = data.sample(SAMPLES)[0]
         self._size, self._wanted = settings.train.batch_size, settings.split
-        self._by_units = isinstance(network, Chain)
         self._inputs: dict[tuple[object, ...], list[Tensor]] = {}
         whole = self._split(1)
         self.model = placed(whole.model, CPU)
-        self.num_units = len(whole.units)
-        """The number of units in one block; a cut into more blocks may give more."""
+        units = Divisible(network, self._sample)
+        self.num_units = len(units.whole if self._wanted.inside is False else units.opened)
+        """Into how many blocks the network can be cut, at most."""
         self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
         """Unit names -> samples per pass -> each unit's seconds per sample."""
 
     def blocks(
-        self, count: int, samples: int, cuts: Sequence[str] = (), needed: Needed | None = None
+        self,
+        count: int,
+        samples: int,
+        cuts: Sequence[str] = (),
+        needed: Needed | None = None,
+        inside: bool = True,
     ) -> Blocks:
         """Cut the network into `count` blocks or at `cuts`, with costs in passes over `samples`.
 
-        Blocks have room on their machines if it is known what they need. ValueError if the network
-        cannot be cut so.
+        With `inside`, cuts may lie inside units unless the settings forbid that. Blocks have room
+        on their machines if it is known what they need. ValueError if the network cannot be cut so.
         """
-        if not self._by_units:
-            cut = self._split(count, cuts)
-            if needed is not None and cut.recut is not None:
-                cut = cut.recut(lambda each: needed(each.with_bundles(self._sample)))
-                cut = cut.with_bundles(self._sample)
-            units = [run[0].merged(run) for run in map(cut.units_of, range(len(cut)))]
-            blocks = Blocks(cut.model, units, list(range(len(units))), speeds=cut.speeds)
-            return replace(blocks, costs=self.costs(blocks, samples))
-        blocks = split(self.network, None if cuts else count, cuts=cuts or None, balance="even")
-        speeds, memory = self.machines(len(blocks))
-        blocks.costs, blocks.speeds = self.costs(blocks, samples), speeds
-        if not cuts:
-            machines = Machines(speeds or [1.0] * count, memory, needed)
-            sums = [sum(cost) for cost in blocks.costs]
-            blocks.starts = machines.starts(sums, lambda starts: replace(blocks, starts=starts))
-        return blocks
+        cut = self._split(count, cuts, inside)
+        if needed is not None and cut.recut is not None:
+            cut = cut.recut(lambda each: needed(each.with_bundles(self._sample)))
+            cut = cut.with_bundles(self._sample)
+        units = [merged(cut.units_of(k), local=True) for k in range(len(cut))]
+        blocks = Blocks(cut.model, units, list(range(len(units))), speeds=cut.speeds)
+        return replace(blocks, costs=self.costs(blocks, samples))
 
     def machines(self, count: int, replicas: int = 1) -> list[tuple[float, ...]]:
         """Speeds and memory of the blocks' machines, of which an undivided network has the best.
@@ -88,15 +83,15 @@ class TimedNetwork:
         one = max if replicas == 1 else min
         return [x if len(x) in (0, count) else (one(x),) for x in numbers]
 
-    def _split(self, count: int, cuts: Sequence[str] = ()) -> Blocks:
-        sample = None if self._by_units else self._sample
+    def _split(self, count: int, cuts: Sequence[str] = (), inside: bool = True) -> Blocks:
         speeds, memory = self.machines(count)
-        cut_here = partial(split, self.network, sample=sample)
-        balance = self._wanted.balance
+        cut_here = partial(split, self.network, sample=self._sample)
         if cuts:
             cut = cut_here(cuts=cuts)
         else:
-            cut = cut_here(count, balance=balance, speeds=speeds, memory=memory)
+            inside = inside if self._wanted.inside is None else self._wanted.inside
+            balance = self._wanted.balance
+            cut = cut_here(count, balance=balance, speeds=speeds, memory=memory, inside=inside)
         cut.speeds = speeds
         return cut.with_bundles(self._sample)
 
@@ -153,7 +148,7 @@ class TimedNetwork:
     def _rows(self, blocks: Blocks, count: int) -> Tensor:
         """Pack `count` samples for the first block."""
         rows = tree_map(lambda x: x[torch.arange(count) % len(x)], self._sample)
-        return laid_out(blocks.pack_inputs(rows))
+        return blocks.pack_inputs(rows)
 
 
 def blocks_key(blocks: Blocks) -> tuple[object, ...]:

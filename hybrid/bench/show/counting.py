@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_unflatten
 
 from hybrid.bench.show.description import BlockPart, CutPart, Description, Form, UnitPart
 from hybrid.errors import format_error, no_exit, one_line
-from hybrid.method.memory import laid_out, saved_bytes
+from hybrid.method.memory import saved_bytes
 from hybrid.method.optimizers import count_moments
-from hybrid.networks.blocks import Blocks
+from hybrid.networks.blocks import Blocks, laid_out
 from hybrid.networks.costs import count_costs, measure_costs
 from hybrid.networks.units import BlockModule, Unit, make_single_unit_blocks
 from hybrid.settings.config import OptimizerSettings
@@ -42,7 +42,7 @@ def describe(
     Raises ValueError for inputs that do not fit, and units that cannot run one by one.
     """
     blocks = blocks.with_bundles(inputs)
-    packed = laid_out(blocks.pack_inputs(inputs))
+    packed = blocks.pack_inputs(inputs)
     shares = _shares(blocks, packed, measured)
     # the packed input of every unit, for two samples
     x, entering = packed[torch.arange(2) % len(packed)], list[Tensor]()

@@ -15,7 +15,7 @@ from hybrid.method.make_method import make_method
 from hybrid.method.memory import Memory, process_bytes
 from hybrid.method.problem import Problem
 from hybrid.networks.blocks import SAMPLES, Blocks
-from hybrid.networks.partition import balance_starts
+from hybrid.networks.partition.balance import balance_starts
 from hybrid.report.page import amount
 from hybrid.settings import methods
 from hybrid.settings.resolve import load

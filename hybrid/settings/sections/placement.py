@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from hybrid.registries import AUTO, LINKS
 from hybrid.settings.sections.base import (
@@ -37,6 +37,9 @@ class SplitSettings(Section):
     """What blocks share evenly: counted operations (machine-independent), measured time, units."""
     cuts: list[str] = Field(default=[])
     """First unit of each block after the first; overrides balance."""
+    inside: bool | None = None
+    """Cut inside units, too, where blocks of whole ones would be uneven. Unset: if the method may
+    pass several tensors over a cut."""
     speeds: Annotated[list[float] | Literal["measured"], TRAIN_OR_PLAN] = Field(default=[])
     """Relative speed of each block's machine (its slowest replica's); cuts follow. measured: by
     passes on each rank at the start."""
@@ -54,6 +57,13 @@ class SplitSettings(Section):
         if value != "measured" and (fault := fault_of(value)):
             raise ValueError(f"{fault}, or measured")
         return value
+
+    @field_validator("inside")
+    @classmethod
+    def _searched(cls, inside: bool | None, info: ValidationInfo) -> bool | None:
+        if inside is not None and info.data.get("cuts"):
+            raise ValueError("split.cuts settles the blocks: leave one of the two out")
+        return inside
 
     @property
     def count(self) -> int:

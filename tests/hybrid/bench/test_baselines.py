@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hybrid.networks import models
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 
 pytestmark = pytest.mark.skipif(
     [*map(int, torch.__version__.split(".")[:2])] < [2, 12],
@@ -45,7 +45,7 @@ def test_data_parallel_ranks_send_a_ring_all_reduce_a_step(facts):
 @pytest.mark.parametrize("row", PIPELINES)
 def test_pipeline_bytes_are_what_crosses_the_cuts(facts, row):
     stages = 4 if row == "interleaved-zero-bubble" else 2
-    blocks = split(models.build("resnet8", 10, 1, 8), stages, balance="operations")
+    blocks = split(models.build("resnet8", 10, 1, 8), stages, inside=False)
     cuts = [4 * 64 * prod(shape) for shape in blocks.cut_shapes(torch.zeros(1, 1, 8, 8))]
     # an activation down and a gradient up at every cut, and all of them are between the two ranks
     assert [rank[row]["sent"] for rank in facts] == [sum(cuts)] * 2

@@ -12,7 +12,7 @@ from hybrid.data import load as load_data
 from hybrid.links import run_threads
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.settings.config import TrainSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import Backprop

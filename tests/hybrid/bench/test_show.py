@@ -107,8 +107,10 @@ def test_a_network_that_was_described_is_what_it_was():
 
 
 def test_it_is_cut_as_a_training_would_cut_it(hybrid):
-    blocks = split(models.resnet(), 4)
     shown = json.loads(output(hybrid("show", "resnet20", "--blocks", 4, "--json")))
+    assert [cut["before"] for cut in shown["cuts"]] == split(models.resnet(), 4).cuts
+    blocks, whole = split(models.resnet(), 4, inside=False), ("--set", "split.inside=false")
+    shown = json.loads(output(hybrid("show", "resnet20", "--blocks", 4, "--json", *whole)))
     assert [cut["before"] for cut in shown["cuts"]] == blocks.cuts
     costs = [sum(cost) for cost in blocks.costs]
     shares = [unit["share"] for unit in shown["units"]]

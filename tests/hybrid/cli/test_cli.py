@@ -24,7 +24,9 @@ NO_WAY_BACK = ("--set", "checkpoint.rollbacks=0", "--set", "train.report_every=1
     [
         ("--solver penalty --set solver.betta=1", ("solver.betta", "solver.beta")),
         ("--solver penalty --set solver.filter=3", ("filter is 3", "divides")),
-        ("--blocks 9", ("9 blocks", "5 units", "1 to 5")),
+        ("--blocks 99", ("99 blocks", "14 units", "1 to 14")),
+        ("--blocks 9 --set split.inside=false", ("9 blocks", "5 units", "1 to 5")),
+        ("--set split.inside=true --set split.cuts=['layer2.0']", ("inside", "split.cuts settles")),
         ("--window all --set rounds.memory_gb=0.0001", ("0.0001 GB", "memory_gb")),
         ("--set train.device=cuda", ("no GPU", "cpu")),
         ("no.toml", ("no.toml",)),

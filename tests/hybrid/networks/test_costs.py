@@ -8,6 +8,7 @@ from small_networks import UNet
 from torch import nn
 
 from hybrid import split
+from hybrid.networks.blocks import laid_out
 from hybrid.networks.costs import count_costs, count_operations, measure_costs, weigh
 from hybrid.networks.units import units
 
@@ -61,7 +62,7 @@ def test_the_model_is_left_as_it_was(measure):
 
 
 def test_what_crosses_no_cut_costs_no_packing():
-    x = torch.zeros(4, 1, 8, 8)
+    x = laid_out(torch.zeros(4, 1, 8, 8))
     network = UNet(3)
     # its skips go from unit to unit, and the cut is where one tensor is alive
     blocks = split(network, cuts=["head"], sample=x)

@@ -88,7 +88,7 @@ def test_two_equal_calls_of_split_cut_alike(monkeypatch):
     def timed(*arguments):
         raise AssertionError("a time differs from call to call")
 
-    monkeypatch.setattr("hybrid.networks.partition.measure_costs", timed)
+    monkeypatch.setattr("hybrid.networks.partition.split.measure_costs", timed)
     model = models.build("resnet20", 10, 1, 8)
     assert split(model, blocks=4).starts == split(model, blocks=4).starts
     assert signature(split).parameters["balance"].default == SplitSettings().balance

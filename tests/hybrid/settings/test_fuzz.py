@@ -48,7 +48,7 @@ def set_up_only(tmp_path_factory):
         patch.setattr("hybrid.training.run.Run.fit", lambda _: {})
         # what units cost depends on no input, and takes the longest
         for costs in ("count_costs", "measure_costs"):
-            patch.setattr(f"hybrid.networks.partition.{costs}", even)
+            patch.setattr(f"hybrid.networks.partition.split.{costs}", even)
         yield counts
 
 

@@ -56,8 +56,9 @@ def by_hand(few):
     return trained_by_hand(network().to(memory_format=torch.channels_last), steps())
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 4])
+@pytest.mark.parametrize("blocks", [1, 2, 4, 9])
 def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, few, by_hand):
+    """Nine blocks are more than there are units."""
     assert_same(trained_weights(trainer(Backprop(), blocks=blocks), few), by_hand)
 
 
@@ -69,6 +70,11 @@ WAYS: dict[str, tuple[Any, tuple[object, ...], dict[str, Any]]] = {
         {"fill": "penalty", "local_budget": [(8, 0), (0, 8)]},
     ),
     "fdg": (FDG(), (), {}),
+    "inside a unit": (
+        DDG(micro_batches=2),
+        ("--set", "solver.micro_batches=2", "--set", 'split.cuts=["layer2.0.conv2"]'),
+        {"cuts": ["layer2.0.conv2"]},
+    ),
 }
 
 
@@ -84,9 +90,10 @@ def test_a_run_of_two_ranks_trains_on_with_three_and_with_one(world, tmp_path, b
     out = tmp_path / "run"
     output(world.hybrid(2, *FLAGS, "--solver", "backprop", "--out", out))
     assert_same(weights(out), by_hand)
-    for ranks in (3, 1):
+    cuts = ("--set", 'split.cuts=["layer1.0.bn2","layer3.0.conv2"]')  # inside units
+    for ranks, flags in ((3, cuts), (1, ())):
         interrupted(out, after=1)
-        said = output(world.hybrid(ranks, "train", "--resume", "--out", out))
+        said = output(world.hybrid(ranks, "train", "--resume", "--out", out, *flags))
         assert re.search("1 replica, cut before .+; the run goes on with 1 replica, cut", said)
         assert summary(out)["blocks"] == ranks
         assert_same(weights(out), by_hand)

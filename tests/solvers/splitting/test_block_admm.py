@@ -23,7 +23,7 @@ from problems import (
 )
 from torch import Tensor, nn
 
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM
 from hybrid.solvers.layers.projection import PROJECTIONS, Projection, Sign
 from tests.solvers.splitting.scaled_admm import ScaledADMM

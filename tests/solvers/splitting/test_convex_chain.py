@@ -7,7 +7,7 @@ import torch
 from problems import Fixed, Problem, started
 from torch import nn
 
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM
 from hybrid.solvers.objective import Objective
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hybrid.links import RankLinks, run_threads
 from hybrid.networks.blocks import Blocks
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.solvers import Batch, Block, Solver, Window
 from hybrid.solvers.base import Program, Setup
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings

@@ -75,10 +75,13 @@ def trainer_of(
 
     `train` and `settings` say what is other than usual.
     """
-    cut = split(model, None if cuts else blocks, cuts=cuts, balance="operations", sample=sample)
+    solver = solver or Backprop()
+    cut = split(
+        model, None if cuts else blocks, cuts=cuts, sample=sample, inside=solver.cuts_inside
+    )
     wanted = {"epochs": 2, "batch_size": BATCH, "threads": 1, **(train or {})}
     settings = {"checkpoint": CheckpointSettings(keep_last=0), "quiet": True, **settings}
-    return Trainer(cut, solver or Backprop(), train=TrainSettings(**wanted), **settings)
+    return Trainer(cut, solver, train=TrainSettings(**wanted), **settings)
 
 
 def trainer(solver: Solver, out: Path | None = None, blocks: int = 2, **settings: Any) -> Trainer:

@@ -54,6 +54,7 @@ class AMPNet(Delayed):
     """
 
     name: ClassVar[str] = "ampnet"
+    cuts_inside: ClassVar[bool] = False
     sums_mini_batches: ClassVar[bool] = False
     steps_alike: ClassVar[bool] = False
 

@@ -76,6 +76,7 @@ class PDASGD(Delayed):
     """
 
     name: ClassVar[str] = "pd-asgd"
+    cuts_inside: ClassVar[bool] = False
     steps_alike: ClassVar[bool] = False
 
     needs: ClassVar = BY_UNITS

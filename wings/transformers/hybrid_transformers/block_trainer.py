@@ -24,7 +24,7 @@ from hybrid.links.communicator import agreement
 from hybrid.method.callback import Callback
 from hybrid.method.objectives import count_of_transformers
 from hybrid.networks.blocks import SAMPLES, Blocks
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.networks.units import kept_modes
 from hybrid.ranks import launch
 from hybrid.solvers import Solver, registry

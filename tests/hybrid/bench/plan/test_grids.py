@@ -12,7 +12,7 @@ from hybrid.bench.plan.prediction import best
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.networks.units import units
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop

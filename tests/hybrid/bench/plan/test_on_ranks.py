@@ -9,7 +9,7 @@ from hybrid.bench.plan.planner import Planner
 from hybrid.bench.recipes import Recipe
 from hybrid.data import load as load_data
 from hybrid.links import LinkSpeed
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.settings.resolve import load
 from hybrid.solvers import Backprop
 

@@ -12,7 +12,8 @@ from hybrid.bench.recipes import Recipe
 from hybrid.data import as_data
 from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
-from hybrid.networks.partition import split
+from hybrid.networks.blocks import SAMPLES
+from hybrid.networks.partition.split import split
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 
@@ -120,7 +121,7 @@ def planner_of(name):
 def test_bytes_are_those_of_the_cuts_a_training_would_have(kind):
     made = planner(kind)
     subject = made.timed
-    inputs = made.data.sample(4)[0]
+    inputs = made.data.sample(SAMPLES)[0]  # on which costs depend
     trained = split(subject.network, 2, sample=inputs).with_bundles(inputs)
     blocks = made.blocks(2)
     assert blocks.cuts == trained.cuts

@@ -13,7 +13,7 @@ from hybrid.links import LinkSpeed
 from hybrid.links.grid import Grid
 from hybrid.method.memory import saved_bytes
 from hybrid.networks.models import build as build_model
-from hybrid.networks.partition import split
+from hybrid.networks.partition.split import split
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, FDG, FeaturesReplay, LocalUpdates, Petra
 from hybrid.solvers.delayed.ddg import LOST
@@ -94,7 +94,7 @@ def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver, monkeypatch
     script = Path(__file__).parents[4] / "docs/benchmarks/held_memory.py"
     monkeypatch.syspath_prepend(str(script.parent))
     measured = runpy.run_path(str(script))["peaks"](solver, name, 3, 16)
-    blocks = split(build_model(name, 10, 3, 32), 3, balance="operations")
+    blocks = split(build_model(name, 10, 3, 32), 3, inside=False)
     lam = torch.zeros(16, 3, 32, 32)
     for k, held in enumerate(measured):
         module = blocks.module(k)

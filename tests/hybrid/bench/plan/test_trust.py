@@ -16,7 +16,7 @@ from tests.hybrid.bench.plan.planners import planner
 def unmeasured(monkeypatch):
     """A planner, and what makes its machine slower from then on."""
     made, machine = planner(), {"slower": 1.0}
-    made.timed.times.clear()
+    del made.timed.measure
 
     def measured(model, units, rows):
         seconds = machine["slower"]
@@ -51,9 +51,7 @@ def test_a_gain_of_more_than_the_ranks_is_named_as_one_that_cannot_be(speed_up, 
 
 def test_speed_ups_are_over_the_faster_of_the_plain_and_the_accumulating_loop():
     """Here it is the second: passes over fewer samples are measured to take less."""
-    made = planner()
-    ((names, table),) = made.timed.times.items()
-    made.timed.times[names] = table | {8: [Cost(0.005, 0.01)] * 5}
+    made = planner(faster=[8])
     alone = made.on_one_rank([4])
     assert [p.recipe.name for p in alone] == ["plain loop, accumulating over 4", "plain loop"]
     assert [p.speed_up for p in alone] == pytest.approx([1.0, 0.5], rel=0.03)

@@ -17,7 +17,8 @@ from hybrid import split
 from hybrid.networks import models
 from hybrid.networks.blocks import Blocks
 from hybrid.networks.costs import OPERATIONS_A_BYTE
-from hybrid.networks.partition import BALANCES, Machines
+from hybrid.networks.partition.balance import Machines
+from hybrid.networks.partition.split import BALANCES
 from hybrid.networks.units import units
 
 
@@ -113,7 +114,7 @@ def test_a_slow_machine_gets_less_and_the_first_unit_without_room_is_named(netwo
 
 def test_operations_are_those_of_the_convolutions_and_of_the_bytes_they_move():
     first, second = (nn.Conv2d(*c, 3, padding=1, bias=False) for c in ((2, 3), (3, 2)))
-    model = nn.Sequential(first, nn.ReLU(), second)
+    model = nn.Sequential(first, nn.ReLU(), second).to(memory_format=torch.channels_last)
     costs = split(model, 2, balance="operations", sample=torch.randn(4, 2, 6, 6)).costs
     narrow, wide, weight = 2 * 36, 3 * 36, 3 * 2 * 9 / 4
     arithmetic, value = 2 * 3 * 2 * 9 * 36, 4 * OPERATIONS_A_BYTE
@@ -147,7 +148,9 @@ CUTS = {
 @pytest.mark.parametrize(
     ("model", "blocks", "settings", "message"),
     [
-        *((resnet(), n, {}, rf"^{n} blocks asked of 8 units \(stem, .*1 to 8") for n in (0, -1, 9)),
+        *((resnet(), n, {}, rf"^{n} blocks asked: ask for 1 or more") for n in (0, -1)),
+        (resnet(), 99, {}, r"^99 blocks asked of 26 units \(stem, .*1 to 26"),
+        (resnet(), 9, {"inside": False}, r"^9 blocks asked of 8 units \(stem, .*1 to 8"),
         (resnet(), None, {}, "needs a number of blocks, or cuts"),
         (resnet(), 2, {"balance": "fair"}, "balance is 'fair'; choose one of operations, measured"),
         (PLAIN, 2, {}, r"^costs need sample=.*or give cuts=, or balance='even'"),
@@ -249,7 +252,7 @@ def test_cuts_keep_out_of_what_has_no_row_for_each_sample(layers):
 
 
 def test_blocks_say_their_units_parameters_and_shares_and_not_the_whole_module():
-    blocks = split(models.build("resnet8", 10, 1, 8), 2)
+    blocks = split(models.build("resnet8", 10, 1, 8), 2, inside=False)
     first, second = repr(blocks).splitlines()
     assert first == "block 0: stem to layer1.0, 4,848 parameters, 42% of the cost"
     assert second.startswith("block 1: layer2.0 to head, 70,154 parameters, ")
