@@ -78,7 +78,7 @@ ROOMS = {
     "hybrid/folder": 1_450,
     "hybrid/links": 2_450,
     "hybrid/method": 2_540,
-    "hybrid/networks": 4_080,
+    "hybrid/networks": 4_090,
     "hybrid/proof": 1_090,
     "hybrid/ranks": 1_320,
     "hybrid/report": 1_000,

@@ -199,7 +199,8 @@ class Method:
                     raise ValueError(
                         f"train.compile is {train.compile!r}, but the network "
                         f"{type(problem.blocks.model).__name__} runs by its own forward, of which "
-                        "blocks watch the calls: leave it out, or give a torch.nn.Sequential"
+                        "blocks watch the calls: leave it out, or give a torch.nn.Sequential whose "
+                        "units are not cut (split.inside=false)"
                     )
             if train.compile is True:
                 module.compile(dynamic=False)

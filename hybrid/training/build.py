@@ -244,6 +244,7 @@ def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None 
     cuts = cuts or wanted.cuts or None
     machines = {name: getattr(wanted, name) for name in NAMES if cuts is None}
     solver, size = methods.solver(resolved), SAMPLES
+    inside = solver.cuts_inside and not resolved.train.compile
     if wanted.balance == "measured" and cuts is None:
         size = _micro_batch(resolved, solver, train)
         if not resolved.model.weights:
@@ -256,7 +257,7 @@ def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None 
         balance=wanted.balance,
         sample=sample,
         weights=resolved.model.weights or None,
-        inside=solver.cuts_inside if wanted.inside is None else wanted.inside,
+        inside=inside if wanted.inside is None else wanted.inside,
         messages=_messages(resolved, solver) if wanted.balance == "measured" else None,
         **machines,
     )

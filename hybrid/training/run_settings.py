@@ -33,7 +33,8 @@ def read_settings(
     resolved = load(file, overrides, base=run)
     references.check_code_is_given(resolved, overrides)
     chosen = {*overrides} | {f"{section}.{key}" for section, of in file.items() for key in of}
-    if not {*SplitSettings.model_fields} <= {*file.get("split", {})}:  # no run has written it
+    written = {name for name, f in SplitSettings.model_fields.items() if f.default is not None}
+    if not written <= {*file.get("split", {})}:  # no run has written it
         refuse_two_ways(resolved.split, chosen)
     if run is not None:
         _resume_grid(resolved, overrides, elastic)

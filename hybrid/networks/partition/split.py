@@ -73,6 +73,8 @@ def split(
     pending = find_pending_weights(model, weights)
     if sample is None and isinstance(model, Chain):
         sample = model.sample(SAMPLES)
+        if sample.is_floating_point():
+            sample = sample.to(next(model.parameters()).dtype)
     units = Divisible(model, sample)
     cost = partial(_compute_costs, model, balance, sample)
 

@@ -59,7 +59,7 @@ def by_hand(few):
 @pytest.mark.parametrize("blocks", [1, 2, 4, 9])
 def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, few, by_hand):
     """Nine blocks are more than there are units."""
-    assert_same(trained_weights(trainer(Backprop(), blocks=blocks), few), by_hand)
+    assert_same(trained_weights(trainer(Backprop(), blocks=blocks, inside=True), few), by_hand)
 
 
 # further methods and rounds: tests/solvers/test_random_layers.py

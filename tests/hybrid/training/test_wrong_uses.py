@@ -184,7 +184,7 @@ SPLITS = {
     "an unknown cut": (partial(split, layers(), cuts=["5"]), "no unit '5' among the 5 units"),
     "more blocks than units": (
         partial(split, layers(), 9, sample=X),
-        *("9 blocks asked of 3 units", "ask for 1 to 3 blocks"),
+        *("9 blocks asked of 5 units", "ask for 1 to 5 blocks"),
     ),
     "no sample": (partial(split, misused.Choosing(), 2), "which needs sample="),
     "a sample that is no tensor": (partial(split, layers(), 2, sample=3), "sample is a int"),

@@ -68,6 +68,7 @@ def trainer_of(
     *,
     cuts: Sequence[str] | None = None,
     sample: Any = None,
+    inside: bool = False,
     train: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Trainer:
@@ -76,9 +77,7 @@ def trainer_of(
     `train` and `settings` say what is other than usual.
     """
     solver = solver or Backprop()
-    cut = split(
-        model, None if cuts else blocks, cuts=cuts, sample=sample, inside=solver.cuts_inside
-    )
+    cut = split(model, None if cuts else blocks, cuts=cuts, sample=sample, inside=inside)
     wanted = {"epochs": 2, "batch_size": BATCH, "threads": 1, **(train or {})}
     settings = {"checkpoint": CheckpointSettings(keep_last=0), "quiet": True, **settings}
     return Trainer(cut, solver, train=TrainSettings(**wanted), **settings)

@@ -210,7 +210,7 @@ def test_a_block_holds_no_more_than_is_planned_for_and_not_much_less(monkeypatch
     monkeypatch.syspath_prepend(str(script.parent))
     peaks = runpy.run_path(str(script))["peaks"]
     torch.manual_seed(0)
-    blocks = split(models.build("resnet8", 10, 3, 32), 3, balance="operations")
+    blocks = split(models.build("resnet8", 10, 3, 32), 3, inside=False)
     lam = torch.zeros(16, 3, 32, 32)
     for k, measured in enumerate(peaks(solver, "resnet8", 3, 16)):
         module = blocks.module(k)
