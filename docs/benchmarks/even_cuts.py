@@ -3,9 +3,9 @@
     python docs/benchmarks/even_cuts.py --data-dir ~/data [--ranks 4 8 16] [--turns 3]
 
 Links of 10 Gb/s and 10 us, one thread a rank, m = 8; short trainings in turns, and their rates over
-one rank's in the same turn. "Counted" blocks are balanced by counted operations, as trainings are
-by default; "timed" ones by times of micro-batches and the bytes that cross, for the shortest tick.
-Replicas are as many ranks with all of the network. Cases that the JSON holds are not repeated.
+one rank's in the same turn. "Counted" blocks are cut inside units by counted operations, "timed"
+ones by times of micro-batches and the bytes that cross, for the shortest tick. Replicas are as many
+ranks with all of the network. Cases that the JSON holds are not repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rows(ranks: int) -> dict[str, tuple[Solver, int, dict[str, Any]]]:
         timed = {"balance": "measured", "sample": sample, "messages": Messages(1 / RATE, hops)}
         if ranks <= 11:
             ways[f"{name}, whole units"] = solver, ranks, {"inside": False}
-        ways[f"{name}, counted"] = solver, ranks, {}
+        ways[f"{name}, counted"] = solver, ranks, {"inside": True}
         ways[f"{name}, timed"] = solver, ranks, timed
     return ways
 

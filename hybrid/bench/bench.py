@@ -114,8 +114,8 @@ class Bench:
         settings = self.settings.split
         cuts: Sequence[str] | None = settings.cuts if len(settings.cuts) == count - 1 else None
         if cuts is None and self.comm.rank == 0:
-            inside = inside if settings.inside is None else settings.inside
-            cuts = split(model, count, balance=settings.balance, inside=inside).cuts
+            may = (None if inside else False) if settings.inside is None else settings.inside
+            cuts = split(model, count, balance=settings.balance, inside=may).cuts
         blocks = split(model, cuts=self.comm.bcast(cuts))
         return Problem.of(build.build_options(self.settings), blocks, self.train, self.test)
 

@@ -257,7 +257,7 @@ def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None 
         balance=wanted.balance,
         sample=sample,
         weights=resolved.model.weights or None,
-        inside=inside if wanted.inside is None else wanted.inside,
+        inside=None if wanted.inside is None and inside else bool(wanted.inside),
         messages=_messages(resolved, solver) if wanted.balance == "measured" else None,
         **machines,
     )

@@ -89,9 +89,10 @@ class TimedNetwork:
         if cuts:
             cut = cut_here(cuts=cuts)
         else:
-            inside = inside if self._wanted.inside is None else self._wanted.inside
+            wanted = self._wanted.inside
+            may = (None if inside else False) if wanted is None else wanted
             balance = self._wanted.balance
-            cut = cut_here(count, balance=balance, speeds=speeds, memory=memory, inside=inside)
+            cut = cut_here(count, balance=balance, speeds=speeds, memory=memory, inside=may)
         cut.speeds = speeds
         return cut.with_bundles(self._sample)
 

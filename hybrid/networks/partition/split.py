@@ -32,7 +32,7 @@ def split(
     weights: str | Path | None = None,
     speeds: Sequence[float] = (),
     memory: Sequence[float] = (),
-    inside: bool = True,
+    inside: bool | None = None,
     messages: Messages | None = None,
 ) -> Blocks:
     """Cut a model's units into contiguous blocks.
@@ -40,7 +40,8 @@ def split(
     The units are the children of an `nn.Sequential`. Any other module, and a unit where blocks
     would be uneven otherwise or where a cut names such a place, is cut between calls of its forward
     (see `Calls`): where a single tensor crosses, or several if that makes blocks more even. With
-    `inside` false, units stay whole unless `cuts` says otherwise.
+    `inside` false, units stay whole unless `cuts` says otherwise; unset, they are cut where there
+    are fewer than blocks, or where costs are measured: a cut inside a unit sends more.
 
     `blocks` is the number of blocks, of about equal cost: `balance` "measured" times a forward and
     backward pass of each unit, "operations" counts its arithmetic and memory traffic (the same on
@@ -83,8 +84,9 @@ def split(
             made = Blocks(model, *units.cut_at(at))
         else:
             machines = Machines(speeds or [1.0] * (blocks or 0), memory, needed, messages)
-            whole = balance == "even" and (blocks or 1) <= len(units.whole)
-            made = balanced(units, machines, cost, inside and not whole)
+            few = (blocks or 1) > 1 and (blocks or 1) > len(units.whole)
+            uneven = balance == "measured" if inside is None else inside and balance != "even"
+            made = balanced(units, machines, cost, inside is not False and (few or uneven))
         _check_complete(made)
         check_shared_tensors([made.module(index) for index in range(len(made))])
         made.check_changed_buffers()

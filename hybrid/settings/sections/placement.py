@@ -38,8 +38,8 @@ class SplitSettings(Section):
     cuts: list[str] = Field(default=[])
     """First unit of each block after the first; overrides balance."""
     inside: bool | None = None
-    """Cut inside units, too, where blocks of whole ones would be uneven. Unset: if the method may
-    pass several tensors over a cut."""
+    """Cut inside units, too, where blocks of whole ones would be uneven. Unset: where there are
+    fewer units than blocks or times are measured, if the method may pass several tensors."""
     speeds: Annotated[list[float] | Literal["measured"], TRAIN_OR_PLAN] = Field(default=[])
     """Relative speed of each block's machine (its slowest replica's); cuts follow. measured: by
     passes on each rank at the start."""

@@ -104,7 +104,9 @@ def test_units_that_may_be_left_out_or_reversed_stay_whole():
         name for name, m in model.named_modules() if isinstance(m, Skippable) and m.survival < 1
     }
     assert len(may_be_left_out) > 3
-    assert not opened(split(model, 5)) & may_be_left_out
+    assert not opened(split(model, 5, inside=True)) & may_be_left_out
     reversible = models.revnet(depth=18, classes=5, channels=1, image_size=8)
     kinds = dict(reversible.named_modules())
-    assert not any(isinstance(kinds[name], Reversible) for name in opened(split(reversible, 8)))
+    assert not any(
+        isinstance(kinds[name], Reversible) for name in opened(split(reversible, 8, inside=True))
+    )
