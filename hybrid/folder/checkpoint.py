@@ -163,14 +163,17 @@ def load_unit(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str,
 
 
 def overlapping(manifest: Mapping[str, Any], unit: str) -> list[str]:
-    """The units of a checkpoint with tensors of a unit: by other cuts, parts of it or around it."""
+    """The units of a checkpoint with tensors of a unit: by other cuts, parts of it or around it.
+
+    All of them where no name tells, as where the network was not divided into units.
+    """
     path = unit.partition("@")[0]
 
     def overlaps(name: str) -> bool:
         other = name.partition("@")[0]
         return other == path or other.startswith(f"{path}.") or path.startswith(f"{other}.")
 
-    return [name for name in manifest["units"] if overlaps(name)]
+    return [name for name in manifest["units"] if overlaps(name)] or [*manifest["units"]]
 
 
 def load_state(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
@@ -223,10 +226,8 @@ def restore(
     known, references = {} if left_out is None else left_out, manifest.get("frozen", {})
     found: References = {}
     for unit in units:
-        names = overlapping(manifest, unit.name)
-        if not names:
-            raise ValueError(f"{folder} has no unit {unit.name!r}: it is of another model")
-        loaded = {n: x for name in names for n, x in load_unit(folder, manifest, name).items()}
+        files = (load_unit(folder, manifest, n) for n in overlapping(manifest, unit.name))
+        loaded = {name: x for tensors in files for name, x in tensors.items()}
         for name, tensor in unit.tensors().items():
             stored = loaded.get(name)
             if stored is None and name in references:

@@ -5,9 +5,11 @@ import json
 import os
 
 import pytest
+import torch
 import trainings
+from torch import nn
 
-from hybrid import split
+from hybrid import Trainer, split
 from hybrid.errors import AgreedError
 from hybrid.folder import runfolder, traces
 from hybrid.solvers import Backprop
@@ -43,6 +45,41 @@ def test_a_run_that_has_ended_stays_as_it_is_and_says_how_to_train_on(tmp_path, 
     assert contents(tmp_path / "run") == before
     longer = trainer(tmp_path / "run", resume=True, epochs=2).fit(*digits)
     assert longer["epochs"] == 2
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return self.head(x)
+
+
+def test_a_run_of_an_undivided_network_goes_on_in_blocks_and_back(tmp_path, digits):
+    """Its checkpoints know no units, as a sample of the inputs was not given."""
+
+    def weights(run, *divided):
+        for epochs, blocks in enumerate(divided, 1):
+            torch.manual_seed(0)
+            sample = {} if blocks == 1 else {"sample": torch.zeros(4, 1, 8, 8)}
+            made = Trainer(
+                split(Network(), blocks, **sample),
+                SERIAL,
+                train={"epochs": epochs, "batch_size": trainings.BATCH, "threads": 1},
+                out=run,
+                resume=epochs > 1,
+                quiet=True,
+            )
+            made.fit(*digits)
+        return dict(made.blocks.model.state_dict())
+
+    changed = weights(tmp_path / "changed", 1, 2, 1)
+    trainings.assert_same(changed, weights(tmp_path / "same", 1, 1, 1))
 
 
 @pytest.mark.parametrize("last", ["metrics.jsonl", "summary.json"])
