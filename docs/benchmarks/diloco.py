@@ -108,8 +108,9 @@ def accuracy() -> Iterator[tuple[str, Row]]:
     yield "ddg, int8, K=8", late(DDG, 8, "int8")
     yield row(8, 100, messages="float32")
     yield row(8, 100, optimizer="adamw", lr=to_the_end.BEST["AdamW"])
-    yield from (row(4, 200), row(4, 12))
+    yield from (row(4, 200), row(4, 12), row(2, 25), row(2, 100))
     yield "ddg, K=4", late(DDG, 4)
+    yield "fdg, int8, K=4", late(FDG, 4, "int8")
 
 
 def late(kind: Any, blocks: int, messages: str = "float32") -> Row:
@@ -159,13 +160,15 @@ def collect(runs: Path, seeds: list[int]) -> None:
 
 LINKS = {"10 Mb/s": 0.01, "100 Mb/s": 0.1, "1 Gb/s": 1.0}
 """Gigabits per second."""
+M = to_the_end.M
 PIPELINES: dict[str, Solver] = {
-    "ddg, float32": DDG(micro_batches=4),
-    "ddg, int8": DDG(micro_batches=4, messages="int8"),
-    "fdg, int8": FDG(micro_batches=4, messages="int8"),
-    "fdg, int8 / int4": FDG(micro_batches=4, messages="int8", adjoints="int4"),
-    "fdg, int4": FDG(micro_batches=4, messages="int4"),
+    "ddg, float32": DDG(micro_batches=M),
+    "ddg, int8": DDG(micro_batches=M, messages="int8"),
+    "fdg, int8": FDG(micro_batches=M, messages="int8"),
+    "fdg, int8 / int4": FDG(micro_batches=M, messages="int8", adjoints="int4"),
+    "fdg, int4": FDG(micro_batches=M, messages="int4"),
 }
+"""With the delays of the trainings: as many micro-batches."""
 COUNTS, EVERY = (4, 8), (12, 25, 50, 100, 200)
 FAST = 10.0
 FEW, MANY = 4, 16

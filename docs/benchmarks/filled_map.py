@@ -5,17 +5,18 @@
     python docs/benchmarks/filled_map.py table
     python docs/benchmarks/filled_map.py picture
 
-`rates`: units, packing and optimizer steps are timed once on this machine, one thread. Pipelines
+`rates`: blocks, packing and optimizer steps are timed once on this machine, one thread. Pipelines
 then take what `budget.Pipeline` says (a flushed one what its order takes), and replicas what
 `hybrid plan` simulates, on 2, 4 and 8 ranks and links of 10 Mb/s to 400 Gb/s (one machine's
-memory). Mini-batches have 128 images, or 32 texts of 128 bytes, in 2, 4 or 8 parts, whichever is
-best for a way. Cuts are balanced by
-measured time, as far as units allow. `check` runs the real programs on virtual links of 100 Mb/s
-and 1 Gb/s beside it.
+memory). Mini-batches have 128 images, or 32 texts of 128 bytes. Each way has the better of two
+balanced cuts, between whole units and anywhere (`split.balance=measured`), and 2, 4 or 8
+micro-batches. DiLoCo sends int8 once in H steps: its rate follows from those with H = 8 and 16.
+`check` runs the real programs on virtual links of 100 Mb/s and 1 Gb/s beside it.
 
-`table` and `picture` weigh each rate by the progress of a step over an exact one: of late gradients
-as `hybrid plan` has it (tolerance.md), of local steps WORTH, of replicas that talk every 8 or 16
-steps PARTED, all measured on ResNets. The same WORTH and PARTED stand for the GPT, unmeasured.
+`table` and `picture` weigh each rate by the progress of a step over an exact one. On ResNets: of
+late gradients as `hybrid plan` has it (tolerance.md), of replicas that talk every 8 or 16 steps
+PARTED. On the GPT all are measured (diloco.py, codecs.py), in one training each. Of local steps
+WORTH, which the GPT has unmeasured.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
-from itertools import product
+from functools import cache, partial
+from itertools import pairwise, product
 from math import ceil
 from pathlib import Path
 from time import thread_time
 from typing import Any
 
+import diloco
 import measuring
 import torch
 from torch import Tensor
@@ -39,10 +41,11 @@ from hybrid.bench.recipes import BASE, Recipe
 from hybrid.data import Data, Texts
 from hybrid.links import LinkSpeed
 from hybrid.networks import models
+from hybrid.networks.blocks import Blocks
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Solver
 from hybrid.solvers.engine.schedule import Kind, Span, flushed
-from hybrid.solvers.local_work.budget import Cost, Pipeline
+from hybrid.solvers.local_work.budget import Pipeline
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.local_sgd import LocalSGD
@@ -58,13 +61,17 @@ LINKS = {
     "memory": (4e11, 1e-6),
 }
 """Bits a second, and latency in seconds."""
-FORMATS = ("float32", "int8")
+FORMATS = ("float32", "int8", "int8 / int4", "int4 / int4")
+"""Of activations / of adjoints."""
+CODED = {"int8 / int4": 0.99, "int4 / int4": 0.90}
+"""Progress of a step with these formats over one with float32: codecs.py, on the GPT."""
 PARTS = 2, 4, 8
 WORTH = 0.3
 """Progress of local steps over that of the pipeline's on as many samples: filled_waits.py."""
 PARTED = 0.73
 """Of replicas by local-sgd and diloco over a common step: strategies.md, two replicas."""
-BLOCKS = "ddg", "fdg", "filled"
+SELDOM = 25, 50, 100, 200
+"""H of the GPT's replicas."""
 LENGTH, TEXTS = 128, 32
 
 
@@ -72,7 +79,7 @@ SYNCS = {
     "replicas, float32": AllReduce(),
     "replicas, int8": AllReduce(messages="int8"),
     "replicas, local-sgd": LocalSGD(steps=8),
-    "replicas, diloco": DiLoCo(steps=16),
+    "replicas, diloco": DiLoCo(steps=16, messages="int8"),
 }
 
 
@@ -83,6 +90,7 @@ def planner_of(model: str) -> Planner:
         "model": {"name": model},
         "data": {"name": "synthetic"},
         "train": {"threads": 1, "batch_size": TEXTS if text else 128},
+        "split": {"balance": "measured"},
         "optimizer": {"name": "adamw" if text else "sgd"},
     }
     if text:
@@ -103,76 +111,79 @@ def planner_of(model: str) -> Planner:
 class Timed:
     """What passes, messages and steps of a network in K blocks take, in seconds."""
 
-    def __init__(self, planner: Planner, K: int, m: int) -> None:
-        self.blocks, self.m, self.n = planner.blocks(K), m, ceil(planner.size / m)
-        units = planner.timed.costs(self.blocks, self.n)
-        ends = [*self.blocks.starts[1:], len(units)]
-        self.costs = [
-            Cost(*(sum(way) for way in zip(*units[a:b], strict=True)))
-            for a, b in zip(self.blocks.starts, ends, strict=True)
+    def __init__(self, planner: Planner, blocks: Blocks, m: int) -> None:
+        self.blocks, self.m, self.n = blocks, m, ceil(planner.size / m)
+        self.costs = planner.timed.costs(blocks, self.n)
+        bundles = [blocks.units[start].bundle for start in blocks.starts[1:]]
+        singles = planner.timed.inputs(blocks)[1:]
+        self.shapes = [
+            [tuple(x.shape[1:])] if bundle is None else bundle.large_shapes
+            for bundle, x in zip(bundles, singles, strict=True)
         ]
-        self.shapes = [tuple(x.shape[1:]) for x in planner.timed.inputs(self.blocks)[1:]]
+        """Of the tensors that go over each cut."""
         kind = torch.optim.AdamW if planner.settings.optimizer.name == "adamw" else torch.optim.SGD
         more = {"momentum": 0.9} if kind is torch.optim.SGD else {}
         self.packing: dict[tuple[Any, ...], float] = {}
         self.steps = []
-        for k in range(K):
-            weights = [p.detach().clone() for p in self.blocks.module(k).parameters()]
+        for k in range(len(blocks)):
+            weights = [p.detach().clone() for p in blocks.module(k).parameters()]
             for w in weights:
                 w.grad = torch.ones_like(w)
             self.steps.append(_seconds(kind(weights, lr=1e-6, **more).step))
 
-    def messages(self, form: str, network: LinkSpeed) -> tuple[list[float], list[float]]:
-        """Of a micro-batch over every cut: what it occupies, and what both its ends pack."""
-        wire, occupied, packing = Wire(form), [], []
-        for shape in self.shapes:
-            sent = list[Tensor]()
-            wire.send(sent.append, torch.zeros(1, *shape))
-            occupied.append(network.seconds(self.n * sum(x.nbytes for x in sent)))
-            key = form, shape
+    def messages(self, form: str, network: LinkSpeed) -> tuple[list[float], ...]:
+        """Of a micro-batch over every cut: the time up and down, and what both its ends pack."""
+        wire = Wire(*form.split(" / "))
+        up, down, packing = list[float](), list[float](), list[float]()
+        for shapes in self.shapes:
+            sizes = zip(*map(wire.sample_bytes, shapes), strict=True)
+            for way, size in zip((up, down), map(sum, sizes), strict=True):
+                way.append(network.seconds(int(self.n * size)))
+            key = form, *shapes
             if key not in self.packing:
-                x = torch.randn(self.n, *shape)
-                self.packing[key] = _seconds(partial(_pass_on, wire, x))
+                crossing = [torch.randn(self.n, *shape) for shape in shapes]
+                self.packing[key] = sum(_seconds(partial(_pass_on, wire, x)) for x in crossing)
             packing.append(self.packing[key])
-        return occupied, packing
+        return up, down, packing
 
     def pipeline(self, solver: Solver, form: str, network: LinkSpeed) -> Pipeline:
         """The delayed pipeline; its steps count with the messages as work beside the passes."""
         K = len(self.costs)
-        occupied, cuts = self.messages(form, network)
+        up, down, cuts = self.messages(form, network)
         beside = [
             step / self.m + sum(cuts[max(0, k - 1) : k + 1]) for k, step in enumerate(self.steps)
         ]
-        alone = [each + network.latency_seconds for each in occupied]
+        alone = [(a + b) / 2 + network.latency_seconds for a, b in zip(up, down, strict=True)]
         delays = [solver.delay(k, K) for k in range(K)]
-        return Pipeline(self.costs, delays, self.n, alone, occupied, beside)
+        return Pipeline(self.costs, delays, self.n, alone, [*map(max, up, down)], beside)
 
     def flushed(self, form: str, network: LinkSpeed) -> float:
         """Seconds of a mini-batch in a flushed pipeline."""
         p = self.pipeline(DDG(micro_batches=self.m), form, network)
         K, (f, b) = len(self.costs), p.passes()
+        ways = self.messages(form, network)
         span = Span.of([self.m])
         orders = [
             deque(a for a in flushed(k, K, span) if a.kind is not Kind.STEP) for k in range(K)
         ]
         free = [0.0] * K
-        up, down = ([dict[int, float]() for _ in range(K)] for _ in range(2))
+        above, below = ([dict[int, float]() for _ in range(K)] for _ in range(2))
         wires = [[0.0, 0.0] for _ in range(K)]
         while any(orders):
             for k, order in enumerate(orders):
                 while order:
                     kind, i = order[0].kind, order[0].micro_batch
                     forward = kind is Kind.FORWARD
-                    inbox = up[k] if forward else down[k]
+                    inbox = above[k] if forward else below[k]
                     if i not in inbox and (k > 0 if forward else k < K - 1):
                         break
                     order.popleft()
                     free[k] = max(free[k], inbox.get(i, 0.0)) + (f[k] if forward else b[k])
                     to = k + 1 if forward else k - 1
                     if 0 <= to < K:
-                        cut, way = min(k, to), int(forward)
-                        wires[cut][way] = max(wires[cut][way], free[k]) + p.occupied[cut]
-                        box = up[to] if forward else down[to]
+                        cut, way = min(k, to), int(not forward)
+                        wires[cut][way] = max(wires[cut][way], free[k]) + ways[way][cut]
+                        box = above[to] if forward else below[to]
                         box[i] = wires[cut][way] + network.latency_seconds
         return max(free)
 
@@ -188,9 +199,10 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 
 def _pass_on(wire: Wire, x: Tensor) -> None:
-    packed = list[Tensor]()
-    wire.send(packed.append, x)
-    wire.receive(iter(packed).__next__, x.dtype)
+    """What one end of a cut does: it packs one way and unpacks the other, on an average."""
+    for codec in (wire.up, wire.down):
+        message = codec.encode(x, (0,))
+        codec.decode(message, x.dtype, (0,))
 
 
 def rates(names: list[str]) -> None:
@@ -199,30 +211,63 @@ def rates(names: list[str]) -> None:
         planner = planner_of(model)
         base = planner.predict(planner.blocks(1), BASE).images_per_second
         for K in (2, 4, 8):
-            if planner.timed.num_units < K:
-                continue
-            ways = [Timed(planner, K, m) for m in PARTS]
+            ways = [Timed(planner, cut, m) for cut in both_cuts(planner, K) for m in PARTS]
             for link, (bits, latency) in LINKS.items():
                 network = planner.network = LinkSpeed(bits / 8, latency)
-                rows = best_of(in_blocks(planner, timed, network, base) for timed in ways)
+                rows = best_of(model, (in_blocks(planner, way, network, base) for way in ways))
                 for name, sync in SYNCS.items():
                     recipe = replace(BASE, sync=sync)
                     prediction = planner.predict(planner.blocks(1), recipe, 2, replicas=K)
                     gain = prediction.images_per_second / base
-                    rows[name] = {"speed_up": gain, "progress": 1.0, "local": 0.0}
-                RAW.keep(f"{model}, K={K}, {link}", value=rows)
+                    rows[name] = {"speed_up": gain, "local": 0.0, "K": K}
+                if model.startswith("gpt"):
+                    eight, sixteen = (
+                        1
+                        / planner.predict(
+                            planner.blocks(1),
+                            replace(BASE, sync=DiLoCo(steps=H, messages="int8")),
+                            2,
+                            replicas=K,
+                        ).images_per_second
+                        for H in (8, 16)
+                    )
+                    for H in SELDOM:
+                        step = 2 * sixteen - eight + 16 * (eight - sixteen) / H
+                        row = {"speed_up": 1 / step / base, "local": 0.0, "K": K}
+                        rows[f"replicas, diloco, H={H}"] = row
+                RAW.keep(f"{model}, K={K}, {link}", value=rounded(rows))
                 print(model, K, link, {k: round(v["speed_up"] or 0, 2) for k, v in rows.items()})
 
 
-Rows = dict[str, dict[str, float | None]]
+def both_cuts(planner: Planner, K: int) -> list[Blocks]:
+    """Between whole units, and anywhere; one where they are the same."""
+    found = dict[tuple[str, ...], Blocks]()
+    for inside in (False, True):
+        try:
+            cut = planner.blocks(K, ceil(planner.size / 4), inside=inside)
+        except ValueError:  # too few units
+            continue
+        found[tuple(cut.cuts)] = cut
+    return [*found.values()]
 
 
-def best_of(tables: Iterable[Rows]) -> Rows:
-    """Each way in the number of parts in which it makes the most progress."""
+Rows = dict[str, dict[str, Any]]
+
+
+def rounded(rows: Rows) -> Rows:
+    """To four places."""
+    return {
+        way: {of: round(x, 4) if isinstance(x, float) else x for of, x in row.items()}
+        for way, row in rows.items()
+    }
+
+
+def best_of(model: str, tables: Iterable[Rows]) -> Rows:
+    """Each way in the cuts and the number of parts in which it makes the most progress."""
     best: Rows = {}
     for rows in tables:
         for name, row in rows.items():
-            if name not in best or weighed(name, row) > weighed(name, best[name]):
+            if name not in best or weighed(model, name, row) > weighed(model, name, best[name]):
                 best[name] = row
     return best
 
@@ -231,16 +276,18 @@ def in_blocks(planner: Planner, timed: Timed, network: LinkSpeed, base: float) -
     """By way: the rate over one rank's, the progress of a late step, the share of local steps."""
     rows: Rows = {}
     K, size, m = len(timed.costs), planner.size, timed.m
+    here = {"K": K, "m": m, "cuts": timed.blocks.cuts}
     for form in FORMATS:
         gain = size / timed.flushed(form, network) / base
-        rows[f"flushed, {form}"] = {"speed_up": gain, "progress": 1.0, "local": 0.0, "m": m}
+        rows[f"flushed, {form}"] = {"speed_up": gain, "progress": 1.0, "local": 0.0, **here}
         for kind in (DDG, FDG):
             solver = kind(micro_batches=m)
             pipeline = timed.pipeline(solver, form, network)
             late = solver.progress(K, size, planner.settings.optimizer.name)
+            steps = solver.steps_late(0, K, size)
             local = sum(map(sum, pipeline.fit())) / (K * timed.n)
             gain = size / (m * pipeline.tick()) / base
-            row = {"speed_up": gain, "progress": late, "local": 0.0, "m": m}
+            row = {"speed_up": gain, "progress": late, "late": steps, "local": 0.0, **here}
             rows[f"{solver.name}, {form}"] = row
             rows[f"{solver.name} filled, {form}"] = {**row, "local": local}
     return rows
@@ -253,15 +300,16 @@ def check(names: list[str]) -> None:
     for model in names:
         planner = planner_of(model)
         base = planner.predict(planner.blocks(1), BASE).images_per_second
-        timed = Timed(planner, K, m)
+        timed = Timed(planner, both_cuts(planner, K)[-1], m)
         for link, form, kind, fill in product(
-            ("100 Mb/s", "1 Gb/s"), FORMATS, (DDG, FDG), (None, AugmentedLagrangian())
+            ("100 Mb/s", "1 Gb/s"), FORMATS[:3], (DDG, FDG), (None, AugmentedLagrangian())
         ):
             bits, latency = LINKS[link]
             planner.network = LinkSpeed(bits / 8, latency)
             way = f"{kind.name}{' filled' * (fill is not None)}, {form}"
             calculated = in_blocks(planner, timed, planner.network, base)[way]["speed_up"]
-            solver = kind(micro_batches=m, messages=form)
+            up, _, down = form.partition(" / ")
+            solver = kind(micro_batches=m, messages=up, adjoints=down)
             recipe = Recipe("row", solver, **({} if fill is None else {"fill": fill}))
             real = planner.predict(timed.blocks, recipe, steps=2)
             gain = f"{real.images_per_second / base:.2f}"
@@ -270,31 +318,56 @@ def check(names: list[str]) -> None:
     measuring.show("network, K, link | way | calculated | virtual | local steps", lines)
 
 
-def weighed(name: str, row: dict[str, float | None]) -> float:
+def weighed(model: str, name: str, row: dict[str, Any]) -> float:
     """Progress a second over one rank's; 0 where what the delay costs is not known."""
-    rate, late, local = row["speed_up"], row["progress"], row["local"]
-    assert rate is not None
-    if name.endswith(("local-sgd", "diloco")):
-        return PARTED * rate
-    return rate * (late or 0.0) * (1 + WORTH * (local or 0.0))
+    text, rate = model.startswith("gpt"), row["speed_up"]
+    way, _, rest = name.partition(", ")
+    if way == "replicas":
+        if rest.startswith("diloco, H="):
+            return rate * (parted(row["K"], int(rest.split("=")[1])) or 0.0)
+        return rate * (1.0 if rest in FORMATS else 0.0 if text else PARTED)
+    worth = (late_text(row["late"]) if text and "late" in row else row["progress"]) or 0.0
+    return float(rate * worth * CODED.get(rest, 1.0) * (1 + WORTH * row["local"]))
+
+
+@cache
+def parted(replicas: int, H: int) -> float | None:
+    """Progress of a step of the GPT's replicas by DiLoCo."""
+    return diloco.progress(f"R={replicas}, H={H}")
+
+
+@cache
+def late_text(steps: float) -> float | None:
+    """Progress of a step of the GPT that many steps late, between the delays that were measured."""
+    measured = [(0.0, 1.0)]
+    for title, delay in (("ddg, K=8", 7 / 8), ("fdg, int8, K=8", 14 / 8)):
+        if (worth := diloco.progress(title)) is not None:
+            measured.append((delay, worth))
+    for (a, high), (b, low) in pairwise(measured):
+        if a <= steps <= b:
+            return high + (low - high) * (steps - a) / (b - a)
+    return None
 
 
 GROUPS = {
     "one rank": (),
     "replicas": ("replicas, float32", "replicas, int8"),
-    "local-sgd, diloco": ("replicas, local-sgd", "replicas, diloco"),
+    "local-sgd, diloco": (
+        *("replicas, local-sgd", "replicas, diloco"),
+        *(f"replicas, diloco, H={H}" for H in SELDOM),
+    ),
     "flushed": tuple(f"flushed, {form}" for form in FORMATS),
     "ddg, fdg": tuple(f"{kind}, {form}" for kind in ("ddg", "fdg") for form in FORMATS),
     "filled": tuple(f"{kind} filled, {form}" for kind in ("ddg", "fdg") for form in FORMATS),
 }
 
 
-def of_cell(rows: dict[str, dict[str, float | None]]) -> dict[str, tuple[float, str]]:
+def of_cell(cell: str, rows: Rows) -> dict[str, tuple[float, str]]:
     """By group: the best in it, and its name."""
     best = {"one rank": (1.0, "one rank")}
     for group, names in GROUPS.items():
-        if names:
-            best[group] = max((weighed(name, rows[name]), name) for name in names)
+        if known := [name for name in names if name in rows]:
+            best[group] = max((weighed(cell, name, rows[name]), name) for name in known)
     return best
 
 
@@ -310,7 +383,7 @@ def table() -> None:
     print("|---|" + "---|" * (len(names) + 1))
     first = near = blocks = ahead = 0
     for cell, rows in figures.items():
-        best = of_cell(rows)
+        best = of_cell(cell, rows)
         others = {group: value for group, value in best.items() if group != "filled"}
         ratio = best["filled"][0] / max(others.values())[0]
         winner = max(best.items(), key=lambda item: item[1][0])
@@ -339,22 +412,24 @@ def picture() -> None:
     colors = dict(
         zip(GROUPS, ("#bbbbbb", "#2b6ca3", "#7fb2d9", "#e8c87a", "#d9822b", "#3a9d6e"), strict=True)
     )
-    figure = Figure(figsize=(2.75 * len(networks), 3.6), layout="constrained")
+    figure, marked = Figure(figsize=(2.75 * len(networks), 3.6), layout="constrained"), False
     for axes, network in zip(
         figure.subplots(1, len(networks), squeeze=False)[0], networks, strict=True
     ):
         for row, link in enumerate(LINKS):
             for column, K in enumerate((2, 4, 8)):
-                rows = figures.get(f"{network}, K={K}, {link}")
+                cell = f"{network}, K={K}, {link}"
+                rows = figures.get(cell)
                 if rows is None:
                     continue
-                best = of_cell(rows)
+                best = of_cell(cell, rows)
                 if best["filled"][0] <= 1.005 * best["ddg, fdg"][0]:
                     del best["filled"]  # nobody waits, and it is the same
                 order = sorted(best.items(), key=lambda item: -item[1][0])
                 winner, (value, way) = order[0]
                 margin = value / order[1][1][0]
-                high = impossible(f"K={K},", rows.get(way, {"speed_up": 1.0}))
+                high = impossible(cell, rows.get(way, {"speed_up": 1.0}))
+                marked |= high
                 axes.add_patch(_tile(column, row, colors[winner]))
                 text = axes.text(column, row, f"{value:.2f}{'!' * high}\n+{margin - 1:.0%}")
                 text.set(ha="center", va="center")
@@ -369,7 +444,8 @@ def picture() -> None:
     names = [*list(colors)[:-2], "filled = ddg, fdg: nobody waits", "filled"]
     place = {"ncols": 6, "loc": "outside lower center", "frameon": False, "fontsize": "small"}
     legend = figure.legend(handles, names, **place)
-    legend.set_title("!: a calculated rate above the number of ranks, which cannot be")
+    if marked:
+        legend.set_title("!: a calculated rate above the number of ranks, which cannot be")
     site = Path(__file__).parents[1] / "site"
     figure.savefig(site / "filled-map.png", dpi=110)
 

@@ -12,15 +12,17 @@ interleaved turns of whole rounds on the ranks there are. Rows that the JSON hol
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import measuring
 import torch
 
 from hybrid import Trainer, data, split
+from hybrid.bench.contenders import CPU, MethodContender
+from hybrid.bench.measure import still_batches, timed
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiCommunicator, MpiLinks
 from hybrid.ranks import launch
@@ -31,7 +33,6 @@ from hybrid.solvers.sync.base import Strategy
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
-from hybrid.training.run import Run
 
 RAW = measuring.Raw(__file__)
 
@@ -92,32 +93,24 @@ def time(folder: Path, names: list[str]) -> None:
     launch.keep_memory()
     torch.set_num_threads(1)
     alone = MpiCommunicator(comm.mpi.Split(comm.rank))
-    runs = {name: _run(ROWS[name], images, test, comm, alone) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    contenders = {name: _contender(ROWS[name], images, test, comm, alone) for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    batches = still_batches(images, 128, TIMED_STEPS, CPU)
     for turn in range(TURNS + 1):
-        for name, run in runs.items():
-            comm.barrier()
-            start = perf_counter()
-            first = turn * TIMED_STEPS
-            pairs = list(run.training.windows.of_epoch(0, first))[
-                : TIMED_STEPS // run.training.windows.window
-            ]
-            if ROWS[name].strategy is not None or comm.rank == 0:
-                run.training.rounds.run(pairs, first, 0)
-            comm.barrier()
+        for name, contender in contenders.items():
+            here = ROWS[name].strategy is not None or comm.rank == 0
+            taken = timed(comm, partial(contender.train, batches if here else []))
             if turn:  # the first warms up
-                seconds[name].append((perf_counter() - start) / TIMED_STEPS)
+                seconds[name].append(taken / TIMED_STEPS)
     if comm.rank == 0:
         for name, values in seconds.items():
             RAW.keep("seconds", name, "step", value=values)
 
 
-def _run(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> Run:
-    training = trainer(row, 0, 100, "auto")
+def _contender(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> MethodContender:
     replicas = 1 if row.strategy is None else 2
     links = MpiLinks(Start.of(alone if replicas == 1 else comm, replicas))
-    method = training.make_method(images, replicas, test)
-    return Run(method, links, images, test, lambda: "")  # type: ignore[arg-type]
+    return MethodContender(trainer(row, 0, 1, "auto").make_method(images, replicas, test), links)
 
 
 def cells(name: str) -> tuple[object, ...]:
