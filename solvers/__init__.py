@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hybrid.solvers.splitting.augmented_lagrangian import (
         AugmentedLagrangian as AugmentedLagrangian,
     )
-    from hybrid.solvers.splitting.auxnet import AuxNet as AuxNet
     from hybrid.solvers.splitting.block_admm import BlockADMM as BlockADMM
     from hybrid.solvers.splitting.penalty import Penalty as Penalty
     from hybrid.solvers.state import State as State

@@ -12,7 +12,6 @@ OWN = {
     "penalty": "hybrid.solvers.splitting.penalty:Penalty",
     "augmented-lagrangian": "hybrid.solvers.splitting.augmented_lagrangian:AugmentedLagrangian",
     "block-admm": "hybrid.solvers.splitting.block_admm:BlockADMM",
-    "auxnet": "hybrid.solvers.splitting.auxnet:AuxNet",
     "ddg": "hybrid.solvers.delayed.ddg:DDG",
     "features-replay": "hybrid.solvers.delayed.features_replay:FeaturesReplay",
     "fdg": "hybrid.solvers.delayed.fdg:FDG",
@@ -24,7 +23,7 @@ OWN = {
 DEFAULT, WINDOWED = "ddg", "augmented-lagrangian"
 """The method of a run that names none, and of one that names none and asks for windows."""
 
-APART = dict.fromkeys(("ampnet", "pd-asgd"), "wings/messages")
+APART = dict.fromkeys(("ampnet", "pd-asgd"), "wings/messages") | {"auxnet": "wings/auxnet"}
 """Name -> folder of the package of this repository that adds the method."""
 
 SOLVERS = Named("solver", OWN, DEFAULT, base="hybrid.solvers.base:Solver")

@@ -1,1 +1,1 @@
-"""Layers that methods need: projections, reversible units, auxiliary networks."""
+"""Layers that methods need: branches to skip or invert, projections, bundles of tensors."""

@@ -26,12 +26,12 @@ from hybrid.solvers import (
     DDG,
     FDG,
     AugmentedLagrangian,
-    AuxNet,
     Backprop,
     BlockADMM,
     LocalUpdates,
     Petra,
 )
+from hybrid_auxnet import AuxNet
 
 BLOCKS, STEPS = 2, 10
 WAYS: dict[str, dict[str, Any]] = {

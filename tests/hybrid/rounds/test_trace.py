@@ -10,7 +10,8 @@ from hybrid.links.grid import GridPlace
 from hybrid.rounds import trace as traces
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import LinkSettings
-from hybrid.solvers import DDG, AugmentedLagrangian, AuxNet, Backprop, BlockADMM, Petra
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, BlockADMM, Petra
+from hybrid_auxnet import AuxNet
 from hybrid_messages import PDASGD
 
 WINDOW = {"window": 2}

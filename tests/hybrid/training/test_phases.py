@@ -23,13 +23,13 @@ from hybrid.solvers import (
     DDG,
     FDG,
     AugmentedLagrangian,
-    AuxNet,
     Backprop,
     BlockADMM,
     LocalUpdates,
     Penalty,
     Petra,
 )
+from hybrid_auxnet import AuxNet
 from hybrid_messages import PDASGD
 
 BATCHES = 4

@@ -27,12 +27,12 @@ from hybrid.solvers import (
     DDG,
     FDG,
     AugmentedLagrangian,
-    AuxNet,
     Backprop,
     BlockADMM,
     LocalUpdates,
     Penalty,
 )
+from hybrid_auxnet import AuxNet
 
 STEPS, EPOCHS = 3, 4
 CONSTANT = {"name": "constant", "warmup_epochs": 0}

@@ -25,7 +25,6 @@ from hybrid.solvers import (
     DDG,
     FDG,
     AugmentedLagrangian,
-    AuxNet,
     Backprop,
     BlockADMM,
     FeaturesReplay,
@@ -43,7 +42,7 @@ from hybrid.solvers.sync.local_sgd import LocalSGD
 EVERY = {
     solver.name: solver
     for solver in (
-        *(Backprop(micro_batches=2), Penalty(), AugmentedLagrangian(), BlockADMM(), AuxNet()),
+        *(Backprop(micro_batches=2), Penalty(), AugmentedLagrangian(), BlockADMM()),
         *(DDG(), FeaturesReplay(), FDG(), Petra(), LocalUpdates()),
     )
 }

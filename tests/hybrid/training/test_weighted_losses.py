@@ -17,7 +17,6 @@ from hybrid.solvers import (
     DDG,
     FDG,
     AugmentedLagrangian,
-    AuxNet,
     Backprop,
     BlockADMM,
     FeaturesReplay,
@@ -27,6 +26,7 @@ from hybrid.solvers import (
 from hybrid.solvers.block import Block
 from hybrid.solvers.objective import Objective
 from hybrid.solvers.sync.local_sgd import LocalSGD
+from hybrid_auxnet import AuxNet
 from hybrid_messages import PDASGD
 
 BATCH, STEPS, CLASSES = 13, 4, 3

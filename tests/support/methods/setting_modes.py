@@ -141,8 +141,6 @@ def local() -> Iterator[Mode]:
 
 def splitting() -> Iterator[Mode]:
     """Methods with auxiliary variables, which stay close to activations as small as those here."""
-    unrecorded = {"rounds.window=1": "one sweep, and nothing recorded"}
-    yield from windowed("auxnet", {}, unrecorded, tries={"solver.name": ["penalty"]})
     near: Values = {"solver.rho": 0.2, **NEVER_RESTS}
     yield from windowed("block-admm", {"solver.rho": 0.2})
     hops = {"rounds.window": 2, "solver.order": "jacobi", "solver.z_steps": 2}
@@ -212,7 +210,7 @@ OTHERS: dict[str, list[Any]] = {
     # of one section
     "solver.messages": ["bfloat16", "int4"],
     "correction.messages": ["int8"],
-    "solver.name": ["auxnet", "ddg"],
+    "solver.name": ["block-admm", "ddg"],
     "model.name": ["wrn-10-1"],
     "model.weights": ["none.safetensors"],
     "data.name": ["synthetic"],

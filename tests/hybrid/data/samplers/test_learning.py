@@ -17,12 +17,12 @@ from hybrid.solvers import (
     DDG,
     FDG,
     AugmentedLagrangian,
-    AuxNet,
     Backprop,
     BlockADMM,
     LocalUpdates,
     Penalty,
 )
+from hybrid_auxnet import AuxNet
 from hybrid_messages import PDASGD
 
 

@@ -2,19 +2,83 @@
 
 import io
 from copy import deepcopy
+from itertools import cycle
 
 import pytest
 import torch
 from problems import Fixed, assert_weights_moved, make_problem
+from setting_modes import windowed
+from trainings import digits
 
 from hybrid import Trainer, split
 from hybrid.links import run_threads
-from hybrid.solvers import AuxNet, Batch, Block, Setup, Window
+from hybrid.solvers import Batch, Block, Setup, Window, registry
 from hybrid.solvers.objective import Objective
-from hybrid.solvers.splitting.auxnet import auxiliary_network
 from hybrid.solvers.state import State
+from hybrid_auxnet import AuxNet
+from hybrid_auxnet.auxnet import auxiliary_network
+from tests import test_settings_act as act
+from tests.hybrid.bench.plan import test_plan as plan
+from tests.hybrid.rounds import test_host_reads as host_reads
+from tests.hybrid.training import test_replicas as replicas
+from tests.solvers import test_every_solver as every
 
+pytestmark = pytest.mark.skipif(
+    "auxnet" not in registry.names(), reason="the package is installed without its entry points"
+)
 CUTS: dict[int, list[int]] = {1: [], 2: [2], 3: [1, 3]}
+UNRECORDED = {"rounds.window=1": "one sweep, and nothing recorded"}
+IMPOSSIBLE = {
+    "beta": float("nan"),
+    "local_lr": -1.0,
+    "aux_lr": 0.0,
+    "lam_step": -0.1,
+    "width": 0,
+    "depth": 0,
+    "momentum": -0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def modes():
+    return [*windowed("auxnet", {}, UNRECORDED, tries={"solver.name": ["penalty"]})]
+
+
+def test_what_every_method_keeps_to():
+    for cuts in every.CUTS:
+        every.check_resume_and_virtual_clocks(AuxNet(aux_lr=0.01), cuts, 4)
+    every.check_where_weights_move(AuxNet(aux_lr=0.01))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_step_reads_no_tensor(weighted):
+    host_reads.test_a_step_of_no_solver_reads_a_tensor("auxnet", weighted)
+
+
+def test_replicas_of_the_same_data_are_one(monkeypatch):
+    monkeypatch.setitem(replicas.EVERY, "auxnet", AuxNet())
+    replicas.test_replicas_of_the_same_data_are_one("auxnet", digits(4), monkeypatch)
+
+
+def test_the_plan_has_its_row(hybrid):
+    plan.test_the_command_prints_a_table_with_the_solvers_row_and_what_to_run(hybrid, "auxnet")
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_settings_name_the_value_in_one_line(name):
+    every.test_impossible_settings_name_the_value_in_one_line(AuxNet, name, IMPOSSIBLE[name])
+
+
+def test_every_setting_of_its_own_acts_or_is_refused(modes):
+    """Each in one of the modes."""
+    of_its_own = [s for s in sorted(act.settings_of(modes[0])) if s.startswith("solver.")]
+    assert not act.faults(zip(of_its_own, cycle(modes), strict=False))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_setting_acts_or_is_refused_in_every_mode(modes):
+    assert not act.faults((setting, mode) for mode in modes for setting in act.settings_of(mode))
 
 
 def trained(problem, solver, sweeps=1, momentum=0.9):

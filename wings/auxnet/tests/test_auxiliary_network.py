@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hybrid.solvers.splitting.auxnet import auxiliary_network
+from hybrid_auxnet.auxnet import auxiliary_network
 
 INPUTS = {"images": (3, 8, 8), "tokens": (6, 5), "vectors": (7,), "volumes": (2, 4, 4, 4)}
 CUTS = {"images": (4, 4, 4), "larger images": (2, 12, 16), "tokens": (6, 8), "vectors": (9,)}
