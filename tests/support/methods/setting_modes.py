@@ -21,7 +21,7 @@ TINY: Values = {
 }
 """Three mini-batches an epoch: windows of 2 and of 1."""
 
-FOLLOWED = ("split.balance", "split.speeds", "split.memory")
+FOLLOWED = ("split.balance", "split.inside", "split.speeds", "split.memory")
 """What cuts follow, which may come out the same."""
 EXACT = ("split.blocks", "split.cuts", *FOLLOWED)
 """What exact gradients do not depend on."""
