@@ -61,7 +61,6 @@ CODECS = Named(
         "int6": "hybrid.solvers.codecs.groups:Int6",
         "int4": "hybrid.solvers.codecs.groups:Int4",
         "int3": "hybrid.solvers.codecs.groups:Int3",
-        "int2": "hybrid.solvers.codecs.groups:Int2",
     },
     base="hybrid.solvers.codecs.base:Codec",
 )

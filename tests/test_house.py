@@ -65,9 +65,9 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 38_090
+CORE = 37_840
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 255, 36_750, 6_905
+CORE_FILES, TESTS, BENCHMARKS = 254, 36_810, 6_910
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 790,
@@ -87,7 +87,7 @@ ROOMS = {
     "hybrid/training": 3_230,
     "solvers": 2_740,
     "solvers/checks": 460,
-    "solvers/codecs": 290,
+    "solvers/codecs": 280,
     "solvers/delayed": 350,
     "solvers/engine": 1_350,
     "solvers/exact": 200,
@@ -97,7 +97,7 @@ ROOMS = {
     "solvers/local_work": 550,
     "solvers/numerics": 1_250,
     "solvers/optimizers": 330,
-    "solvers/splitting": 1_100,
+    "solvers/splitting": 860,
     "solvers/sync": 1_260,
 }
 """Lines of each room, as `.ci/house.py` counts them."""

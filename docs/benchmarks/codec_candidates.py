@@ -13,9 +13,16 @@ from hybrid import split
 from hybrid.networks.blocks import Blocks
 from hybrid.solvers.codecs.base import Codec
 from hybrid.solvers.codecs.formats import Int8
-from hybrid.solvers.codecs.groups import Int2, Int3, Int4
+from hybrid.solvers.codecs.groups import Int3, Int4
 from hybrid.solvers.numerics.draws import Key
 from hybrid.solvers.registry import CODECS
+
+
+class Int2(Int4):
+    """2 bits."""
+
+    name = "int2"
+    bits = 2
 
 
 class Feedback4(Int4):
@@ -126,7 +133,7 @@ class LowRank(Codec):
         return self.rank * prod(shape) / channels
 
 
-OWN = Int5, Feedback4, Feedback2, Nearest4, Stochastic4, Stochastic3, Range2, LowRank
+OWN = Int5, Int2, Feedback4, Feedback2, Nearest4, Stochastic4, Stochastic3, Range2, LowRank
 CODECS.places = {**CODECS.places, **{each.name: f"{__name__}:{each.__name__}" for each in OWN}}
 
 

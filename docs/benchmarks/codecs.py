@@ -11,8 +11,8 @@
     trained    trained networks of to_the_end.py, whose activations are rounded at seven cuts
 
 Mini-batches in 8 micro-batches, those of texts by `backprop` in 2, which gives the same but for
-rounding. A row is method, blocks, codec up / codec down. Candidates that
-this file adds to the package's codecs: `feedback-2`, `feedback-4` (int2, int4 with error feedback),
+rounding. A row is method, blocks, codec up / codec down. Candidates that codec_candidates.py adds
+to the package's codecs: int5, int2, `feedback-2`, `feedback-4` (int2, int4 with error feedback),
 `nearest-4`, `range-2` (adjoints to the nearest level, a range by moments), and `low-rank:r` (a
 basis that follows the data, whose r coefficients travel as int8). "C/2" is a learned bottleneck at
 every cut, of half the channels. Trainings that are in codecs.json are not repeated.
@@ -73,14 +73,8 @@ def screen() -> Iterator[Row]:
     pairs = (
         *("float32 / float32", "int8 / int8", "int8 / int4", "int8 / stochastic-4"),
         *("int8 / nearest-4", "int8 / int3", "int8 / stochastic-3", "int8 / int2"),
-        *(
-            "int8 / feedback-2",
-            "int6 / int4",
-            "int6:128 / int4:128",
-            "int5 / int4",
-            "int4 / int4",
-            "int4 / stochastic-4",
-        ),
+        *("int8 / feedback-2", "int6 / int4", "int6:128 / int4:128", "int5 / int4"),
+        *("int4 / int4", "int4 / stochastic-4"),
         *("int6 / int3", "int4 / int3", "int3 / int3", "int2 / int2", "range-2 / int4"),
         *("int4 / range-2", "low-rank:16 / int4"),
     )

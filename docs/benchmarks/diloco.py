@@ -299,11 +299,14 @@ def bits(title: str) -> float | None:
 def progress(title: str) -> float | None:
     """The share of its steps after which one rank has as many bits, in trainings of that length.
 
-    One rank's bits are interpolated in log2 of its steps; None outside.
+    One rank's bits are interpolated in log2 of its steps; 1 where it has no fewer, None where it
+    has fewer after the first steps known.
     """
     names = {n: "one rank" + f", {n} steps" * (n < WHOLE) for n in (SHORT, MIDDLE, WHOLE)}
     ends = [(n, x) for n, name in names.items() if (x := bits(name)) is not None]
     own = bits(title)
+    if own is not None and ends and own <= ends[-1][1]:
+        return 1.0
     for (n, x), (m, y) in pairwise(ends):
         if own is not None and y <= own <= x:
             return float(m * (n / m) ** ((own - y) / (x - y))) / WHOLE

@@ -1,4 +1,4 @@
-"""Groups of numbers, each with its range, in 2 to 6 bits a number."""
+"""Groups of numbers, each with its range, in 3 to 6 bits a number."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -112,13 +112,6 @@ class Int3(Int4):
 
     name = "int3"
     bits = 3
-
-
-class Int2(Int4):
-    """The same in 2 bits."""
-
-    name = "int2"
-    bits = 2
 
 
 _TINY = torch.finfo(torch.float32).tiny

@@ -59,7 +59,7 @@ class Delayed(Scheduled, Solver):
     two with which no gradient is over half a step late, at least 16 samples each."""
     messages: Messages = "float32"
     """Codec of activations between blocks: float32, bfloat16, float16, int8, int6,
-    int4, int3 or int2."""
+    int4 or int3."""
     adjoints: Adjoints = ""
     """Codec of their adjoints, which bear fewer bits; empty: that of `messages`."""
     clip_norm: NotNegative = 0.0

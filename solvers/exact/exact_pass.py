@@ -57,7 +57,7 @@ class PassSettings(Scheduled):
     """Gradient checkpointing: keep only block inputs and recompute; same bits."""
     messages: Messages = "float32"
     """Codec of activations between blocks: float32, bfloat16, float16, int8, int6,
-    int4, int3 or int2."""
+    int4 or int3."""
     adjoints: Adjoints = ""
     """Codec of their adjoints, which bear fewer bits; empty: that of `messages`."""
 

@@ -40,7 +40,7 @@ RIGHT: dict[str, Solved] = {
     "windows": (Penalty(), {}),
     "filled": (DDG(micro_batches=2), {"fill": "penalty"}),
     "int8": (Backprop(micro_batches=2, messages="int8"), {}),
-    "2 bits": (DDG(micro_batches=2, messages="int8", adjoints="int2"), {}),
+    "3 bits": (DDG(micro_batches=2, messages="int8", adjoints="int3"), {}),
     "bfloat16": (DDG(micro_batches=2), {"train": {"precision": "bfloat16"}}),
     "weights of classes": (
         Backprop(micro_batches=2),

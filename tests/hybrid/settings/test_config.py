@@ -101,7 +101,7 @@ def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit
         (
             lambda: DDG(messages="fp16"),
             "messages is 'fp16'; it must be one of float32, bfloat16, float16, int8, int6, int4, "
-            "int3, int2, those in groups with their size if you like, as in int4:32",
+            "int3, those in groups with their size if you like, as in int4:32",
         ),
     ],
 )

@@ -46,6 +46,7 @@ def set_up_only(tmp_path_factory):
         torch.set_num_threads(1)
         patch.setattr(torch, "set_num_threads", lambda _: None)
         patch.setattr("hybrid.training.run.Run.fit", lambda _: {})
+        patch.setattr(torch.nn.Module, "compile", lambda *_, **options: None)
         # what units cost depends on no input, and takes the longest
         for costs in ("count_costs", "measure_costs"):
             patch.setattr(f"hybrid.networks.partition.split.{costs}", even)

@@ -32,7 +32,7 @@ EXAMPLES: dict[str, Solver] = {
     "ddg in parts": DDG(micro_batches=3, messages="int8", adjoints="int4"),
     "fdg in parts": FDG(micro_batches=2, messages="float16"),
     "features-replay in parts": FeaturesReplay(micro_batches=4, messages="bfloat16"),
-    "petra in parts": Petra(micro_batches=3, messages="int8", adjoints="int2"),
+    "petra in parts": Petra(micro_batches=3, messages="int8", adjoints="int3"),
     "penalty": Penalty(beta=0.1, momentum=0.5),
     "augmented-lagrangian": AugmentedLagrangian(beta=0.1, clip_norm=0.1),
     "block-admm": BlockADMM(rho=0.5, local_lr=0.05),
