@@ -1,12 +1,14 @@
 """Classes by name, from which a setting chooses; each is imported at its first use."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module, metadata
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
-from hybrid.solvers.acting import unknown
+from hybrid.solvers.acting import nearest, unknown
 
 
 @cache
@@ -100,3 +102,33 @@ def imported(place: str) -> Any:
     """The object at "module:attribute"."""
     module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name refers to a user's function or class, module:name, not to a built-in.
+
+    A built-in may have a number, as in mlp:128.
+    """
+    return ":" in name and not name.partition(":")[2].isdecimal()
+
+
+def load_object(name: str, flag: str) -> Any:
+    """What has the name that follows `flag` on a command line; ValueError with the reason."""
+    module, _, attribute = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        value = import_module(module)
+    except (Exception, SystemExit) as error:  # whatever a user's module raises
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if module.endswith(".py"):
+            why = f"it is the name of a file: give {flag}{module[:-3]}:{attribute}"
+        raise ValueError(f"{flag}{name}: {module} cannot be imported: {why}") from None
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            near = nearest(part, dir(value), 0.6)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ValueError(f"{flag}{name}: {module} has no {attribute}{hint}")
+        value = getattr(value, part)
+    return value

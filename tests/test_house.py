@@ -65,9 +65,9 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 37_840
+CORE = 37_910
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 254, 36_810, 6_910
+CORE_FILES, TESTS, BENCHMARKS = 254, 36_890, 7_250
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 790,
@@ -83,9 +83,9 @@ ROOMS = {
     "hybrid/ranks": 1_320,
     "hybrid/report": 1_000,
     "hybrid/rounds": 1_210,
-    "hybrid/settings": 1_520,
-    "hybrid/training": 3_230,
-    "solvers": 2_740,
+    "hybrid/settings": 1_490,
+    "hybrid/training": 3_240,
+    "solvers": 2_770,
     "solvers/checks": 460,
     "solvers/codecs": 280,
     "solvers/delayed": 350,
@@ -93,7 +93,7 @@ ROOMS = {
     "solvers/exact": 200,
     "solvers/kernels": 360,
     "solvers/layers": 620,
-    "solvers/local": 330,
+    "solvers/local": 390,
     "solvers/local_work": 550,
     "solvers/numerics": 1_250,
     "solvers/optimizers": 330,

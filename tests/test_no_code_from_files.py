@@ -23,11 +23,10 @@ PICKLED = r"_object(_list)?$"
 """The end of the names of torch.distributed's collectives that pickle."""
 
 # their modules are constants, or what an installed package's metadata names
-# sections/base.py imports what the command line names, and refuses what a file does
+# named.py imports what the command line names; references.py refuses what a file does
 IMPORTING = {
     *("hybrid/__init__.py", "hybrid/doctor/checks.py", "hybrid/links/__init__.py"),
-    *("hybrid/settings/sections/base.py", "hybrid/training/callbacks/services.py"),
-    *("solvers/__init__.py", "solvers/named.py"),
+    *("hybrid/training/callbacks/services.py", "solvers/__init__.py", "solvers/named.py"),
 }
 
 

@@ -12,8 +12,8 @@ from hybrid.method.user_optimizer import UserOptimizer, check_class, check_rates
 from hybrid.networks.blocks import Blocks
 from hybrid.settings import torch_classes
 from hybrid.settings.config import OptimizerSettings
-from hybrid.settings.sections.base import is_reference
 from hybrid.solvers.acting import unknown
+from hybrid.solvers.named import is_reference
 from hybrid.solvers.numerics.optimizer_state import clone_optimizer, optimizer_state, to_tensors
 
 M = TypeVar("M", bound=nn.Module)

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hybrid.settings.sections.base import is_reference, load_object
 from hybrid.solvers.acting import nearest
+from hybrid.solvers.named import is_reference, load_object
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

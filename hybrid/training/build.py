@@ -26,12 +26,12 @@ from hybrid.ranks.machines import NAMES
 from hybrid.registries import TEXT
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings, SplitSettings
-from hybrid.settings.sections.base import is_reference
 from hybrid.solvers import registry
 from hybrid.solvers.acting import Facts, check
 from hybrid.solvers.base import Solver
 from hybrid.solvers.engine.engine import Scheduled
 from hybrid.solvers.layers.projection import Projection
+from hybrid.solvers.named import is_reference
 from hybrid.training import references
 from hybrid.training.summary import OWN_DATA
 from hybrid.training.trainer import Trainer

@@ -1,24 +1,23 @@
 """The user's functions, named package.module:function on the command line."""
 
 from collections.abc import Mapping
-from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
 
 from hybrid.errors import one_line
 from hybrid.settings.config import Config
-from hybrid.settings.sections.base import is_reference, load_object
+from hybrid.solvers.named import is_reference, load_object
 
 FLAGS = {"model.name": "--model ", "data.name": "--data ", "train.loss": "--loss "}
-FLAGS["optimizer.name"] = "--set optimizer.name="
+FLAGS |= {name: f"--set {name}=" for name in ("optimizer.name", "solver.head")}
 """The settings that may name one, and what stands before the name on the command line."""
 
 
 def check_code_is_given(config: Config, overrides: Mapping[str, Any]) -> None:
     """ValueError for a function that a file names: it runs only if the command line does."""
     for dotted, flag in FLAGS.items():
-        name = attrgetter(dotted)(config)
+        name = _name(config, dotted)
         if is_reference(name) and overrides.get(dotted) != name:
             raise ValueError(
                 f"{dotted} is {name!r}, code that would run, and a file says so: give "
@@ -28,8 +27,15 @@ def check_code_is_given(config: Config, overrides: Mapping[str, Any]) -> None:
 
 def reference_flags(config: Config) -> list[str]:
     """The flags that name functions, without which a run is not resumed."""
-    flags = ((flag, attrgetter(dotted)(config)) for dotted, flag in FLAGS.items())
+    flags = ((flag, _name(config, dotted)) for dotted, flag in FLAGS.items())
     return [word for flag, name in flags if is_reference(name) for word in f"{flag}{name}".split()]
+
+
+def _name(config: Config, dotted: str) -> str:
+    section, field = dotted.split(".")
+    settings = getattr(config, section)
+    name = settings.get(field) if isinstance(settings, dict) else getattr(settings, field)
+    return name if isinstance(name, str) else ""
 
 
 def load_loss(name: str) -> Any:

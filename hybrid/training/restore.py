@@ -23,7 +23,8 @@ from hybrid.networks.partition.split import split
 from hybrid.registries import TEXT
 from hybrid.settings import resolve
 from hybrid.settings.config import Config, DataSettings
-from hybrid.settings.sections.base import LARGE, is_reference
+from hybrid.settings.sections.base import LARGE
+from hybrid.solvers.named import is_reference
 from hybrid.training import build, references
 from hybrid.training.summary import OWN_LOSS
 from hybrid.training.trainer import Trainer

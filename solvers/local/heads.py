@@ -1,14 +1,17 @@
-"""Auxiliary heads: small classifiers that give a block inside the network a local loss."""
+"""Auxiliary heads: small networks that give a block inside the network a local loss."""
 
-import re
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hybrid.solvers.acting import Allowed
 from hybrid.solvers.base import Shape
 from hybrid.solvers.block import Block
+from hybrid.solvers.named import is_reference, load_object
+from hybrid.solvers.numerics.draws import Drawing, Key
 from hybrid.solvers.numerics.optimizer_state import (
     clone_optimizer,
     from_tensors,
@@ -18,15 +21,23 @@ from hybrid.solvers.numerics.optimizer_state import (
 from hybrid.solvers.state import entries
 
 LINEAR, MLP = "linear", "mlp"
+NUMBER = 3
+"""Distinguishes the random numbers of heads from those of a network's units."""
 
 
 HeadKind = Annotated[
     str,
     Allowed(
-        "be linear, or mlp:WIDTH as in mlp:128",
-        lambda kind: kind == LINEAR or re.fullmatch(rf"{MLP}:[1-9][0-9]{{0,4}}", kind) is not None,
+        "be linear, mlp:WIDTH as in mlp:128, or your package.module:function",
+        lambda kind: kind == LINEAR or is_reference(kind) or _width(kind) > 0,
     ),
 ]
+
+
+def _width(kind: str) -> int:
+    """WIDTH of mlp:WIDTH; 0 for other kinds."""
+    form, _, width = kind.partition(":")
+    return int(width) if form == MLP and width.isdecimal() and len(width) < 6 else 0
 
 
 def sizes(shape: Shape, output: Shape, convolves: bool) -> tuple[int, int]:
@@ -51,8 +62,8 @@ def convolves(module: nn.Module) -> bool:
     return any(isinstance(part, nn.Conv1d) for part in module.modules())
 
 
-class Head:
-    """Pooling and a linear layer, or two with WIDTH features and a ReLU between, and an optimizer.
+class Pooled(nn.Module):
+    """Pooling and a linear layer, or two with WIDTH features and a ReLU between.
 
     The pooling depends on the rank of x_k. Images (N, C, H, W) and signals (N, C, T) are averaged
     over positions, and vectors (N, C) are not pooled. Tokens (N, T, C) go through the layers one by
@@ -60,32 +71,92 @@ class Head:
     (N, T, classes) or (N, classes, T).
     """
 
-    def __init__(self, kind: str, block: Block, shape: Shape, output: Shape) -> None:
-        self.shape, self.output = shape, output
-        self.tokens = len(shape) == 2 and not convolves(block.module)
-        channels, classes = sizes(shape, output, not self.tokens)
-        # the same in every run, without a draw from the generator that other threads use
-        random = torch.Generator().manual_seed(1 + block.index)
-        width = channels if kind == LINEAR else int(kind.partition(":")[2])
-        layers = [] if kind == LINEAR else [_linear(channels, width, random), nn.ReLU()]
-        self.module = nn.Sequential(*layers, _linear(width, classes, random))
-        self.module.to(block.device, block.formats[-1])
+    def __init__(self, kind: str, shape: Shape, output: Shape, tokens: bool) -> None:
+        channels, classes = sizes(shape, output, not tokens)
+        width = _width(kind) or channels
+        layers = [] if kind == LINEAR else [nn.Linear(channels, width), nn.ReLU()]
+        super().__init__()
+        self.layers = nn.Sequential(*layers, nn.Linear(width, classes))
+        self.shape, self.output, self.tokens = shape, output, tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A prediction of the network's output (N, ...) from x (N, ...)."""
+        for_each_token = self.tokens and len(self.output) > 1
+        if not self.tokens and x.dim() > 2:
+            x = x.mean(dim=tuple(range(2, x.dim())))
+        logits: Tensor = self.layers(x)
+        if self.tokens and not for_each_token:
+            logits = logits.mean(1)
+        if not for_each_token:
+            return logits.reshape(len(x), *self.output)
+        # of as many tokens as x has, which may vary
+        return logits.transpose(1, 2) if self.output[0] != self.shape[0] else logits
+
+
+class Head:
+    """A block's head and its optimizer, the same in every run: g(x_k; v_k).
+
+    It is `Pooled`, or what the user's function(index, shape, output) makes: a module from x_k (N,
+    *shape) of block `index` to a prediction of the network's output (N, *output), in training mode.
+    Its random numbers depend on the seed, the step and the block alone.
+    """
+
+    def __init__(self, kind: str, block: Block, shape: Shape, output: Shape, seed: int = 0) -> None:
+        self.shape, self.output, self.seed = shape, output, seed
+        self.draws, self.module = False, nn.Module()
+        with Drawing((seed, NUMBER, block.index)):
+            if is_reference(kind):
+                function = load_object(kind, "solver.head=")
+                self.module = self._given(kind, block, lambda: function(block.index, shape, output))
+            else:
+                tokens = len(shape) == 2 and not convolves(block.module)
+                self.module = Pooled(kind, shape, output, tokens)
+        self.module.to(block.device, block.formats[-1]).train()
+        if is_reference(kind):
+            self._try(kind, block)
         self.optimizer = _optimizer_like(block.optimizers["exact"], self.module)
         block.companions["local"] = self.optimizer
 
-    def __call__(self, block: Block, x: Tensor) -> Tensor:
+    @staticmethod
+    def _given(kind: str, block: Block, code: Callable[[], Any], wanted: Any = nn.Module) -> Any:
+        """What a user's code gives; ValueError, on one line, if that is not what is wanted."""
+        try:
+            made = code()
+        except Exception as error:  # whatever a user's code raises
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(f"solver.head={kind} of block {block.index} failed: {why}") from None
+        if not isinstance(made, wanted):
+            raise ValueError(
+                f"solver.head={kind} gave a {type(made).__name__} for block {block.index}, not a "
+                f"torch.{'nn.Module' if wanted is nn.Module else 'Tensor'}: return one"
+            )
+        return made
+
+    def _try(self, kind: str, block: Block) -> None:
+        """ValueError unless the head makes the network's output; sees whether it draws numbers."""
+        x = torch.zeros(2, *self.shape, device=block.device, dtype=block.formats[-1])
+        buffers = [(b, b.clone()) for b in self.module.buffers() if not is_lazy(b)]
+        with torch.no_grad(), block.numbers(), Drawing((self.seed,)) as drawing:
+            out = self._given(kind, block, lambda: self.module(x), Tensor)
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        self.draws = drawing.drew
+        if out.shape != (2, *self.output):
+            raise ValueError(
+                f"solver.head={kind} of block {block.index} makes an output of shape "
+                f"{tuple(out.shape[1:])}, and the network one of {tuple(self.output)}: the head "
+                "must make the same"
+            )
+
+    def __call__(self, block: Block, x: Tensor, key: Key = ()) -> Tensor:
         """A prediction of the network's output (N, ...) from x (N, ...)."""
-        for_each_token = self.tokens and len(self.output) > 1
         with block.numbers():
-            if not self.tokens and x.dim() > 2:
-                x = x.mean(dim=tuple(range(2, x.dim())))
-            logits: Tensor = self.module(x)
-            if self.tokens and not for_each_token:
-                logits = logits.mean(1)
-        if not for_each_token:
-            logits = logits.reshape(len(x), *self.output)
-        elif self.output[0] != self.shape[0]:  # of as many tokens as x has, which may vary
-            logits = logits.transpose(1, 2)
+            if self.draws:
+                replica = block.sync.peers.replica if block.sync is not None else 0
+                with Drawing((self.seed, *key, NUMBER, block.index, replica)):
+                    logits: Tensor = self.module(x)
+            else:
+                logits = self.module(x)
         return logits.float() if block.precision is not torch.float32 else logits
 
     def state(self) -> dict[str, Tensor]:
@@ -96,8 +167,9 @@ class Head:
         return saved
 
     @classmethod
-    def of_state(cls, kind: str, block: Block, state: dict[str, Tensor]) -> "Head":
-        head = cls(kind, block, tuple(state["shape"].tolist()), tuple(state["output"].tolist()))
+    def of_state(cls, kind: str, block: Block, state: dict[str, Tensor], seed: int = 0) -> "Head":
+        shape, output = (tuple(state[each].tolist()) for each in ("shape", "output"))
+        head = cls(kind, block, shape, output, seed)
         head.module.load_state_dict(entries(state, "head."))
         parameters = [p for group in head.optimizer.param_groups for p in group["params"]]
         for i, parameter in enumerate(parameters):
@@ -116,12 +188,3 @@ def _optimizer_like(exact: torch.optim.Optimizer, module: nn.Module) -> torch.op
     ]
     # the last group is that of vectors, which a matrix may be stepped like, and not the other way
     return clone_optimizer(exact, [exact.param_groups[-1] | group for group in groups])
-
-
-def _linear(inputs: int, outputs: int, random: torch.Generator) -> nn.Module:
-    """A linear layer with torch's initialization, drawn from this generator."""
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
-    bound = inputs**-0.5
-    for parameter in layer.parameters():
-        nn.init.uniform_(parameter, -bound, bound, generator=random)
-    return layer

@@ -61,7 +61,7 @@ class LocalUpdates(Solver):
     chunks: Annotated[Count, CHUNKED] = 2
     """Number of chunks; 1: back-propagation, the number of blocks: greedy."""
     head: Annotated[HeadKind, HEADED] = "linear"
-    """Auxiliary head after pooling: linear, or mlp:WIDTH with one hidden layer."""
+    """Auxiliary head: linear after pooling, mlp:WIDTH with a hidden layer, or your own function."""
 
     def check(self, setup: Setup) -> None:
         for k in self.headed(setup.blocks):
@@ -135,7 +135,7 @@ class LocalUpdatesProgram(Program):
                 "was made with"
             )
         if state.block:
-            self._head = Head.of_state(self.solver.head, self.block, state.block)
+            self._head = Head.of_state(self.solver.head, self.block, state.block, self.setup.seed)
 
     def _train_on(self, batch: Batch, stats: PhaseStats) -> None:
         block, links, down, up = self.block, self.links, self._sends_adjoint, self._gets_adjoint
@@ -173,7 +173,7 @@ class LocalUpdatesProgram(Program):
     def _local_gradient(self, x: Tensor, batch: Batch, stats: PhaseStats) -> None:
         """Add the gradients of the block's own loss; x's graph stays if an adjoint is to come."""
         block = self.block
-        out = x if self._head is None else self._head(block, x)
+        out = x if self._head is None else self._head(block, x, (1, batch.step))
         labels = batch.labels()
         result = block.compute_loss(out, labels, block.part_weight(batch, labels))
         loss = result.loss if batch.share == 1 else result.loss * batch.share
@@ -194,4 +194,4 @@ class LocalUpdatesProgram(Program):
         if self._needs_head and self._head is None:
             assert shape is not None
             assert output is not None
-            self._head = Head(self.solver.head, block, shape, output)
+            self._head = Head(self.solver.head, block, shape, output, self.setup.seed)

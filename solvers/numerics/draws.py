@@ -49,7 +49,7 @@ class RandomOperations(DispatchMode):
         return func(*args, **kwargs)
 
 
-class _Drawing(DispatchMode):
+class Drawing(DispatchMode):
     """Makes random operations draw from a generator of this mode.
 
     Dispatch modes are thread-local, so blocks on threads do not disturb each other.
@@ -139,7 +139,7 @@ class Draws:
         self._replica = (replica,) if replica else ()
         self._key: Key = ()
         self._calls: dict[nn.Module, int] = {}
-        self._modes: list[_Drawing] = []
+        self._modes: list[Drawing] = []
         self._hooks: list[Any] = []
         self._installed = False
 
@@ -166,7 +166,7 @@ class Draws:
 
     @contextmanager
     def _draw(self, number: int) -> Iterator[None]:
-        with _Drawing((self.seed, *self._key, number, *self._replica)):
+        with Drawing((self.seed, *self._key, number, *self._replica)):
             yield
 
     def _begin(self, numbers: tuple[int, ...], module: nn.Module, args: Any) -> None:
@@ -175,7 +175,7 @@ class Draws:
         call = self._calls.get(module, 0)
         self._calls[module] = call + 1
         number = numbers[call % len(numbers)]
-        self._modes.append(_Drawing((self.seed, *self._key, number, *self._replica)))
+        self._modes.append(Drawing((self.seed, *self._key, number, *self._replica)))
         self._modes[-1].__enter__()  # type: ignore[no-untyped-call]
 
     def _end(self, module: nn.Module, args: Any, out: Any) -> None:
@@ -200,10 +200,10 @@ def find_random_parts(
     Draws of a nested part count for the inner part only.
     """
     random_parts: list[nn.Module] = []
-    modes: list[_Drawing] = []
+    modes: list[Drawing] = []
 
     def begin(part: nn.Module, args: Any) -> None:
-        modes.append(_Drawing((0,)))
+        modes.append(Drawing((0,)))
         modes[-1].__enter__()  # type: ignore[no-untyped-call]
 
     def end(part: nn.Module, args: Any, out: Any) -> None:

@@ -19,9 +19,9 @@ from hybrid.networks.blocks import SAMPLES
 from hybrid.networks.models import reads_texts
 from hybrid.settings import methods
 from hybrid.settings.resolve import load
-from hybrid.settings.sections.base import is_reference
 from hybrid.solvers.acting import nearest
 from hybrid.solvers.engine.engine import Scheduled
+from hybrid.solvers.named import is_reference
 from hybrid.training import build
 
 IMAGES = "float32[3,32,32]"

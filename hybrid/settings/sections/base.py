@@ -2,14 +2,11 @@
 
 import ast
 import inspect
-import os
 import re
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -22,7 +19,6 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from hybrid.errors import one_line
 from hybrid.solvers.acting import Acts, nearest, unknown
 
 S = TypeVar("S", bound="Section")
@@ -129,33 +125,6 @@ def field_docs(cls: type) -> dict[str, str]:
                 case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(text)) if name in names:
                     docs[name] = " ".join(str(text).split())
     return docs
-
-
-def is_reference(name: str) -> bool:
-    """Whether a name refers to a user's function or class, module:name, not to a built-in."""
-    return ":" in name
-
-
-def load_object(name: str, flag: str) -> Any:
-    """What has the name that follows `flag` on a command line; ValueError with the reason."""
-    module, _, attribute = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        value = import_module(module)
-    except (Exception, SystemExit) as error:  # whatever a user's module raises
-        why = f"{type(error).__name__}: {one_line(error)}"
-        if module.endswith(".py"):
-            why = f"it is the name of a file: give {flag}{module[:-3]}:{attribute}"
-        raise ValueError(f"{flag}{name}: {module} cannot be imported: {why}") from None
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            near = nearest(part, dir(value), 0.6)
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise ValueError(f"{flag}{name}: {module} has no {attribute}{hint}")
-        value = getattr(value, part)
-    return value
 
 
 def in_commands(*names: str) -> Acts:

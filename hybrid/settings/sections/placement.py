@@ -13,9 +13,9 @@ from hybrid.settings.sections.base import (
     TRAIN_OR_BENCH,
     TRAIN_OR_PLAN,
     Section,
-    is_reference,
 )
 from hybrid.solvers.acting import REPLICAS, Acts, Needs, fault_of
+from hybrid.solvers.named import is_reference
 
 BALANCED = Acts(
     "the command is train or bench, or the model is your own",

@@ -13,10 +13,10 @@ from hybrid.settings.sections.base import (
     TRAIN_OR_BENCH,
     TRAIN_OR_PLAN,
     Section,
-    is_reference,
 )
 from hybrid.settings.selection import Selection
 from hybrid.solvers.acting import REPLICAS, Acts, Needs
+from hybrid.solvers.named import is_reference
 
 OWN_MODEL = Acts("model.name is a built-in network", lambda run: not is_reference(run.model.name))
 OWN_DATA = Acts("data.name is a built-in data set", lambda run: not run.own_data)

@@ -14,7 +14,7 @@ from hybrid.method.optimizers import make_optimizer
 from hybrid.networks import models
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import LocalUpdates
-from hybrid.solvers.local.heads import Head
+from hybrid.solvers.local.heads import Head, Pooled
 from hybrid.solvers.local.local_updates import PROGRESS_INTERVAL, LocalUpdatesProgram
 from hybrid.solvers.state import State, Tensors
 
@@ -49,7 +49,8 @@ def local_losses(problem, heads, detached):
     x, losses = batch.images(), []
     for k in range(4):
         x = problem.blocks.module(k).train()(x.detach() if k in detached else x)
-        out = x if k == 3 else x.mean((2, 3))
+        pools = k < 3 and isinstance(heads[k], Pooled)
+        out = x.mean((2, 3)) if pools else x
         if k == 3 or heads[k] is not None:
             out = out if k == 3 else heads[k](out)
             losses.append(nn.functional.cross_entropy(out, batch.labels()))
@@ -68,18 +69,20 @@ EVERY = [0, 1, 2, 3]
 WHOLE = LocalUpdates(style="chunked", chunks=1)
 CHUNKED = LocalUpdates(style="chunked", chunks=2)
 OVERLAPPING = LocalUpdates(style="overlapping", head="mlp:5")
+NORMED = LocalUpdates(head="user_heads:normed")
 
 
 @pytest.mark.parametrize(
     ("solver", "headed", "detached", "losses"),
     [
         (LocalUpdates(), EVERY, [EVERY] * 4, [[0], [1], [2], [3]]),
+        (NORMED, EVERY, [EVERY] * 4, [[0], [1], [2], [3]]),
         (CHUNKED, [1, 3], [[2]] * 4, [[1], [1], [3], [3]]),
         (WHOLE, [3], [[]] * 4, [[3]] * 4),
         # the chain is cut before a block and behind the next
         (OVERLAPPING, [1, 2, 3], [[k, k + 2] for k in EVERY], [[0, 1], [1, 2], [2, 3], [3]]),
     ],
-    ids=["greedy", "two chunks", "one chunk", "overlapping"],
+    ids=["greedy", "a user's head", "two chunks", "one chunk", "overlapping"],
 )
 def test_gradients_cross_the_cuts_of_their_style_and_no_others(solver, headed, detached, losses):
     problem = four_blocks()

@@ -21,7 +21,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "features-replay": {"solver": FeaturesReplay()},
     "petra": {"solver": Petra()},
     "pd-asgd": {"solver": PDASGD(micro_batches=2)},
-    "local-updates": {"solver": LocalUpdates(style="overlapping")},
+    "local-updates": {"solver": LocalUpdates(head="user_heads:drawing")},
     "window": {"solver": AugmentedLagrangian(beta=0.1), "window": 2, "sweeps": 3},
     "waits": {
         "solver": DDG(micro_batches=2),

@@ -188,9 +188,11 @@ def test_the_command_it_prints_trains(hybrid, kind):
             "model.name is a built-in network",
         ),
         (("own.toml",), "code that would run, and a file says so: give --model mine:skips"),
+        (("head.toml",), "code that would run, and a file says so: give --set solver.head=mine:it"),
     ],
 )
 def test_wrong_use_gets_one_line(hybrid, tmp_path, words, said):
     (tmp_path / "own.toml").write_text('[model]\nname = "mine:skips"\n')
+    (tmp_path / "head.toml").write_text('[solver]\nname = "local-updates"\nhead = "mine:it"\n')
     given = ("--data", "mine:numbers", "--loss", "mse", "--batch-size", "16")
     assert_one_line(hybrid("plan", *words, *given, "--set", "train.threads=1"), said)
