@@ -132,7 +132,7 @@ class Timed:
             self.steps.append(_seconds(kind(weights, lr=1e-6, **more).step))
 
     def messages(self, form: str, network: LinkSpeed) -> tuple[list[float], ...]:
-        """Of a micro-batch over every cut: the time up and down, and what both its ends pack."""
+        """Of a micro-batch over every cut: the time up and down, and what an end packs and unpacks."""
         wire = Wire(*form.split(" / "))
         up, down, packing = list[float](), list[float](), list[float]()
         for shapes in self.shapes:
@@ -142,7 +142,8 @@ class Timed:
             key = form, *shapes
             if key not in self.packing:
                 crossing = [torch.randn(self.n, *shape) for shape in shapes]
-                self.packing[key] = sum(_seconds(partial(_pass_on, wire, x)) for x in crossing)
+                both_ends = sum(_seconds(partial(_pass_on, wire, x)) for x in crossing)
+                self.packing[key] = both_ends / 2
             packing.append(self.packing[key])
         return up, down, packing
 
@@ -199,7 +200,7 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 
 def _pass_on(wire: Wire, x: Tensor) -> None:
-    """What one end of a cut does: it packs one way and unpacks the other, on an average."""
+    """What the two ends of a cut do: each packs one way and unpacks the other."""
     for codec in (wire.up, wire.down):
         message = codec.encode(x, (0,))
         codec.decode(message, x.dtype, (0,))
