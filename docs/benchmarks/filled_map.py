@@ -132,7 +132,7 @@ class Timed:
             self.steps.append(_seconds(kind(weights, lr=1e-6, **more).step))
 
     def messages(self, form: str, network: LinkSpeed) -> tuple[list[float], ...]:
-        """Of a micro-batch over every cut: the time up and down, and what an end packs and unpacks."""
+        """Of a micro-batch over every cut: the time up and down, and what an end packs."""
         wire = Wire(*form.split(" / "))
         up, down, packing = list[float](), list[float](), list[float]()
         for shapes in self.shapes:
