@@ -131,6 +131,14 @@ class Sync(ABC):
         """Wrap the last backward pass before a step of `kind`: sums may begin during it."""
         return nullcontext()
 
+    def begin_sum(self, parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
+        """Take the gradients of some weights, and begin their sum for a step on those alone.
+
+        Calling the result waits for the sum and leaves it in their place, where the next step finds
+        it. An exact strategy has this for methods that step unit by unit.
+        """
+        raise NotImplementedError
+
     def total(self, vector: Tensor) -> Tensor:
         """Sum a vector (n,) over the replicas whose samples share a step with this one's.
 

@@ -1,6 +1,6 @@
 """All-reduce: every step uses the gradient of the whole mini-batch, summed over replicas."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -79,6 +79,8 @@ class AllReduced(Sync):
         """Buckets by the identities of the parameters of a step."""
         self._under_way: list[tuple[list[nn.Parameter], Callable[[], Tensor]]] = []
         """Buckets already sent for the next step."""
+        self._summed = False
+        """Whether the next step is on gradients that `begin_sum` has summed."""
 
     @contextmanager
     def last_pass(self, kind: str) -> Iterator[None]:
@@ -99,7 +101,26 @@ class AllReduced(Sync):
             for hook in hooks:
                 hook.remove()
 
+    def begin_sum(self, parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
+        used = [p.grad is not None for p in parameters]
+        counts = use_counts(used, parameters)
+        finish = self._statistics.start(pack([*map(_gradient, parameters), counts]))
+        for p in parameters:
+            p.grad = None
+
+        def land() -> None:
+            *sums, total = views(finish(), [*parameters, counts])
+            anywhere = used_anywhere(used, total)
+            for p, g, is_used in zip(parameters, sums, anywhere, strict=True):
+                p.grad = g if is_used else None
+            self._summed = True
+
+        return land
+
     def before_step(self, kind: str, rate: float) -> bool:
+        if self._summed:
+            self._summed = False
+            return True
         for bucket in self._buckets(kind)[len(self._under_way) :]:
             self._send(kind, bucket)
         running = statistics(self.block.module) if kind != "auxiliary" else []

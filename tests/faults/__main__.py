@@ -1,7 +1,7 @@
 """N seeded faults, and what came of each.
 
     python -m tests.faults [--runs 200] [--seed 0] [--only WORD] [--launcher threads]
-        [--replicas 2] [--apart] [--out docs/benchmarks/faults.json]
+        [--replicas 2] [--apart] [--way units] [--out docs/benchmarks/faults.json]
 
 Exit status 1 if any fault broke a promise.
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 from tests.faults.campaign import Outcome, outcomes
 from tests.faults.kinds import ON_RANKS
+from tests.faults.training import FURTHER
 
 
 def main() -> int:
@@ -34,11 +35,12 @@ def main() -> int:
     )
     parser.add_argument("--replicas", type=int, default=1, help="of two blocks each")
     parser.add_argument("--apart", action="store_true", help="a disk for each rank")
+    parser.add_argument("--way", default="", choices=FURTHER, help="of training, in every run")
     options = parser.parse_args()
     about = facts("python -m tests.faults " + " ".join(sys.argv[1:]))
     done = []
     with tempfile.TemporaryDirectory(prefix="hybrid-faults-") as root:
-        how = (options.only, options.launcher, options.replicas, options.apart)
+        how = (options.only, options.launcher, options.replicas, options.apart, options.way)
         for outcome in outcomes(options.runs, options.seed, Path(root), *how):
             done.append(outcome)
             print(_line(outcome), flush=True)

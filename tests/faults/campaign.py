@@ -67,6 +67,7 @@ def outcomes(
     launcher: str = "",
     replicas: int = 1,
     apart: bool = False,
+    way: str = "",
 ) -> Iterator[Outcome]:
     """Strike `runs` times; the kinds take turns, the rest is up to the seed.
 
@@ -82,7 +83,7 @@ def outcomes(
         folder = root / f"fault-{number}"
         folder.mkdir()
         fault = chosen[number % len(chosen)]
-        yield one(number, fault, folder, references, launcher, replicas, apart)
+        yield one(number, fault, folder, references, launcher, replicas, apart, way)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -94,13 +95,19 @@ def one(
     launcher: str = "",
     replicas: int = 1,
     apart: bool = False,
+    way: str = "",
 ) -> Outcome:
     """Strike one run, by this launcher or any, and bring it to its end.
 
-    Replicas have two blocks each, and ranks of their own where the fault may meet ranks.
+    Replicas have two blocks each, and ranks of their own where the fault may meet ranks. A `way` of
+    training that is named is not drawn.
     """
     random = Random(seed)
-    if replicas > 1:
+    if way:
+        launcher = launcher or random.choice(fault.launchers)
+        units = {"replicas": 2, "sync": "all-reduce"} if way == "units" else {}
+        training = Training(way, launcher, 2, **units)
+    elif replicas > 1:
         of_ranks = [name for name in fault.launchers if name in kinds.ON_RANKS]
         launcher = launcher or random.choice(of_ranks or fault.launchers)
         way, sync = random.choice(GRIDS)
@@ -115,7 +122,7 @@ def one(
     outcome.replicas, outcome.sync = training.replicas, training.sync
     references.result(training)
     scene = Scene(random, training, folder / "run", references)
-    scene.resumed_with += training.own_data
+    scene.resumed_with += training.repeated
     with scene.clean:
         _struck(fault, scene, outcome, folder / "struck.err")
         outcome.problems += _resumed(fault, scene, outcome, folder)

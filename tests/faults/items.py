@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from time import sleep
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hybrid.data import Dataset, load
@@ -45,3 +46,10 @@ def digits() -> tuple[DataLoader[Items], Items]:
     train, test = load("digits", "", SAMPLES)
     made = DataLoader(Items(train, 0.05), batch_size=8, shuffle=True, timeout=SECONDS)
     return made, Items(test, 0.0)
+
+
+def head(index: int, shape: Any, output: Any) -> nn.Module:
+    """An auxiliary head with BatchNorm and dropout."""
+    norm = nn.BatchNorm2d(shape[0])
+    pool = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1)
+    return nn.Sequential(norm, *pool, nn.Linear(shape[0], *output))

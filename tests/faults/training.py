@@ -26,6 +26,11 @@ WAYS = {
 }
 WITHOUT_BUBBLE = "without bubble"
 ON_A_GRID = WAYS | {WITHOUT_BUBBLE: ("--solver", "ddg")}
+FURTHER = {
+    "heads": ("--solver", "local-updates", "--set", "solver.head=tests.faults.items:head"),
+    "units": ("--solver", "pd-asgd", "--set", "solver.lag=1", "--set", "train.report_every=7"),
+}
+"""Ways that a campaign takes only where it is told to; units are of replicas of one block."""
 _ROUNDS = ("--set", "sync.steps=5", "--set", "train.report_every=7")
 """A report, after which a run may stop, falls into the middle of a round."""
 _LATE = (*_ROUNDS, "--set", "sync.lag=3")
@@ -75,8 +80,12 @@ class Training:
         return self.ranks // self.replicas
 
     @property
-    def own_data(self) -> list[str]:
+    def repeated(self) -> list[str]:
         """Words that a resume must repeat: code runs only if the command line says so."""
+        return [*self.own_data, *(FURTHER["heads"][2:] if self.way == "heads" else ())]
+
+    @property
+    def own_data(self) -> list[str]:
         return ["--data", "tests.faults.items:digits"] if self.workers else []
 
     def words(self, out: Path) -> list[str]:
@@ -90,7 +99,7 @@ class Training:
         waits = [[2, 0], *[[0, 0]] * (self.blocks - 2), [0, 2]]
         filled = ("--set", f"rounds.local_budget={waits}") if self.way == "local work" else ()
         grid = ("--replicas", str(self.replicas), *SYNCS[self.sync]) if self.replicas > 1 else ()
-        way = (*_SIZE, *data, *ON_A_GRID[self.way], *filled)
+        way = (*_SIZE, *data, *(ON_A_GRID | FURTHER)[self.way], *filled)
         return ["train", *way, *named, *blocks, *grid, "--out", str(out)]
 
 

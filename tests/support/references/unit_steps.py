@@ -1,5 +1,6 @@
 """Small problems that are trained by units, and how."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 from conditions import check
@@ -7,6 +8,7 @@ from problems import copied, make_problem
 from trainings import assert_same
 
 from hybrid.links import run_threads
+from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid_messages import PDASGD
 
 MOMENTUM = 0.9
@@ -47,3 +49,32 @@ def trained(problem, solver, at=None, run=run_threads):
 
     problem.stats = problem.on_every_block(program, MOMENTUM, run)
     return problem.tensors()
+
+
+def trained_by_replicas(problem, solver, replicas, at=None):
+    """What each replica's network and state are at the end, or after a resume at `at`."""
+
+    def program(links):
+        mine = deepcopy(problem)
+        replica = links.place.replica
+        mine.batches = [b.of_replica(replica, replicas) for b in mine.batches]
+        block = mine.build(0, momentum=MOMENTUM)
+        setup = replace(mine.setup(window=0), replicas=replicas)
+
+        def start():
+            block.sync = AllReduce().start(block, links.peers, mine.batches[0].share)
+            return solver.start(block, links, setup)
+
+        program = start()
+        if at is not None:
+            program.train(mine.window(1, 0, at))
+            state = type(program.state())(flight=copied(program.state().flight))
+            block.module.zero_grad()
+            program = start()
+            program.load_state(state)
+        program.train(mine.window(1, at or 0))
+        program.drain()
+        assert program.state().flight == {}
+        return mine.tensors()
+
+    return run_threads(1, program, replicas=replicas)

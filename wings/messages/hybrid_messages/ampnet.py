@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hybrid.solvers.acting import SEVERAL_BLOCKS, CountOrZero, NotNegative
+from hybrid.solvers.acting import SEVERAL_BLOCKS, CountOrZero, Needs, NotNegative
 from hybrid.solvers.base import GraphBytes, program_of
 from hybrid.solvers.delayed.base import Delayed
 from hybrid.solvers.engine.flights import Flight
@@ -58,7 +58,14 @@ class AMPNet(Delayed):
     sums_mini_batches: ClassVar[bool] = False
     steps_alike: ClassVar[bool] = False
 
-    needs: ClassVar = BY_UNITS
+    needs: ClassVar = (
+        *BY_UNITS,
+        Needs(
+            "there is one replica, since replicas cannot agree on steps of single units",
+            lambda run: run.setup.replicas == 1,
+            "take one replica, or another solver",
+        ),
+    )
     acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS, "solver.adjoints": SEVERAL_BLOCKS}
 
     micro_batches: CountOrZero = 0

@@ -43,6 +43,14 @@ WAITS = Acts(
     "solver.backward_slots is 0 or 1, or solver.any_order is true",
     lambda run: run.solver.any_order or run.solver.backward_slots != MOST_SLOTS,
 )
+ORDERED_REPLICAS = Needs(
+    "there is one replica, since replicas sum gradients in the order of a table",
+    lambda run: run.setup.replicas == 1,
+)
+SUMMED = Acts(
+    "there are replicas, each of one block",
+    lambda run: run.setup.replicas > 1 and run.setup.blocks == 1,
+)
 THREAD_FOR_EVERY_SLOT = Needs(
     "solver.backward_slots is 1 or 2, since with 0 one thread does both passes",
     lambda run: run.solver.backward_slots or run.setup.blocks > 1,
@@ -69,6 +77,14 @@ class PDASGD(Delayed):
     late. The table does not depend on a clock, so the load of the machine does not change the
     result.
 
+    R replicas of one block each follow the table on their shares of every mini-batch, and sum a
+    unit's gradients while the backward pass goes on below it. The step comes at its place in the
+    table, or `lag` ticks later: the sum has that time to arrive, and a replica may be that far
+    behind before the others wait. Weights are equal on all replicas after every step, and with
+    lag = 0 they are those of one rank that accumulates the R shares. Running statistics are
+    averaged when nothing is under way: a moving average of means is the mean of moving averages.
+    In the paper a replica sends its updates to one other at random, and never waits.
+
     Over K > 1 blocks each takes a forward and a backward pass by turns, in FDG's order
     d_k = 2 (K-1-k): one slot whose queue is d_k. No forward pass reads a unit's weights between its
     step and the end of the backward pass, so nothing is gained by stepping early. It is FDG bit for
@@ -79,7 +95,14 @@ class PDASGD(Delayed):
     cuts_inside: ClassVar[bool] = False
     steps_alike: ClassVar[bool] = False
 
-    needs: ClassVar = BY_UNITS
+    needs: ClassVar = (
+        *BY_UNITS,
+        Needs(
+            "replicas sum every gradient in float32 (sync.name=all-reduce, sync.messages=float32)",
+            lambda run: run.sync.exact and getattr(run.sync, "messages", "float32") == "float32",
+            "leave [sync] out, or choose another solver",
+        ),
+    )
     acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS, "solver.adjoints": SEVERAL_BLOCKS}
 
     micro_batches: Annotated[CountOrZero, ACCUMULATES] = 1
@@ -90,8 +113,10 @@ class PDASGD(Delayed):
     """Backward slots beside the forward slot: 1 or 2; 0: one slot alternates."""
     queue: Annotated[CountOrZero, ONE_BLOCK, WAITS] = 0
     """Graphs that may wait for a backward slot before the forward slot stalls."""
-    any_order: Annotated[bool, ONE_BLOCK, THREAD_FOR_EVERY_SLOT] = False
+    any_order: Annotated[bool, ONE_BLOCK, THREAD_FOR_EVERY_SLOT, ORDERED_REPLICAS] = False
     """Unordered threads on shared weights, as in the paper; not reproducible."""
+    lag: Annotated[CountOrZero, SUMMED] = 0
+    """Ticks (forward passes) from a unit's gradient to its step, while replicas sum it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,7 +148,7 @@ class PDASGD(Delayed):
         """The table of block `index` of `count` with this number of units."""
         if count > 1:
             return Timetable(units, 0, self.delay(index, count))
-        return Timetable(units, min(self.backward_slots, MOST_SLOTS), self.queue)
+        return Timetable(units, min(self.backward_slots, MOST_SLOTS), self.queue, self.lag)
 
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
@@ -160,7 +185,7 @@ class PDASGDProgram(UnitProgram):
                 "work of one thread for each rank: leave one of the two out"
             )
         stash = CopyingStash if self._any_order else Stash
-        self.units = Units(block, solver.clip_norm, stash=stash)
+        self.units = Units(block, solver.clip_norm, stash=stash, lag=solver.lag)
         self._table = solver.table(self.units.count, block.index, block.count)
 
     def train(self, window: Window) -> PhaseStats:
@@ -184,7 +209,11 @@ class PDASGDProgram(UnitProgram):
                 self._ticks += 1
         parts = self._micro_batches(window)
         for op in passes:
+            if op.kind is Kind.STEP:
+                self.units.complete_step(op.unit, op.item)
+                continue
             if op.kind is Kind.BACKWARD:
+                flights[op.item].item = op.item
                 self.backward_unit(flights[op.item], op.unit)
                 if op.unit == 0:
                     del flights[op.item]
@@ -243,7 +272,12 @@ class PDASGDProgram(UnitProgram):
     def load_state(self, state: State) -> None:
         super().load_state(state)
         left = [flight.units_left for flight in self.unit_flights.values()]
-        if not self._any_order and left != self._table.under_way(self._ticks):
+        placed = left == self._table.under_way(self._ticks) and all(
+            self._table.step_waits(self._ticks, step.item, unit)
+            for unit, waiting in enumerate(self.units.waiting)
+            for step in waiting
+        )
+        if not self._any_order and not placed:
             # it was saved under other settings: what is under way has no place in this table
             self.drain()
 

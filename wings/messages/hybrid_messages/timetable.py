@@ -35,7 +35,8 @@ class Timetable:
     A unit's weights are read when its forward part begins, and they step when its backward part
     ends: those are the times in the table. A graph waits until a backward slot is free. At most
     `queue` graphs wait; then the forward slot waits, too. Without a backward slot one slot takes
-    both passes by turns: `queue` + 1 forward passes, then backward, forward, backward, ... The
+    both passes by turns: `queue` + 1 forward passes, then backward, forward, backward, ... With a
+    `lag` a step comes that number of ticks after its backward part, and is an entry of its own. The
     table has no end: how far an item is at which time follows from its number.
     """
 
@@ -43,6 +44,7 @@ class Timetable:
     """M."""
     backward_slots: int
     queue: int
+    lag: int = 0
 
     def forward_start(self, item: int) -> int:
         """When its forward pass begins: when a slot is free and its graph will find room."""
@@ -60,27 +62,38 @@ class Timetable:
             return self.units * (2 * item + 1)
         return self.units * (item + 1)
 
-    def step_time(self, item: int, unit: int) -> int:
-        """When its step of a unit has been made."""
+    def backward_end(self, item: int, unit: int) -> int:
         return self.backward_start(item) + 2 * (self.units - unit)
+
+    def step_time(self, item: int, unit: int) -> int:
+        """When its step of a unit is made."""
+        return self.backward_end(item, unit) + self.units * self.lag
 
     def passes_of_tick(self, item: int) -> list[UnitPass]:
         """What begins with an item's forward pass and before the next item's, in order."""
         start, end = self.forward_start(item), self.forward_start(item + 1)
         ops = [UnitPass(start + unit, Kind.FORWARD, unit, item) for unit in range(self.units)]
+        ends = {Kind.BACKWARD: self.backward_end} | (
+            {Kind.STEP: self.step_time} if self.lag else {}
+        )
         for each in self._unfinished(item):
-            times = [self.step_time(each, unit) for unit in range(self.units)]
             ops += [
-                UnitPass(time, Kind.BACKWARD, unit, each)
-                for unit, time in enumerate(times)
-                if start < time <= end
+                UnitPass(time(each, unit), kind, unit, each)
+                for kind, time in ends.items()
+                for unit in range(self.units)
+                if start < time(each, unit) <= end
             ]
-        return sorted(ops)
+        # a forward part reads what steps at its time
+        return sorted(ops, key=lambda op: (op.time, op.kind is Kind.FORWARD, *op))
 
     def units_left(self, items: int, item: int) -> int:
         """Units of an item whose backward pass is yet to come after `items` forward passes."""
         end = self.forward_start(items)
-        return sum(self.step_time(item, unit) > end for unit in range(self.units))
+        return sum(self.backward_end(item, unit) > end for unit in range(self.units))
+
+    def step_waits(self, items: int, item: int, unit: int) -> bool:
+        """Whether an item's step of a unit is yet to come after `items` forward passes."""
+        return self.step_time(item, unit) > self.forward_start(items)
 
     def under_way(self, items: int) -> list[int]:
         """`units_left` of each item whose backward pass is not complete after `items` of them."""
@@ -88,10 +101,10 @@ class Timetable:
 
     def delay(self, unit: int) -> int:
         """Steps of a unit by which the weights of a gradient are older than those it steps."""
-        late = 2 * self.queue + 4  # by then the table repeats itself
+        late = 2 * self.queue + 4 + self.lag  # by then the table repeats itself
         read = self.forward_start(late) + unit  # when its weights are read
         return late - sum(self.step_time(item, unit) <= read for item in range(late))
 
     def _unfinished(self, item: int) -> range:
-        """Items up to this one whose backward pass may not be complete."""
-        return range(max(0, item - self.queue - 3), item + 1)
+        """Items up to this one whose steps may not be complete."""
+        return range(max(0, item - self.queue - 3 - self.lag), item + 1)

@@ -1,6 +1,8 @@
 """A block's module in units, each with a separate backward pass and step."""
 
-from collections.abc import Sequence
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
@@ -18,21 +20,18 @@ from hybrid.solvers.engine.flights import Flight
 from hybrid.solvers.engine.policies import Stash
 from hybrid.solvers.metrics import failure
 from hybrid.solvers.micro_batches import MicroBatch
-from hybrid.solvers.numerics.weights import NothingRecomputed
-from hybrid.solvers.state import State, Tensors
+from hybrid.solvers.numerics.weights import NothingRecomputed, with_parameter_strides
+from hybrid.solvers.peers import statistics
+from hybrid.solvers.state import State, Tensors, entries
+from hybrid.solvers.sync.reduction import pack, unpack
 from hybrid.solvers.windows import LossAndMetric, PhaseStats
 
-ONE_REPLICA = Needs(
-    "there is one replica, since replicas cannot agree on steps of single units",
-    lambda run: run.setup.replicas == 1,
-    "take one replica, or another solver",
-)
 NOT_FLOAT16 = Needs(
     "train.precision is not 'float16', whose loss scale may change between the steps of its units",
     lambda run: run.train.precision != "float16",
     "choose bfloat16",
 )
-BY_UNITS = (NOT_COMPILED, ONE_REPLICA, NOT_FLOAT16)
+BY_UNITS = (NOT_COMPILED, NOT_FLOAT16)
 """What a method needs whose units step one by one."""
 
 Gradients = dict[str, Tensor]
@@ -79,6 +78,8 @@ def with_strides_of(x: Tensor, like: Tensor) -> Tensor:
 class UnitFlight(Flight):
     """A micro-batch whose backward pass goes through the block unit by unit."""
 
+    item: int = 0
+    """Its number since the last drain."""
     units_left: int = 0
     """Units whose backward pass is yet to come, counted from the first."""
     value: Any = None
@@ -91,6 +92,19 @@ class UnitFlight(Flight):
     """The version of each unit's weights that its forward pass used."""
     adjoint: list[Tensor | None] = field(default_factory=list)
     """Of the output of the next unit's backward pass; empty where it has not arrived."""
+
+
+@dataclass
+class UnitStep:
+    """A unit's step whose gradient replicas are summing."""
+
+    item: int
+    """The micro-batch that completed its mini-batch."""
+    rate: float
+    gradients: Gradients
+    """This replica's term, by name."""
+    finish: Callable[[], None]
+    """Waits for the sum, which the unit's gradients then are."""
 
 
 class CopyingStash(Stash):
@@ -113,8 +127,9 @@ class Units:
         clip_norm: float,
         slices: Sequence[slice] | None = None,
         stash: type[Stash] = Stash,
+        lag: int = 0,
     ) -> None:
-        self.block, self.clip_norm = block, clip_norm
+        self.block, self.clip_norm, self.lag = block, clip_norm, lag
         self.slices = unit_slices(block.module) if slices is None else list(slices)
         self.parameters: list[dict[str, nn.Parameter]] = [
             {
@@ -128,6 +143,8 @@ class Units:
             stash(block.module, weights, [str(i) for i in range(parts.start, parts.stop)])
             for weights, parts in zip(self.parameters, self.slices, strict=True)
         ]
+        self.waiting: list[deque[UnitStep]] = [deque() for _ in self.slices]
+        """The steps of each unit whose gradients are being summed, oldest first."""
         self._locks = [Lock() for _ in self.slices]
         """Within one a thread steps the weights of a unit."""
         self._looked = set[int]()
@@ -199,10 +216,41 @@ class Units:
         flight.adjoint, flight.units_left = p_in, unit
 
     def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients) -> None:
-        """Add gradients (by name); step if that was the mini-batch's last micro-batch."""
+        """Add gradients (by name); step if that was the mini-batch's last micro-batch.
+
+        Replicas step `lag` ticks later, see `complete_step`.
+        """
         self.add(unit, gradients)
-        if flight.part.is_last:
+        if not flight.part.is_last:
+            return
+        if self.block.sync is None:
             self.step(unit, flight.part.learning_rate)
+            return
+        self.begin_step(unit, flight.item, flight.part.learning_rate)
+        if not self.lag:
+            self.complete_step(unit)
+
+    def begin_step(self, unit: int, item: int, rate: float) -> None:
+        """Begin the sum over replicas of the gradients at hand."""
+        held, trained = self.parameters[unit], self._trained(unit)
+        terms = {name: p.grad for name, p in held.items() if p.grad is not None}
+        finish = self.block.sync.begin_sum(trained) if self.block.sync and trained else lambda: None
+        self.waiting[unit].append(UnitStep(item, rate, terms, finish))
+
+    def complete_step(self, unit: int, item: int | None = None) -> None:
+        """Take the unit's oldest step that waits, if it is that of `item`.
+
+        Gradients of a later step stay as they are.
+        """
+        waiting, trained = self.waiting[unit], self._trained(unit)
+        if not waiting or item not in (None, waiting[0].item):
+            return
+        step = waiting.popleft()
+        later = [p.grad for p in trained]
+        step.finish()
+        self.step(unit, step.rate)
+        for p, g in zip(trained, later, strict=True):
+            p.grad = g
 
     def add(self, unit: int, gradients: Gradients) -> None:
         """Add gradients, by name, to those of the unit's next step."""
@@ -211,9 +259,11 @@ class Units:
             g = with_strides_of(g, parameter)
             parameter.grad = g if parameter.grad is None else parameter.grad + g
 
+    def _trained(self, unit: int) -> list[nn.Parameter]:
+        return [p for p in self.parameters[unit].values() if p.requires_grad]
+
     def step(self, unit: int, rate: float) -> None:
-        trained = [p for p in self.parameters[unit].values() if p.requires_grad]
-        if trained:
+        if trained := self._trained(unit):
             self.stashes[unit].before_step()
             self.block.step("local", rate, self.clip_norm, only=trained)
 
@@ -226,6 +276,25 @@ class Units:
         flight.stash |= {f"p {j}": p for j, p in enumerate(flight.adjoint) if p is not None}
         weights = {name: w for version in flight.versions for name, w in version.items()}
         flight.weights = versions.setdefault(tuple(map(id, flight.versions)), weights)
+
+    def save_steps(self) -> Tensors:
+        """What a checkpoint holds of the steps that wait."""
+        saved: Tensors = {}
+        for unit, waiting in enumerate(self.waiting):
+            for i, step in enumerate(waiting):
+                name = f"waiting {unit:05}.{i:05}"
+                saved[name] = torch.tensor([step.item, step.rate], dtype=torch.float64)
+                saved |= {f"{name} {key}": g for key, g in step.gradients.items()}
+        return saved
+
+    def load_steps(self, saved: Tensors) -> None:
+        """Begin the sums again that were under way."""
+        for name in sorted(name for name in saved if re.fullmatch(r"waiting \d+\.\d+", name)):
+            unit, (item, rate) = int(name[8:13]), saved[name].tolist()
+            gradients = entries(saved, f"{name} ")
+            for key, g in with_parameter_strides(self.block.module, gradients).items():
+                self.block.module.get_parameter(key).grad = g
+            self.begin_step(unit, int(item), rate)
 
     def rebuild(self, flight: Flight) -> UnitFlight:
         """Restore a flight of a checkpoint for its backward pass."""
@@ -266,6 +335,13 @@ class UnitProgram(DelayedProgram):
     def drain(self) -> PhaseStats:
         for flight in self.unit_flights.values():
             self.backward_units(flight)
+        for unit, waiting in enumerate(self.units.waiting):
+            while waiting:
+                self.units.complete_step(unit)
+        if self._ticks and self.block.sync is not None and self.setup.replicas > 1:
+            running = statistics(self.block.module)
+            terms = pack([x * self.block.sync.share for x in running])
+            unpack(self.block.sync.total(terms), running)
         self._flights, self._ticks = {}, 0
         self.links.flush()
         return PhaseStats()
@@ -289,7 +365,13 @@ class UnitProgram(DelayedProgram):
         versions: dict[tuple[int, ...], Tensors] = {}
         for flight in self.unit_flights.values():
             self.units.save(flight, versions)
-        return super().state()
+        state = super().state()
+        state.flight |= self.units.save_steps()
+        return state
+
+    def load_state(self, state: State) -> None:
+        self.units.load_steps(state.flight)
+        super().load_state(state)
 
     def _restored(self, flight: Flight) -> Flight:
         return self.units.rebuild(flight)

@@ -11,13 +11,22 @@ from problems import copied
 from setting_modes import Mode, alone
 from torch import nn
 from torch.func import functional_call
-from trainings import assert_same, digits, interrupted, trained_weights, trainer, weights
-from unit_steps import MOMENTUM, SGD, numbered, trained, unit_problem
+from trainings import (
+    assert_same,
+    digits,
+    interrupted,
+    refused,
+    trained_weights,
+    trainer,
+    weights,
+)
+from unit_steps import MOMENTUM, SGD, numbered, trained, trained_by_replicas, unit_problem
 
 from hybrid.links import run_virtual
 from hybrid.settings.config import CheckpointSettings
 from hybrid.solvers import FDG, registry
 from hybrid.solvers.base import Setup
+from hybrid.solvers.sync import AllReduce, LocalSGD
 from hybrid_messages import PDASGD
 from hybrid_messages.unit_passes import Units, unit_slices
 from tests import test_settings_act as act
@@ -41,6 +50,7 @@ SLOTS = {
 MODES = [
     *alone("pd-asgd", tries=OTHER),
     *(Mode("pd-asgd", name, {"split.blocks": 1, **s}, {}, OTHER) for name, s in SLOTS.items()),
+    Mode("pd-asgd", "replicas", {"split.blocks": 1, "split.replicas": 2}, {}, OTHER),
 ]
 ONE_BLOCK = {
     "the paper's ratio": PDASGD(),
@@ -88,12 +98,12 @@ class Simulated:
     """One process, every unit's weights by version; nothing but the formulas.
 
     Unit u of mini-batch n meets the steps that have landed by the time it is read, by closed forms
-    in ticks; it lands when those before it have.
+    in ticks; it lands when those before it have. Replicas are sums over their shares.
     """
 
-    def __init__(self, problem, solver):
+    def __init__(self, problem, solver, replicas=1):
         self.module, self.batches = problem.blocks.module(0).train(), problem.batches
-        self.B, self.q = solver.backward_slots, solver.queue
+        self.B, self.q, self.L, self.R = solver.backward_slots, solver.queue, solver.lag, replicas
         parts = [*self.module]
         weighty = [i for i, part in enumerate(parts) if [*part.parameters()]]
         starts = [0, *weighty[1:], len(parts)]
@@ -121,7 +131,7 @@ class Simulated:
         return self.up_starts(n) + Fraction(u, self.M)
 
     def landed(self, n, u):
-        return self.down_starts(n) + 2 * (1 - Fraction(u, self.M))
+        return self.down_starts(n) + 2 * (1 - Fraction(u, self.M)) + self.L
 
     def met(self, n, u):
         return sum(self.landed(t, u) <= self.read(n, u) for t in range(n))
@@ -133,30 +143,45 @@ class Simulated:
         return x
 
     def train(self):
+        statistics = [copied(dict(self.module.named_buffers())) for _ in range(self.R)]
         for n, batch in enumerate(self.batches):
-            x, inputs, outs, met = batch.images(), [], [], []
-            for u in range(self.M):
-                w = self.versions[u][self.met(n, u)]
-                met.append({k: v.clone().requires_grad_() for k, v in w.items()})
-                inputs.append(x.detach().requires_grad_(u > 0))
-                outs.append(self.run_unit(u, inputs[-1], met[-1]))
-                x = outs[-1]
-            out = x.detach().requires_grad_()
-            nn.functional.cross_entropy(out, batch.labels()).backward()
-            p = out.grad
+            terms = []
+            for r in range(self.R):
+                self.module.load_state_dict(statistics[r], strict=False)
+                terms.append(self.gradients(n, batch.of_replica(r, self.R)))
+                statistics[r] = copied(dict(self.module.named_buffers()))
             for u in reversed(range(self.M)):
-                outs[u].backward(p)
-                p = inputs[u].grad
                 assert len(self.versions[u]) == n + 1
-                self.versions[u].append(self.stepped(u, met[u], batch.learning_rate))
+                total = {k: sum(term[u][k] for term in terms) for k in terms[0][u]}
+                self.versions[u].append(self.stepped(u, total, batch.learning_rate))
         found = {n: w for versions in self.versions for n, w in versions[-1].items()}
-        found |= dict(self.module.named_buffers())
+        shares = [self.batches[0].of_replica(r, self.R).share for r in range(self.R)]
+        for name, first in statistics[0].items():
+            means = sum(share * s[name] for share, s in zip(shares, statistics, strict=True))
+            found[name] = means if first.is_floating_point() else first
         return {self.module.global_name(name): t for name, t in found.items()}
 
-    def stepped(self, u, met, rate):
+    def gradients(self, n, batch):
+        """Those of each unit, by name, of the samples' term of the mini-batch's mean."""
+        x, inputs, outs, met = batch.images(), [], [], []
+        for u in range(self.M):
+            w = self.versions[u][self.met(n, u)]
+            met.append({k: v.clone().requires_grad_() for k, v in w.items()})
+            inputs.append(x.detach().requires_grad_(u > 0))
+            outs.append(self.run_unit(u, inputs[-1], met[-1]))
+            x = outs[-1]
+        out = x.detach().requires_grad_()
+        (nn.functional.cross_entropy(out, batch.labels()) * batch.share).backward()
+        p = out.grad
+        for u in reversed(range(self.M)):
+            outs[u].backward(p)
+            p = inputs[u].grad
+        return [{k: w.grad for k, w in unit.items()} for unit in met]
+
+    def stepped(self, u, gradients, rate):
         new = {}
         for name, w in self.versions[u][-1].items():
-            g, v = met[name].grad, self.momenta.get(name)
+            g, v = gradients[name], self.momenta.get(name)
             v = self.momenta[name] = g if v is None else v * MOMENTUM + g
             new[name] = w.add(g.add(v, alpha=MOMENTUM), alpha=-rate)
         return new
@@ -169,6 +194,29 @@ def test_one_block_equals_a_simulation_by_the_formulas(name):
     assert_same(found, simulated)
     plain = unit_problem(batches=8).plain_loop()
     assert not all(torch.equal(found[n], plain[n]) for n in plain)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("name", [n for n in ONE_BLOCK if n != "in parts"])
+def test_replicas_equal_a_simulation_by_the_formulas(name, lag, replicas):
+    solver = replace(ONE_BLOCK[name], lag=lag)
+    simulated = Simulated(unit_problem(batches=8, batch=7), solver, replicas).train()
+    found = trained_by_replicas(unit_problem(batches=8, batch=7), solver, replicas)
+    for tensors in found:
+        assert_same(tensors, found[0])
+        for key, tensor in simulated.items():
+            torch.testing.assert_close(tensors[key], tensor, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("name", ONE_BLOCK)
+def test_resumed_replicas_go_on_to_the_same_bits(name, lag):
+    solver = replace(ONE_BLOCK[name], lag=lag)
+    whole = trained_by_replicas(unit_problem(batches=8, batch=7), solver, 2)
+    resumed = trained_by_replicas(unit_problem(batches=8, batch=7), solver, 2, at=4)
+    for tensors, expected in zip(resumed, whole, strict=True):
+        assert_same(tensors, expected)
 
 
 @pytest.mark.parametrize(("K", "m"), [(2, 3), (4, 1)])
@@ -275,6 +323,29 @@ def test_what_it_cannot_do_is_refused():
         trained(unit_problem(), PDASGD(any_order=True), run=run_virtual)
     with pytest.raises(ValueError, match=r"works only where train\.precision is not 'float16'"):
         check(PDASGD(), Setup(), precision="float16")
+    loaded = digits(2)
+    for sync, solver, why in (
+        (None, PDASGD(lag=1), "solver.lag is 1"),
+        (LocalSGD(), PDASGD(), "replicas sum every gradient in float32"),
+        (AllReduce(messages="int8"), PDASGD(), "replicas sum every gradient in float32"),
+        (AllReduce(), PDASGD(any_order=True), "there is one replica"),
+    ):
+        settings = {} if sync is None else {"replicas": 2, "sync": sync}
+        assert why in refused(trainer(solver, blocks=1, model="plain", **settings), loaded)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_threads_and_the_virtual_clock_give_replicas_the_same_bits(m, tmp_path):
+    """Broken off within an epoch as well; shares of 32 samples are uneven."""
+    solver, loaded = PDASGD(lag=1, micro_batches=m), digits(6)
+    often = CheckpointSettings(steps=1, keep_last=0)
+    grid = {"blocks": 1, "replicas": 3, "train": {"epochs": 1, "report_every": 1}}
+    whole = trained_weights(trainer(solver, tmp_path / "run", checkpoint=often, **grid), loaded)
+    virtual = trainer(solver, links={"kind": "virtual"}, **grid)
+    assert_same(trained_weights(virtual, loaded), whole)
+    interrupted(tmp_path / "run", after=3)
+    resumed = trainer(solver, tmp_path / "run", resume=True, checkpoint=often, **grid)
+    assert_same(trained_weights(resumed, loaded), whole)
 
 
 def test_a_run_is_resumed_from_its_folder_bit_for_bit(tmp_path):

@@ -31,6 +31,13 @@ def test_the_table_is_the_one_that_is_drawn():
 
 
 @pytest.mark.parametrize("M", [3, 4, 7, 12, 56])
+@pytest.mark.parametrize("lag", [1, 2])
+def test_a_lag_makes_every_gradient_as_many_ticks_later(M, lag):
+    late = [Timetable(M, 2, 0, lag).delay(u) for u in range(M)]
+    assert late == [lag + d for d in delays(M, 2)]
+
+
+@pytest.mark.parametrize("M", [3, 4, 7, 12, 56])
 def test_delays_are_those_of_the_page(M):
     assert delays(M, 2) == [ceil(3 * (1 - Fraction(u, M))) - 1 for u in range(M)]
     assert delays(M, 1) == [1 if u <= 2 * M / 3 - 1e-9 else 0 for u in range(M)]
@@ -63,14 +70,15 @@ def scheduled(units, slots, queue, items):
     slots=st.integers(0, 2),
     queue=st.integers(0, 4),
     items=st.integers(1, 25),
+    lag=st.integers(0, 5),
 )
-def test_the_table_is_what_slots_that_take_the_next_give(units, slots, queue, items):
-    table = Timetable(units, slots, queue)
+def test_the_table_is_what_slots_that_take_the_next_give(units, slots, queue, items, lag):
+    table = Timetable(units, slots, queue, lag)
     up, down = scheduled(units, slots, queue, items)
     assert [table.forward_start(n) for n in range(items)] == up
     assert [table.backward_start(n) for n in range(len(down))] == down
     ops = [op for n in range(items) for op in table.passes_of_tick(n)]
-    assert ops == sorted(ops), "by time, unit and item"
+    assert ops == sorted(ops, key=lambda op: (op.time, op.kind is Kind.FORWARD, *op))
     risen = [(op.item, op.unit) for op in ops if op.kind is Kind.FORWARD]
     assert risen == [(n, u) for n in range(items) for u in range(units)]
     left = dict.fromkeys(range(items), units)
@@ -78,4 +86,10 @@ def test_the_table_is_what_slots_that_take_the_next_give(units, slots, queue, it
         if op.kind is Kind.BACKWARD:
             left[op.item] -= 1
             assert op.unit == left[op.item], "from the head down"
+    ends = {(op.item, op.unit): op.time for op in ops if op.kind is Kind.BACKWARD}
+    steps = [op for op in ops if op.kind is Kind.STEP]
+    assert all(ends[op.item, op.unit] + lag * units == op.time for op in steps)
+    done = {(op.item, op.unit) for op in steps} if lag else {*ends}
+    waits = {key for key in ends if table.step_waits(items, *key)}
+    assert done == {*ends} - waits
     assert table.under_way(items) == [n for n in left.values() if n]
