@@ -210,7 +210,7 @@ class PDASGDProgram(UnitProgram):
         parts = self._micro_batches(window)
         for op in passes:
             if op.kind is Kind.STEP:
-                self.units.complete_step(op.unit, op.item)
+                self.units.summed.complete(op.unit, op.item)
                 continue
             if op.kind is Kind.BACKWARD:
                 flights[op.item].item = op.item
@@ -274,7 +274,7 @@ class PDASGDProgram(UnitProgram):
         left = [flight.units_left for flight in self.unit_flights.values()]
         placed = left == self._table.under_way(self._ticks) and all(
             self._table.step_waits(self._ticks, step.item, unit)
-            for unit, waiting in enumerate(self.units.waiting)
+            for unit, waiting in enumerate(self.units.summed.waiting)
             for step in waiting
         )
         if not self._any_order and not placed:

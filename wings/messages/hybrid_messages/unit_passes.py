@@ -1,8 +1,6 @@
 """A block's module in units, each with a separate backward pass and step."""
 
-import re
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
@@ -20,11 +18,12 @@ from hybrid.solvers.engine.flights import Flight
 from hybrid.solvers.engine.policies import Stash
 from hybrid.solvers.metrics import failure
 from hybrid.solvers.micro_batches import MicroBatch
-from hybrid.solvers.numerics.weights import NothingRecomputed, with_parameter_strides
+from hybrid.solvers.numerics.weights import NothingRecomputed
 from hybrid.solvers.peers import statistics
-from hybrid.solvers.state import State, Tensors, entries
+from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.sync.reduction import pack, unpack
 from hybrid.solvers.windows import LossAndMetric, PhaseStats
+from hybrid_messages.summed_steps import SummedSteps
 
 NOT_FLOAT16 = Needs(
     "train.precision is not 'float16', whose loss scale may change between the steps of its units",
@@ -94,19 +93,6 @@ class UnitFlight(Flight):
     """Of the output of the next unit's backward pass; empty where it has not arrived."""
 
 
-@dataclass
-class UnitStep:
-    """A unit's step whose gradient replicas are summing."""
-
-    item: int
-    """The micro-batch that completed its mini-batch."""
-    rate: float
-    gradients: Gradients
-    """This replica's term, by name."""
-    finish: Callable[[], None]
-    """Waits for the sum, which the unit's gradients then are."""
-
-
 class CopyingStash(Stash):
     """Copies the weights for every forward pass, while a step may be changing them."""
 
@@ -143,8 +129,7 @@ class Units:
             stash(block.module, weights, [str(i) for i in range(parts.start, parts.stop)])
             for weights, parts in zip(self.parameters, self.slices, strict=True)
         ]
-        self.waiting: list[deque[UnitStep]] = [deque() for _ in self.slices]
-        """The steps of each unit whose gradients are being summed, oldest first."""
+        self.summed = SummedSteps(self.step, block, self.parameters)
         self._locks = [Lock() for _ in self.slices]
         """Within one a thread steps the weights of a unit."""
         self._looked = set[int]()
@@ -218,7 +203,7 @@ class Units:
     def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients) -> None:
         """Add gradients (by name); step if that was the mini-batch's last micro-batch.
 
-        Replicas step `lag` ticks later, see `complete_step`.
+        Replicas step `lag` ticks later, when the table says so.
         """
         self.add(unit, gradients)
         if not flight.part.is_last:
@@ -226,31 +211,9 @@ class Units:
         if self.block.sync is None:
             self.step(unit, flight.part.learning_rate)
             return
-        self.begin_step(unit, flight.item, flight.part.learning_rate)
+        self.summed.begin(unit, flight.item, flight.part.learning_rate)
         if not self.lag:
-            self.complete_step(unit)
-
-    def begin_step(self, unit: int, item: int, rate: float) -> None:
-        """Begin the sum over replicas of the gradients at hand."""
-        held, trained = self.parameters[unit], self._trained(unit)
-        terms = {name: p.grad for name, p in held.items() if p.grad is not None}
-        finish = self.block.sync.begin_sum(trained) if self.block.sync and trained else lambda: None
-        self.waiting[unit].append(UnitStep(item, rate, terms, finish))
-
-    def complete_step(self, unit: int, item: int | None = None) -> None:
-        """Take the unit's oldest step that waits, if it is that of `item`.
-
-        Gradients of a later step stay as they are.
-        """
-        waiting, trained = self.waiting[unit], self._trained(unit)
-        if not waiting or item not in (None, waiting[0].item):
-            return
-        step = waiting.popleft()
-        later = [p.grad for p in trained]
-        step.finish()
-        self.step(unit, step.rate)
-        for p, g in zip(trained, later, strict=True):
-            p.grad = g
+            self.summed.complete(unit)
 
     def add(self, unit: int, gradients: Gradients) -> None:
         """Add gradients, by name, to those of the unit's next step."""
@@ -259,11 +222,9 @@ class Units:
             g = with_strides_of(g, parameter)
             parameter.grad = g if parameter.grad is None else parameter.grad + g
 
-    def _trained(self, unit: int) -> list[nn.Parameter]:
-        return [p for p in self.parameters[unit].values() if p.requires_grad]
-
     def step(self, unit: int, rate: float) -> None:
-        if trained := self._trained(unit):
+        trained = [p for p in self.parameters[unit].values() if p.requires_grad]
+        if trained:
             self.stashes[unit].before_step()
             self.block.step("local", rate, self.clip_norm, only=trained)
 
@@ -276,25 +237,6 @@ class Units:
         flight.stash |= {f"p {j}": p for j, p in enumerate(flight.adjoint) if p is not None}
         weights = {name: w for version in flight.versions for name, w in version.items()}
         flight.weights = versions.setdefault(tuple(map(id, flight.versions)), weights)
-
-    def save_steps(self) -> Tensors:
-        """What a checkpoint holds of the steps that wait."""
-        saved: Tensors = {}
-        for unit, waiting in enumerate(self.waiting):
-            for i, step in enumerate(waiting):
-                name = f"waiting {unit:05}.{i:05}"
-                saved[name] = torch.tensor([step.item, step.rate], dtype=torch.float64)
-                saved |= {f"{name} {key}": g for key, g in step.gradients.items()}
-        return saved
-
-    def load_steps(self, saved: Tensors) -> None:
-        """Begin the sums again that were under way."""
-        for name in sorted(name for name in saved if re.fullmatch(r"waiting \d+\.\d+", name)):
-            unit, (item, rate) = int(name[8:13]), saved[name].tolist()
-            gradients = entries(saved, f"{name} ")
-            for key, g in with_parameter_strides(self.block.module, gradients).items():
-                self.block.module.get_parameter(key).grad = g
-            self.begin_step(unit, int(item), rate)
 
     def rebuild(self, flight: Flight) -> UnitFlight:
         """Restore a flight of a checkpoint for its backward pass."""
@@ -335,9 +277,7 @@ class UnitProgram(DelayedProgram):
     def drain(self) -> PhaseStats:
         for flight in self.unit_flights.values():
             self.backward_units(flight)
-        for unit, waiting in enumerate(self.units.waiting):
-            while waiting:
-                self.units.complete_step(unit)
+        self.units.summed.complete_all()
         if self._ticks and self.block.sync is not None and self.setup.replicas > 1:
             running = statistics(self.block.module)
             terms = pack([x * self.block.sync.share for x in running])
@@ -366,11 +306,11 @@ class UnitProgram(DelayedProgram):
         for flight in self.unit_flights.values():
             self.units.save(flight, versions)
         state = super().state()
-        state.flight |= self.units.save_steps()
+        state.flight |= self.units.summed.state()
         return state
 
     def load_state(self, state: State) -> None:
-        self.units.load_steps(state.flight)
+        self.units.summed.load_state(state.flight)
         super().load_state(state)
 
     def _restored(self, flight: Flight) -> Flight:
