@@ -65,9 +65,9 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 37_910
+CORE = 37_940
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 254, 36_890, 7_270
+CORE_FILES, TESTS, BENCHMARKS = 254, 37_030, 7_820
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 790,
@@ -85,7 +85,7 @@ ROOMS = {
     "hybrid/rounds": 1_210,
     "hybrid/settings": 1_490,
     "hybrid/training": 3_240,
-    "solvers": 2_770,
+    "solvers": 2_780,
     "solvers/checks": 460,
     "solvers/codecs": 280,
     "solvers/delayed": 350,
@@ -98,7 +98,7 @@ ROOMS = {
     "solvers/numerics": 1_250,
     "solvers/optimizers": 330,
     "solvers/splitting": 860,
-    "solvers/sync": 1_260,
+    "solvers/sync": 1_280,
 }
 """Lines of each room, as `.ci/house.py` counts them."""
 

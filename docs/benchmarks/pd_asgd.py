@@ -42,7 +42,7 @@ from hybrid.solvers.micro_batches import split_into_micro_batches
 from hybrid.solvers.sync import AllReduce, LocalSGD
 from hybrid.solvers.sync.base import Strategy
 from hybrid_messages import PDASGD
-from hybrid_messages.unit_passes import UnitFlight, Units
+from hybrid_messages.by_unit.unit_passes import UnitFlight, Units
 
 RAW = measuring.Raw(__file__)
 REPLICAS, BATCH, LR, EPOCHS, IMAGES = 4, 128, 0.1, 6, 10_000

@@ -19,8 +19,8 @@ from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import Batch, LossAndMetric, PhaseStats, Window
+from hybrid_messages.by_unit.unit_passes import BY_UNITS, UnitFlight, UnitProgram
 from hybrid_messages.chain import Chain, Mailbox, draw_path, limit
-from hybrid_messages.unit_passes import BY_UNITS, UnitFlight, UnitProgram
 from hybrid_messages.units import Instance, Nodes
 
 

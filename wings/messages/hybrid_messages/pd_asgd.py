@@ -21,8 +21,8 @@ from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.weights import trained_bytes
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window
-from hybrid_messages.timetable import MOST_SLOTS, Timetable, UnitPass
-from hybrid_messages.unit_passes import (
+from hybrid_messages.by_unit.timetable import MOST_SLOTS, Timetable, UnitPass
+from hybrid_messages.by_unit.unit_passes import (
     BY_UNITS,
     CopyingStash,
     UnitFlight,

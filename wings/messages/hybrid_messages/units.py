@@ -16,8 +16,8 @@ from hybrid.solvers.engine.flights import Flight
 from hybrid.solvers.layers.branches import Skippable, nothing_left_out, survival
 from hybrid.solvers.micro_batches import MicroBatch
 from hybrid.solvers.state import Tensors
+from hybrid_messages.by_unit.unit_passes import Gradients, UnitFlight, Units, unit_slices
 from hybrid_messages.node import Updates
-from hybrid_messages.unit_passes import Gradients, UnitFlight, Units, unit_slices
 
 
 @dataclass

@@ -28,7 +28,7 @@ from hybrid.solvers import FDG, registry
 from hybrid.solvers.base import Setup
 from hybrid.solvers.sync import AllReduce, LocalSGD
 from hybrid_messages import PDASGD
-from hybrid_messages.unit_passes import Units, unit_slices
+from hybrid_messages.by_unit.unit_passes import Units, unit_slices
 from tests import test_settings_act as act
 from tests.hybrid.rounds import test_host_reads as host_reads
 from tests.solvers import test_every_solver as every

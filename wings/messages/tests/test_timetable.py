@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid.solvers.engine.schedule import Kind
-from hybrid_messages.timetable import Timetable
+from hybrid_messages.by_unit.timetable import Timetable
 
 
 def delays(units, slots, queue=0):

@@ -14,7 +14,7 @@ from hybrid.solvers import Batch
 from hybrid.solvers.numerics.draws import Draws
 from hybrid.solvers.numerics.optimizer_state import Average
 from hybrid_messages import PDASGD
-from hybrid_messages.unit_passes import unit_slices
+from hybrid_messages.by_unit.unit_passes import unit_slices
 
 
 def chain(make):

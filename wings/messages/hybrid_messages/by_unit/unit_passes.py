@@ -23,7 +23,7 @@ from hybrid.solvers.peers import statistics
 from hybrid.solvers.state import State, Tensors
 from hybrid.solvers.sync.reduction import pack, unpack
 from hybrid.solvers.windows import LossAndMetric, PhaseStats
-from hybrid_messages.summed_steps import SummedSteps
+from hybrid_messages.by_unit.summed_steps import SummedSteps
 
 NOT_FLOAT16 = Needs(
     "train.precision is not 'float16', whose loss scale may change between the steps of its units",
