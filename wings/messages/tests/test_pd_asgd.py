@@ -334,6 +334,18 @@ def test_what_it_cannot_do_is_refused():
         assert why in refused(trainer(solver, blocks=1, model="plain", **settings), loaded)
 
 
+def test_on_a_grid_of_blocks_and_replicas_it_is_delayed_by_that_bit_for_bit():
+    """Weights; the means of running statistics are taken once, and not in every step."""
+    loaded, grid = digits(4), {"blocks": 2, "replicas": 2, "serial_epochs": 1}
+    expected = trained_weights(trainer(FDG(micro_batches=2), **grid), loaded)
+    found = trained_weights(trainer(PDASGD(micro_batches=2), **grid), loaded)
+    for name, tensor in expected.items():
+        if "running" in name:
+            torch.testing.assert_close(found[name], tensor)
+        else:
+            assert torch.equal(found[name], tensor), name
+
+
 @pytest.mark.parametrize("m", [1, 2])
 def test_threads_and_the_virtual_clock_give_replicas_the_same_bits(m, tmp_path):
     """Broken off within an epoch as well; shares of 32 samples are uneven."""
