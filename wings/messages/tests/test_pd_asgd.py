@@ -15,6 +15,7 @@ from trainings import (
     assert_same,
     digits,
     interrupted,
+    lines,
     refused,
     trained_weights,
     trainer,
@@ -334,11 +335,19 @@ def test_what_it_cannot_do_is_refused():
         assert why in refused(trainer(solver, blocks=1, model="plain", **settings), loaded)
 
 
-def test_on_a_grid_of_blocks_and_replicas_it_is_delayed_by_that_bit_for_bit():
-    """Weights; the means of running statistics are taken once, and not in every step."""
+def test_on_a_grid_of_blocks_and_replicas_it_is_delayed_by_that_bit_for_bit(tmp_path):
+    """Weights and losses; the means of running statistics are not taken in every step."""
     loaded, grid = digits(4), {"blocks": 2, "replicas": 2, "serial_epochs": 1}
-    expected = trained_weights(trainer(FDG(micro_batches=2), **grid), loaded)
-    found = trained_weights(trainer(PDASGD(micro_batches=2), **grid), loaded)
+    expected, found = (
+        trained_weights(trainer(solver(micro_batches=2), tmp_path / solver.name, **grid), loaded)
+        for solver in (FDG, PDASGD)
+    )
+    losses = [
+        [line["loss"] for line in lines(tmp_path / solver.name) if line["phase"] == "parallel"]
+        for solver in (FDG, PDASGD)
+    ]
+    assert losses[0]
+    torch.testing.assert_close(losses[1], losses[0])
     for name, tensor in expected.items():
         if "running" in name:
             torch.testing.assert_close(found[name], tensor)

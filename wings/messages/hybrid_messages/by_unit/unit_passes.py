@@ -169,12 +169,15 @@ class Units:
         flight.input_edges.append(gradient_edges(flight.value))
 
     def compute_loss(self, flight: UnitFlight, labels: Tensor) -> LossAndMetric:
-        """Loss and metric of the last unit's output, whose adjoint the flight then has."""
+        """Loss and metric of the last unit's output, whose adjoint the flight then has.
+
+        The loss is the part's term of the mean over this replica's samples.
+        """
         result = self.block.compute_loss(flight.value, labels, flight.part.weight)
         loss = result.loss * flight.part.share
         flight.value = None
         flight.adjoint, _ = vjp([loss], [torch.ones_like(loss)], flight.input_edges[-1], [])
-        return result._replace(loss=loss.detach())
+        return result._replace(loss=result.loss.detach() * flight.part.replica_share)
 
     def backward(self, flight: UnitFlight, unit: int) -> None:
         """The backward pass of a unit, and its step if the flight completes a mini-batch."""
