@@ -158,13 +158,11 @@ class Gossip:
 GOSSIP = {
     "one rank, mini-batches of 128": Gossip(1, 1, 0, size=BATCH),
     "plain steps": Gossip(backward_slots=0),
-    "1 : 1": Gossip(backward_slots=1),
     "1 : 2": Gossip(),
-    "2 : 3": Gossip(forward_slots=2, backward_slots=3),
-    "plain steps, one rank 2 times slower": Gossip(backward_slots=0, slow=2.0),
-    "plain steps, one rank 6 times slower": Gossip(backward_slots=0, slow=6.0),
-    "1 : 2, one rank 2 times slower": Gossip(slow=2.0),
     "1 : 2, one rank 6 times slower": Gossip(slow=6.0),
+    "2 : 3": Gossip(forward_slots=2, backward_slots=3),
+    "1 : 1": Gossip(backward_slots=1),
+    "plain steps, one rank 6 times slower": Gossip(backward_slots=0, slow=6.0),
 }
 
 
