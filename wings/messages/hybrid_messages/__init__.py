@@ -8,6 +8,7 @@ from hybrid_messages.graph import Graph
 from hybrid_messages.layer import Layer
 from hybrid_messages.node import Message, Node, State
 from hybrid_messages.pd_asgd import PDASGD
+from hybrid_messages.replicas import replicated
 
 OWN.add(__name__)
 
@@ -31,4 +32,5 @@ __all__ = [
     "State",
     "Static",
     "Sum",
+    "replicated",
 ]

@@ -13,11 +13,12 @@ from hybrid_messages.node import Cache, Message, Node, Updates
 
 
 class _Cached(NamedTuple):
-    """What a forward message met: its payload, what became of it, and after how many updates."""
+    """What a forward message met: its payload, what became of it, updates and weights so far."""
 
     x: Tensor
     y: Tensor
     updates: int
+    version: int
 
 
 class Layer(Node):
@@ -53,6 +54,11 @@ class Layer(Node):
         return self._updates.count
 
     @property
+    def version(self) -> int:
+        """Changes of its weights."""
+        return self.updates
+
+    @property
     def staleness(self) -> Counter[int]:
         """Messages by the updates between their forward and their backward pass."""
         return self._updates.staleness
@@ -63,13 +69,13 @@ class Layer(Node):
             with torch.no_grad():
                 return [Message(0, state, self.module(payload))]
         x, y = self._run(payload)
-        self._cache.put(state, _Cached(x, y, self.updates))
+        self._cache.put(state, _Cached(x, y, self.updates, self.version))
         return [Message(0, state, y.detach())]
 
     def backward(self, message: Message) -> list[Message]:
         _, state, gradient = message
-        x, y, updates = self._cache.pop(state)
-        if updates != self.updates:
+        x, y, updates, version = self._cache.pop(state)
+        if version != self.version:
             x, y = self._run(x)
         if y.requires_grad:
             torch.autograd.backward([y], [gradient])
