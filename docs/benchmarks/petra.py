@@ -2,7 +2,6 @@
 
     python docs/benchmarks/petra.py accuracy --data-dir ~/data [--seeds 0 1] [--rows "m=1, muon"]
     python docs/benchmarks/petra.py held [--size 224] [--batch 64]
-    python docs/benchmarks/petra.py ranks [--size 128] [--batch 8]
 
 accuracy: RevNet-14 (--model) on CIFAR-10's first 10,000 images, halved to 16 x 16 pixels, bfloat16,
 one thread, the virtual clock. m = 1 steps on mini-batches of 64, m = 8 on 128 in micro-batches of
@@ -12,7 +11,7 @@ training. The whole network in one block is reversible back-propagation.
 
 held: bytes that the blocks of a ResNet-50 and of its RevNet hold for backward passes with m = 1,
 as `hybrid show --memory` counts them from what autograd saves for 2 samples; tests compare that
-count with runs. ranks: resident peaks of 4 real ranks in 10 steps, with large buffers given back.
+count with runs.
 
 Runs that the JSON holds are not repeated; --only-collect prints its tables.
 """
@@ -22,11 +21,11 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import mean
 from typing import Any, Literal
 
 import measuring
-import memory
 import torch
 
 from hybrid import data, split
@@ -39,6 +38,7 @@ from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay, Petra, Solver
 from hybrid.solvers.numerics.weights import trained_bytes
 
 RAW = measuring.Raw(__file__)
+EXTRAPOLATE: Literal["extrapolate"] = "extrapolate"
 SIZES = {1: 64, 8: 128}
 """Mini-batches by m."""
 
@@ -57,16 +57,14 @@ class Row:
 def rows() -> Iterator[tuple[str, Row]]:
     """Those that decide most first."""
     for m in SIZES:
-        for optimizer in "sgd", "muon":
-            title = f"m={m}, {optimizer}"
-            yield f"{title}, backprop", Row(m, 1, optimizer)
-            for K in 8, 4:
-                yield f"{title}, petra, K={K}", Row(m, K, optimizer)
-                mended = Row(m, K, optimizer, "extrapolate")
-                if m > 1 or K == 8:
-                    yield f"{title}, petra, K={K}, extrapolated, c = 1 at most", mended
-                if m == 1:
-                    yield f"{title}, petra, K={K}, extrapolated, c = tau", replace(mended, cap=1e2)
+        mends = [("", Row(m, 0, "")), (", extrapolated, c = 1 at most", Row(m, 0, "", EXTRAPOLATE))]
+        if m == 1:
+            mends.append((", extrapolated, c = tau", Row(m, 0, "", EXTRAPOLATE, cap=100.0)))
+        for optimizer in "muon", "sgd":
+            yield f"m={m}, {optimizer}, backprop", Row(m, 1, optimizer)
+        for (mended, row), K, optimizer in product(mends, (4, 8), ("muon", "sgd")):
+            title = f"m={m}, {optimizer}, petra, K={K}{mended}"
+            yield title, replace(row, blocks=K, optimizer=optimizer)
 
 
 def halved(images: Dataset) -> Dataset:
@@ -121,7 +119,9 @@ def accuracy_cells(run: str) -> Iterator[tuple[object, ...]]:
     table = RAW.get("accuracy", run)
     for title, by_seed in table.items():
         ended = {s: 100 * x["test_accuracy"] for s, x in by_seed.items() if "failed" not in x}
-        base = table.get(f"{title.partition(', petra')[0].removesuffix(', backprop')}, backprop", {})
+        base = table.get(
+            f"{title.partition(', petra')[0].removesuffix(', backprop')}, backprop", {}
+        )
         gaps = [100 * base[s]["test_accuracy"] - x for s, x in ended.items() if s in base]
         cell = measuring.spread([*ended.values()]) if ended else "diverged"
         yield title, cell, f"{mean(gaps):.1f}" if gaps else "", len(ended)
@@ -180,57 +180,11 @@ def held_cells(entry: tuple[str, list[dict[str, int]]]) -> tuple[str, ...]:
     return title, *(f"{x / 1e9:.2f}" for x in (*every, activations + versions + 3 * weights))
 
 
-RANKS = {
-    "revnet50: petra": ("revnet50", "petra"),
-    "revnet50: fdg": ("revnet50", "fdg"),
-    "resnet50: ddg": ("resnet50", "ddg"),
-    "resnet50: ddg, no stash": ("resnet50", "ddg", "--set", "solver.stash=false"),
-    "resnet50: features-replay": ("resnet50", "features-replay"),
-}
-
-
-def pixels() -> tuple[Dataset, Dataset]:
-    """Ten mini-batches of noise, in `ranks`' size and classes."""
-    size, batch = (int(x) for x in memory.os.environ["PETRA_PIXELS"].split())
-
-    def some(count: int) -> Dataset:
-        images = torch.randint(256, (count, 3, size, size), dtype=torch.uint8)
-        return Dataset(images, torch.arange(count) % 1000, 1000, (0.5,) * 3, (0.25,) * 3)
-
-    return some(10 * batch), some(batch)
-
-
-def peaks(options: Namespace) -> None:
-    run = f"{options.size} pixels, mini-batches of {options.batch}, K=4"
-    memory.os.environ["PETRA_PIXELS"] = f"{options.size} {options.batch}"
-    for title, (model, solver, *flags) in RANKS.items():
-        if options.only_collect or options.rows not in title or RAW.get("ranks", run, title):
-            continue
-        with memory.tempfile.TemporaryDirectory() as folder:
-            words = ["train", "--model", model, "--data", "petra:pixels", "--solver", solver]
-            words += ["--batch-size", str(options.batch), "--epochs", "1", "--out", f"{folder}/run"]
-            words += ["--set", "solver.micro_batches=1", "--set", "train.threads=1", *flags]
-            memory.hybrid([*words, "--set", "split.inside=false"], 4, given_back=True)
-            kept = measuring.of_summary(memory.Path(folder, "run"), "peak_memory_bytes")
-        assert kept is not None
-        RAW.keep("ranks", run, title, value=kept["peak_memory_bytes"])
-    table = RAW.get("ranks", run).items()
-    measuring.show(
-        f"{run} | resident peaks of ranks 0 to 3, MB | all",
-        (
-            (title, ", ".join(f"{x / 1e6:.0f}" for x in each), f"{sum(each) / 1e6:.0f}")
-            for title, each in table
-        ),
-    )
-
-
 def main() -> None:
     flags = {**measuring.GRID, "model": "revnet14", "limit": 10_000, "epochs": 4}
-    options = measuring.options(
-        __doc__, what=("accuracy", "held", "ranks"), size=224, batch=64, **flags
-    )
+    options = measuring.options(__doc__, what=("accuracy", "held"), size=224, batch=64, **flags)
     torch.set_num_threads(1)
-    {"accuracy": accuracies, "held": holdings, "ranks": peaks}[options.what](options)
+    {"accuracy": accuracies, "held": holdings}[options.what](options)
 
 
 if __name__ == "__main__":

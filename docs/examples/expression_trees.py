@@ -63,7 +63,7 @@ class Tree:
         return {child: at for at, pair in enumerate(self.children) for child in pair or ()}
 
 
-def make_tree(draws: np.random.Generator) -> Tree:
+def make_tree(draws: np.random.Generator, most_leaves: int = MOST_LEAVES) -> Tree:
     symbols: list[int] = []
     children: list[tuple[int, int] | None] = []
 
@@ -81,7 +81,7 @@ def make_tree(draws: np.random.Generator) -> Tree:
         children.append(pair)
         return len(symbols) - 1, value
 
-    _, value = grow(int(draws.integers(1, MOST_LEAVES + 1)))
+    _, value = grow(int(draws.integers(1, most_leaves + 1)))
     return Tree(tuple(symbols), tuple(children), value)
 
 

@@ -1,4 +1,4 @@
-"""Replicas of a layer: a loop by hand, one layer in the simple case, and equal weights at the end."""
+"""Replicas of a layer: a loop by hand, one layer in the simple case, equal weights at the end."""
 
 from copy import deepcopy
 from functools import partial
