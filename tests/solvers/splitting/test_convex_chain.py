@@ -1,43 +1,15 @@
-"""Where block-ADMM and the augmented Lagrangian converge to on a convex chain, in float64."""
+"""Where block-ADMM and the augmented Lagrangian converge to on a convex chain, and how fast."""
 
+from math import exp, log
+from statistics import linear_regression
 from typing import Any
 
 import pytest
 import torch
-from problems import Fixed, Problem, started
-from torch import nn
+from linear_chain import linear_chain, residuals, spectral_radius
+from problems import started
 
-from hybrid.networks.partition.split import split
-from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM
-from hybrid.solvers.objective import Objective
-
-
-def linear_chain(K):
-    """x -> A_{K-1} ... A_1 W x, W free: its problem, and the ridge regression's objective of W."""
-    torch.manual_seed(K)
-    parts = [nn.Linear(4, 3, bias=False).double()]
-    parts += [nn.Linear(3, 3, bias=False).double().requires_grad_(False) for _ in range(K - 1)]
-    for fixed in parts[1:]:
-        fixed.weight.mul_(0.35).add_(torch.eye(3))
-    blocks = split(nn.Sequential(*parts), cuts=[str(k) for k in range(1, K)])
-    x, t, ids = *(torch.randn(24, n, dtype=torch.float64) for n in (4, 3)), torch.arange(24)
-
-    def loss(out, ids):
-        return (out - t[ids]).square().sum(1).mean() / 2
-
-    class Linear(Problem):
-        def build(self, index, lr=0.1, momentum=0.9):
-            made = super().build(index, lr, momentum=0.0)
-            made.optimizers["exact"].param_groups[0]["weight_decay"] = 0.05
-            made.objective = Objective(loss, {})
-            return made
-
-    def objective(W):
-        out = nn.Sequential(*parts[1:])(x @ W.T)
-        return loss(out, ids) + 0.05 / 2 * W.square().sum()
-
-    return Linear(blocks, [Batch(ids, 0.3, Fixed(x, ids))]), objective
-
+from hybrid.solvers import AugmentedLagrangian, BlockADMM
 
 STEPS: dict[str, Any] = {"lam_step": 0.4, "local_lr": 1.0, "return_ratio": 1e9}
 TWICE: dict[str, Any] = {"theta_steps": 2, "z_steps": 2, **STEPS}
@@ -70,3 +42,19 @@ def test_it_converges_to_the_ridge_regression_of_a_linear_chain(K, name):
     W = problem.blocks.model[0].weight
     (gradient,) = torch.autograd.grad(objective(W), W)
     assert float(gradient.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
+@pytest.mark.parametrize(
+    ("K", "more"),
+    [(2, {}), (2, {"theta_steps": 2, "z_steps": 2}), (5, {})],
+)
+def test_its_residual_shrinks_at_the_rate_of_the_spectral_radius(K, order, more):
+    """By visit, in the second half of as many visits as take it to about 1e-11: 474 at most."""
+    solver = BlockADMM(rho=1.0, order=order, **(STEPS | more))
+    problem, _ = linear_chain(K)
+    radius = spectral_radius(problem, solver)
+    visits = round(log(1e-11) / log(radius))
+    measured = residuals(problem, solver, visits)[visits // 2 :]
+    slope, _ = linear_regression(range(len(measured)), list(map(log, measured)))
+    assert exp(slope) == pytest.approx(radius, abs=2e-4)
