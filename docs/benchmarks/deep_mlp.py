@@ -2,6 +2,8 @@
 
     python docs/benchmarks/deep_mlp.py backprop    # minutes
     python docs/benchmarks/deep_mlp.py admm        # half an hour
+    python docs/benchmarks/deep_mlp.py signs       # minutes
+    python docs/benchmarks/deep_mlp.py flips       # why three signs fail, in two tables
     python docs/benchmarks/deep_mlp.py table
 
 Back-propagation and block-ADMM have the same networks, initial weights, optimizers, learning rates
@@ -22,6 +24,10 @@ group of 8 values as a one-hot vector:
 
     three     64-64 | step, 64-64 | step, 64-64 | step, 64-10
     one       64-128, ReLU, 128-64, BatchNorm | step, 64-128, ReLU, 128-10
+
+Three, five and nine signs, each the first layer of a block: block-ADMM online, with Z from a
+forward pass in every mini-batch, and the straight-through estimator. Both get the linear decay and
+Adam at 1e-3, 3e-3 and 1e-2, the first seed for a quarter of the epochs, and the best with all.
 """
 
 from __future__ import annotations
@@ -33,7 +39,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
 from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import measuring
 import torch
@@ -50,8 +58,10 @@ FILE = Path(__file__).with_suffix(".json")
 LAYERS, WIDTH, GAIN, GROUP, BLOCKS = 20, 64, 4.0, 8, 10
 WEIGHTS = ("zero biases", "centered biases", "PyTorch's")
 STEPS = ("one sign", "one arg-max", "three signs", "three arg-maxes")
+SIGNS = {"three signs": 3, "five signs": 5, "nine signs": 9}
 RATES = {"sgd": (0.01, 0.1, 1.0), "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)}
 SCHEDULES = ("linear", "constant")
+WHAT = ("backprop", "admm", "signs", "flips", "table")
 
 
 @dataclass(frozen=True)
@@ -120,38 +130,47 @@ def steps(kind: str, seed: int, flat: bool) -> nn.Sequential:
         above = nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, 10))
         return nn.Sequential(below, norm, step(), above)
     layers: list[nn.Module] = [nn.Flatten()]
-    for _ in range(3):
+    for _ in range(SIGNS.get(kind, 3)):
         layers += [nn.Linear(64, WIDTH), step()]
     return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
 
 
-def admm_of(network: str) -> tuple[list[str], BlockADMM]:
+def admm_of(network: str, online: bool = False) -> tuple[list[str], BlockADMM]:
     """Its cuts, of sigmoids before linear layers and evenly, and its settings."""
-    if network in STEPS:
-        cuts = ["2"] if network.startswith("one") else ["2", "4", "6"]
-        return cuts, BlockADMM(
-            rho=0.1, lam_step=1.0, kappa_step=0.1, order="jacobi", local_lr=1.0
-        )  # fmt: skip
+    if network in (*STEPS, *SIGNS):
+        last = 1 if network.startswith("one") else SIGNS.get(network, 3)
+        cuts = [str(2 * k) for k in range(1, last + 1)]
+        common: dict[str, Any] = {"rho": 0.1, "lam_step": 1.0, "local_lr": 1.0}
+        if online:
+            return cuts, BlockADMM(order="gauss-seidel", **common)
+        return cuts, BlockADMM(kappa_step=0.1, order="jacobi", **common)
     cuts = [str(1 + 2 * round(k * LAYERS / BLOCKS)) for k in range(1, BLOCKS)]
     return cuts, BlockADMM(
         rho=1.0, lam_step=0.5, kappa_step=0.3, theta_steps=2, order="jacobi", local_lr=1.0
     )  # fmt: skip
 
 
-def train(row: Row) -> Row:
-    if row.network in STEPS:
+def train(row: Row, out: str | None = None) -> Row:
+    if row.network in (*STEPS, *SIGNS):
         network = steps(row.network, row.seed, row.method == "back-propagation")
     else:
         network = sigmoids(row.network, row.seed)
     name = {"adam": "adamw"}.get(row.optimizer, row.optimizer)  # without decay they are one
     optimizer = OptimizerSettings(name=name, lr=row.lr, weight_decay=0.0)
     schedule = ScheduleSettings(name=row.schedule, warmup_epochs=0.0)
-    settings = TrainSettings(threads=1, evaluate_every=1000, seed=row.seed)
-    common = {"train": settings, "optimizer": optimizer, "schedule": schedule, "quiet": True}
+    settings = TrainSettings(threads=1, evaluate_every=1 if out else 1000, seed=row.seed)
+    common: dict[str, Any] = {
+        "train": settings,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "quiet": True,
+    }
     if row.method.startswith("block-ADMM"):
-        cuts, solver = admm_of(row.network)
+        online = "online" in row.method
+        cuts, solver = admm_of(row.network, online)
+        rounds: dict[str, Any] = {"window": 1, "sweeps": 1} if online else {"window": "all"}
         blocks = split(network, cuts=cuts)
-        trainer = Trainer(blocks, solver, window="all", correct_every=0, **common)
+        trainer = Trainer(blocks, solver, correct_every=0, out=out, **rounds, **common)
     else:
         trainer = Trainer(split(network, 1), Backprop(), **common)
     begin = perf_counter()
@@ -207,6 +226,41 @@ def admm(rows: Rows, epochs: int, seeds: list[int]) -> None:
             rows.get(replace(row, seed=seed, epochs=epochs))
 
 
+def signs(rows: Rows, epochs: int, seeds: list[int], part: str) -> None:
+    for network, method in product(SIGNS, ("straight-through", "block-ADMM online")):
+        if part not in f"{network}, {method}":
+            continue
+        trials = [Row(network, method, "adam", lr, SCHEDULES[0], seeds[0], epochs // 4)
+                  for lr in (1e-3, 3e-3, 1e-2)]  # fmt: skip
+        chosen = max(map(rows.get, trials), key=lambda row: row.accuracy)
+        for seed in seeds:
+            rows.get(replace(chosen, seed=seed, epochs=epochs))
+
+
+def flips(epochs: int) -> None:
+    """What happens to the signs of Z, and what the last block makes of them, with Adam at 3e-3.
+
+    A flip changes ||Z - old Z||^2 by 4.
+    """
+    for method in "block-ADMM 4", "block-ADMM online":
+        lines = []
+        with TemporaryDirectory() as folder:
+            row = train(Row("three signs", method, "adam", 3e-3, "linear", 0, epochs), folder)
+            raw = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").open()]
+        rho = admm_of(row.network)[1].rho
+        for number in sorted({1, 5, 10, epochs}):
+            test = next(r for r in raw if r["phase"] == "test" and r["epoch"] == number)
+            windows = [r for r in raw if r["phase"] == "parallel" and r["epoch"] == number - 1]
+            values = WIDTH * sum(w["samples"] for w in windows)
+            cuts = zip(*(w["dual"] for w in windows), strict=True)
+            flipped = [sum((d / rho) ** 2 for d in cut) / 4 / values for cut in cuts]
+            share = ", ".join(f"{100 * f:.1f}" for f in flipped)
+            right = 100 * mean(w["accuracy"] for w in windows)
+            lines.append((number, share, f"{right:.1f}", f"{100 * test['test_accuracy']:.1f}"))
+        print(f"\n{method}\n")
+        measuring.show("epoch | flips at each cut, % | right from Z, % | test, %", lines)
+
+
 def best(rows: list[Row], epochs: int, seeds: list[int]) -> Iterator[tuple[str, list[Row]]]:
     """The rows of the best learning rate and schedule by network, method and optimizer."""
 
@@ -224,10 +278,14 @@ def best(rows: list[Row], epochs: int, seeds: list[int]) -> Iterator[tuple[str, 
 
 
 def main() -> None:
-    options = measuring.options(
-        __doc__, what=("backprop", "admm", "table"), epochs=120, seeds=[0, 1, 2]
-    )
+    options = measuring.options(__doc__, what=WHAT, epochs=120, seeds=[0, 1, 2], rows="")
     rows = Rows()
+    if options.what == "flips":
+        flips(options.epochs // 4)
+        return
+    if options.what == "signs":
+        signs(rows, options.epochs, options.seeds, options.rows)
+        return
     if options.what != "table":
         {"backprop": backprop, "admm": admm}[options.what](rows, options.epochs, options.seeds)
         return

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from hybrid.networks.partition.split import split
 from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM
+from hybrid.solvers.kernels.operations import step
 from hybrid.solvers.layers.projection import PROJECTIONS, Projection, Sign
 from tests.solvers.splitting.scaled_admm import ScaledADMM
 
@@ -117,6 +118,18 @@ def test_with_one_full_step_of_everything_it_is_the_augmented_lagrangian_bit_for
             assert all(torch.equal(a.buffers[name], b.buffers[name]) for name in a.buffers)
             assert all(map(torch.equal, a.weights, b.weights))
             assert a.norms == b.norms
+
+
+@given(st.floats(1e-3, 10), st.floats(0, 10), st.integers(0, 99))
+def test_a_proximal_linearized_step_of_z_is_a_shorter_step(rho, tau, seed):
+    """Of arXiv 2310.15334's kind: the adjoint linearized, the penalty exact, tau/2 ||z' - z||^2."""
+    torch.manual_seed(seed)
+    z, x, u, p = torch.randn(4, 5, 3, dtype=torch.float64)
+    lam_step = rho / (rho + tau)
+    new = step(z, x, rho * u, p, rho / 2, lam_step / rho).lam.requires_grad_()
+    penalty, proximal = (new - x + u).square().sum(), (new - z).square().sum()
+    (gradient,) = torch.autograd.grad((p * new).sum() + rho / 2 * penalty + tau / 2 * proximal, new)
+    assert gradient.abs().max() < 1e-12 * (1 + rho + tau) * 10
 
 
 @pytest.mark.parametrize("online", [False, True], ids=["windows", "online"])
