@@ -168,6 +168,8 @@ def train(row: Row, out: str | None = None) -> Row:
     if row.method.startswith("block-ADMM"):
         online = "online" in row.method
         cuts, solver = admm_of(row.network, online)
+        if "no dual" in row.method:
+            solver = replace(solver, kappa_step=0.0)
         rounds: dict[str, Any] = {"window": 1, "sweeps": 1} if online else {"window": "all"}
         blocks = split(network, cuts=cuts)
         trainer = Trainer(blocks, solver, correct_every=0, out=out, **rounds, **common)
@@ -238,11 +240,11 @@ def signs(rows: Rows, epochs: int, seeds: list[int], part: str) -> None:
 
 
 def flips(epochs: int) -> None:
-    """What happens to the signs of Z, and what the last block makes of them, with Adam at 3e-3.
+    """What happens to the signs of Z, and what the last block makes of them; Adam at 3e-3.
 
     A flip changes ||Z - old Z||^2 by 4.
     """
-    for method in "block-ADMM 4", "block-ADMM online":
+    for method in "block-ADMM 4", "block-ADMM, no dual", "block-ADMM online":
         lines = []
         with TemporaryDirectory() as folder:
             row = train(Row("three signs", method, "adam", 3e-3, "linear", 0, epochs), folder)

@@ -10,7 +10,6 @@ from hybrid.solvers.acting import Acts, Count, NotNegative, Positive
 from hybrid.solvers.base import Setup, program_of, values_of
 from hybrid.solvers.kernels.operations import Stepped, ascend, complete_step, couple, descend
 from hybrid.solvers.layers.projection import leading_projection, projection, skipping
-from hybrid.solvers.numerics.optimizer_state import with_momentum
 from hybrid.solvers.numerics.uncompiled import paired
 from hybrid.solvers.splitting.augmented_lagrangian import (
     AugmentedLagrangian,
@@ -72,19 +71,12 @@ class BlockADMM(AugmentedLagrangian):
     """Weight steps per visit of a mini-batch."""
     z_steps: Count = 1
     """Gradient steps of Z per visit."""
-    optimizer: Literal["shared", "sgd", "adam"] = "shared"
-    """Optimizer of weight steps: the exact pass's, or a separate one."""
     constraint: str = "none"
     """Constraint on Z: none, non-negative, box:LOW:HIGH, quantized:BITS:LOW:HIGH or sign."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beta", self.rho / 2)
         super().__post_init__()
-        if self.optimizer != "sgd" and self.momentum is not None:
-            raise ValueError(
-                f"momentum is {self.momentum} but the optimizer is {self.optimizer!r}: momentum "
-                "is of the solver's own SGD, so set optimizer=sgd"
-            )
         projection(self.constraint)
 
     def moves(self, setup: Setup) -> bool:
@@ -103,10 +95,6 @@ class BlockADMM(AugmentedLagrangian):
         return bytes_
 
     @property
-    def separate_momentum(self) -> bool:
-        return self.optimizer != "shared"
-
-    @property
     def kappa_rate(self) -> float:
         return self.kappa_step
 
@@ -120,14 +108,6 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
     def begin(self) -> None:
         super().begin()
         solver, block, variables = self.solver, self.block, self.variables
-        if solver.optimizer == "sgd" and solver.momentum is None:
-            block.optimizers["local"] = with_momentum(block.optimizers["exact"], 0.0)
-        elif solver.optimizer == "adam":
-            groups = block.optimizers["exact"].param_groups
-            groups = [{"weight_decay": 0.0, **group, "separate_momentum": True} for group in groups]
-            keys = ("params", "weight_decay", "lr_ratio", "lr_index", "separate_momentum")
-            groups = [{key: group[key] for key in keys if key in group} for group in groups]
-            block.optimizers["local"] = torch.optim.AdamW(groups, lr=0.0)
         self._layer = None if block.first else leading_projection(block.module)
         everywhere = projection(solver.constraint)
         if not block.first:

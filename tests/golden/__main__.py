@@ -41,8 +41,6 @@ RECIPES = {
     "block-admm, kept": "rounds.window=all rounds.sweeps=1 rounds.correct_every=0",
     "block-admm, gauss-seidel": "rounds.window=4 rounds.sweeps=2 solver.order=gauss-seidel"
     " solver.z_steps=2 solver.theta_steps=2",
-    "block-admm, adam": "rounds.window=4 rounds.sweeps=2 solver.optimizer=adam"
-    " solver.local_lr=0.01",
     "block-admm, constraint": "rounds.window=4 rounds.sweeps=2 solver.constraint=box:-2:2",
     "auxnet": "rounds.window=4 solver.lam_step=0.1",
     "ddg": "",

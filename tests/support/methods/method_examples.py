@@ -36,7 +36,7 @@ EXAMPLES: dict[str, Solver] = {
     "penalty": Penalty(beta=0.1, momentum=0.5),
     "augmented-lagrangian": AugmentedLagrangian(beta=0.1, clip_norm=0.1),
     "block-admm": BlockADMM(rho=0.5, local_lr=0.05),
-    "seidel": BlockADMM(rho=0.5, order="gauss-seidel", theta_steps=2, z_steps=2, optimizer="adam"),
+    "seidel": BlockADMM(rho=0.5, order="gauss-seidel", theta_steps=2, z_steps=2, momentum=0.5),
     "coupled in 16 bits": BlockADMM(rho=0.5, local_lr=0.05, filter=2, storage="bfloat16"),
 }
 
@@ -51,7 +51,7 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     (AugmentedLagrangian, {"storage": "int3", "lam_start": "adjoin"}),
     (AugmentedLagrangian, {"multiplier_start": "adjoin"}),
     (BlockADMM, {"rho": -1.0, "theta_steps": 0, "z_steps": 0}),
-    (BlockADMM, {"momentum": 0.5, "order": "seidel", "optimizer": "adagrad"}),
+    (BlockADMM, {"momentum": 1.0, "order": "seidel"}),
     (BlockADMM, {"constraint": "positive"}),
 ]
 """Values of settings, each rejected by itself."""
