@@ -77,7 +77,8 @@ def _kinds(section: str) -> dict[str, type]:
     """What the `name` of a section may name; none where a section has no such setting."""
     if section == "solver":
         return {name: registry.solver_class(name) for name in registry.OWN}
-    return {name: NAMED[section][name] for name in NAMED.get(section, ())}
+    named = NAMED.get(section)
+    return {} if named is None else {name: named[name] for name in named.places}
 
 
 def _own(section: str, name: str, kinds: dict[str, type]) -> str:

@@ -26,11 +26,7 @@ LINKS = Named(
 
 SAMPLERS = Named(
     "sampler",
-    {
-        "uniform": "hybrid.data.samplers.uniform:Uniform",
-        "auto-assist": "hybrid.data.samplers.auto_assist:AutoAssist",
-        "selective-backprop": "hybrid.data.samplers.selective_backprop:SelectiveBackprop",
-    },
+    {"uniform": "hybrid.data.samplers.uniform:Uniform"},
     default="uniform",
     base="hybrid.data.samplers.base:Sampler",
 )

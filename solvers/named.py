@@ -10,6 +10,13 @@ from typing import Any
 
 from hybrid.solvers.acting import nearest, unknown
 
+APART = {
+    **dict.fromkeys(("solver.ampnet", "solver.pd-asgd"), "messages"),
+    "solver.auxnet": "auxnet",
+    **dict.fromkeys(("sampler.auto-assist", "sampler.selective-backprop"), "samplers"),
+}
+"""Entry point -> folder in wings/ of the package that adds it."""
+
 
 @cache
 def entry_points() -> EntryPoints:
@@ -39,17 +46,19 @@ class Named(Mapping[str, Any]):
     def points(self) -> dict[str, EntryPoint]:
         """The entry points of other packages by name; the first one of a name counts."""
         prefix = f"{self.kind.partition(' ')[0]}."
-        points = {
-            p.name.removeprefix(prefix): p
-            for p in reversed([*entry_points()])
-            if p.name.startswith(prefix)
-        }
-        return {name: point for name, point in points.items() if name not in self.places}
+        points = [p for p in reversed([*entry_points()]) if p.name.startswith(prefix)]
+        named = {p.name.removeprefix(prefix): p for p in points}
+        return {name: point for name, point in named.items() if name not in self.places}
 
     def __getitem__(self, name: str) -> Any:
         if name in self.places:
             return imported(self.places[name])
         if name not in self.points():
+            if wing := APART.get(f"{self.kind}.{name}"):
+                raise ValueError(
+                    f"{self.kind} {name!r} is of a package of its own: run `pip install "
+                    f"./wings/{wing}` in the root of this repository"
+                )
             raise ValueError(unknown(name, self, self.kind))
         return self._load(name, self.points()[name])
 

@@ -23,9 +23,6 @@ OWN = {
 DEFAULT, WINDOWED = "ddg", "augmented-lagrangian"
 """The method of a run that names none, and of one that names none and asks for windows."""
 
-APART = dict.fromkeys(("ampnet", "pd-asgd"), "wings/messages") | {"auxnet": "wings/auxnet"}
-"""Name -> folder of the package of this repository that adds the method."""
-
 SOLVERS = Named("solver", OWN, DEFAULT, base="hybrid.solvers.base:Solver")
 
 LOCAL_METHODS = Named(
@@ -74,10 +71,5 @@ def names() -> list[str]:
 
 def solver_class(name: str) -> "type[Solver]":
     """The class of a method; ValueError names the nearest known name, or the package to install."""
-    if name in APART and name not in SOLVERS:
-        raise ValueError(
-            f"solver {name!r} is of a package of its own: run `pip install ./{APART[name]}` in the "
-            "root of this repository"
-        )
     method: type[Solver] = SOLVERS[name]
     return method

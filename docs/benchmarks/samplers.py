@@ -21,9 +21,10 @@ import torch
 
 from hybrid import Callback, Trainer, data, split
 from hybrid.data import Dataset
-from hybrid.data.samplers import AutoAssist, Sampler, SelectiveBackprop, Uniform
+from hybrid.data.samplers import Sampler, Uniform
 from hybrid.data.sampling import uniform
 from hybrid.solvers import Backprop
+from hybrid_samplers import AutoAssist, SelectiveBackprop
 
 RAW = measuring.Raw(__file__)
 EPOCHS = 6

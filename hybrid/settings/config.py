@@ -49,8 +49,10 @@ def declared_settings() -> dict[str, str]:
             "Local method that fills idle time in a delayed pipeline: "
             f"{', '.join(LOCAL_METHODS.places)}."
         ),
-        "sync.name": f"How replicas synchronize: {', '.join(STRATEGIES)}.",
-        "sampler.name": f"How samples are chosen: {', '.join(SAMPLERS)}.",
+        "sync.name": f"How replicas synchronize: {', '.join(STRATEGIES.places)}.",
+        "sampler.name": (
+            f"Who chooses samples: {', '.join(SAMPLERS.places)}, or a sampler of another package."
+        ),
     }
     for section, info in Config.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):

@@ -10,7 +10,8 @@ from hybrid.settings.config import Config
 from hybrid.solvers.named import is_reference, load_object
 
 FLAGS = {"model.name": "--model ", "data.name": "--data ", "train.loss": "--loss "}
-FLAGS |= {name: f"--set {name}=" for name in ("optimizer.name", "solver.head")}
+OTHERS = "optimizer.name", "solver.head", "sampler.assistant"
+FLAGS |= {name: f"--set {name}=" for name in OTHERS}
 """The settings that may name one, and what stands before the name on the command line."""
 
 

@@ -31,10 +31,10 @@ from hybrid import (
     split,
 )
 from hybrid.bench.show import describe, draw
-from hybrid.data.samplers import SelectiveBackprop
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, BlockADMM, Penalty
 from hybrid.solvers.acting import Positive
 from hybrid.solvers.sync import DiLoCo, LocalSGD
+from hybrid_samplers import SelectiveBackprop
 
 SHORT = TrainSettings(epochs=1, batch_size=16, threads=1)
 

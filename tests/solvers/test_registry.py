@@ -9,6 +9,7 @@ import pytest
 from answers import refusal
 
 from hybrid import solvers
+from hybrid.registries import SAMPLERS
 from hybrid.solvers import Backprop, Solver, named, registry
 from hybrid.solvers.acting import nearest
 
@@ -33,10 +34,18 @@ def test_every_name_leads_to_the_class_that_has_it(name):
     assert getattr(solvers, found.__name__) is found
 
 
-@pytest.mark.parametrize("name", registry.APART)
-def test_a_method_of_a_package_apart_is_answered_by_how_to_install_it(name, monkeypatch):
+TABLES = {table.kind: table for table in (registry.SOLVERS, registry.STRATEGIES, SAMPLERS)}
+
+
+@pytest.mark.parametrize("point", named.APART)
+def test_a_method_of_a_package_apart_is_answered_by_how_to_install_it(point, monkeypatch):
     others(monkeypatch)
-    assert f"run `pip install ./{registry.APART[name]}`" in refusal(registry.solver_class, name)
+    kind, name = point.split(".")
+    said = refusal(TABLES[kind].__getitem__, name)
+    assert said.startswith(f"{kind} {name!r} is of a package of its own: run `pip install ./wings/")
+    project = Path(__file__).parents[2] / "wings" / named.APART[point] / "pyproject.toml"
+    assert f'"{point}" = ' in project.read_text()
+    assert f"/{project.parent.name}`" in said
 
 
 def test_names_are_read_without_torch():

@@ -4,13 +4,13 @@ import pytest
 import torch
 from answers import refusal
 
-from hybrid.data.samplers import AutoAssist
 from hybrid.method.options import Options
 from hybrid.settings.config import OptimizerSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop, Penalty
 from hybrid.solvers.local_work.work import NoLocalWork
 from hybrid.solvers.sync.diloco import DiLoCo
+from hybrid_samplers import AutoAssist
 
 
 def test_what_has_settings_is_given_by_name_or_as_an_object():

@@ -58,7 +58,7 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
         ({"train": {"lr": 1}}, "unknown setting 'train.lr'; did you mean 'optimizer.lr'?"),
         (
             {"beta": 1},
-            "unknown setting 'beta'; did you mean 'solver.beta' or 'fill.beta' or 'sampler.beta'?",
+            "unknown setting 'beta'; did you mean 'solver.beta' or 'fill.beta'?",
         ),
         ({"seed": {}}, "unknown setting 'seed'; did you mean 'train.seed'?"),
     ],

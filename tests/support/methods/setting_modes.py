@@ -104,12 +104,10 @@ def delayed() -> Iterator[Mode]:
 
 
 def serial() -> Iterator[Mode]:
-    """Back-propagation, with what else a run may have: schedules, samplers, replicas."""
+    """Back-propagation, with what else a run may have: schedules, replicas."""
     grid = {"split.replicas": 2}
     # five mini-batches an epoch, for rounds that end within it
     outer = {**grid, "data.limit": 40, "sync.steps": 2, "sync.lag": 1}
-    # few losses, known soon, to an assistant that learns fast from them
-    soon = {"sampler.lag": 2, "train.epochs": 3}
     by_class = {"schedule.name": "ExponentialLR", "schedule.arguments": {"gamma": 0.9}}
     ways: dict[str, Values] = {
         "m = 1": {},
@@ -122,8 +120,6 @@ def serial() -> Iterator[Mode]:
         "local-sgd": {**grid, "sync.name": "local-sgd", "sync.steps": 2},
         "diloco": {**outer, "sync.name": "diloco"},
         "hpsgd": {**outer, "sync.name": "hpsgd"},
-        "auto-assist": {**soon, "sampler.name": "auto-assist", "sampler.lr": 5.0},
-        "selective-backprop": {**soon, "sampler.name": "selective-backprop"},
     }
     for name, settings in ways.items():
         yield Mode("backprop", name, settings, dict.fromkeys(EXACT, "gradients are exact"))
@@ -149,13 +145,11 @@ def splitting() -> Iterator[Mode]:
         yield from windowed(solver, {"solver.beta": 0.1})
     window: Values = {"solver.beta": 0.1, **NEVER_RESTS, "rounds.window": 2}
     two = {**window, "rounds.sweeps": 2}
-    assist = {"sampler.name": "auto-assist", "sampler.lr": 5.0, "sampler.lag": 2}
     # mini-batches of 16, or BatchNorm sees single samples
     large = {"split.replicas": 2, "train.batch_size": 16, "data.limit": 48}
     # a third epoch, for what the second one's residual leads to
     first = {"rounds.serial_epochs": 1, "train.epochs": 3}
     for name, settings in {
-        "auto-assist": {**window, **assist, "train.epochs": 3},
         "two sweeps in steps": {**two, "solver.lam_move": "step"},
         "replicas": {**two, **large},
         "first serially": {**two, **first},
@@ -217,6 +211,7 @@ OTHERS: dict[str, list[Any]] = {
     "fill.name": [{"fill.name": "penalty", "rounds.local_budget": [(4, 0), (0, 4)]}],
     "sync.name": ["all-reduce", "local-sgd"],
     "sampler.name": ["uniform", {"sampler.name": "selective-backprop", "sampler.lag": 2}],
+    "sampler.assistant": ["sampler_assistants:narrow"],
     "links.kind": ["threads", "virtual"],
     "optimizer.name": ["sgd", "adamw", "nadamw", "muon", "soap", "NAdam"],
     "schedule.name": ["cosine", "linear", "step", "constant", "one-cycle"],

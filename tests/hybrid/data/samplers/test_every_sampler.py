@@ -7,19 +7,10 @@ from typing import ClassVar
 
 import pytest
 import torch
-from answers import output, refusal
-from trainings import assert_same, digits, newest, trained_weights, trainer, weights
+from trainings import assert_same, digits, newest, trained_weights, trainer
 
 from hybrid.data.mapped import Mapped
-from hybrid.data.samplers import (
-    SAMPLERS,
-    AutoAssist,
-    Choice,
-    Learning,
-    Sampler,
-    SelectiveBackprop,
-    Uniform,
-)
+from hybrid.data.samplers import SAMPLERS, Choice, Learning, Sampler, Uniform
 from hybrid.folder import checkpoint
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.settings.config import CheckpointSettings, LinkSettings
@@ -42,14 +33,46 @@ class FirstSamples(Sampler):
         return torch.arange(first, first + count) % self.size
 
 
+@dataclass(frozen=True)
+class Hardest(Learning):
+    """A user's sampler that learns: all samples by their last losses, the largest half twice."""
+
+    name: ClassVar[str] = "hardest"
+
+    def start(self, data, seed):
+        return HardestChoice(data, seed)
+
+
+class HardestChoice(Choice):
+    def __init__(self, data, seed):
+        super().__init__(data, seed)
+        self.losses = torch.full((self.count,), torch.inf)
+        self.order, self.epoch = torch.arange(self.count), torch.tensor(-1)
+
+    def choose(self, epoch, first, count):
+        if epoch != self.epoch:  # the same mini-batch may be asked for again
+            hardest = self.losses.argsort(descending=True, stable=True)[: self.count // 2]
+            self.order, self.epoch = torch.cat([hardest] * 2), torch.tensor(epoch)
+        return self.order[first : first + count]
+
+    def learn(self, ids, losses):
+        self.losses[ids] = losses
+
+    def state(self):
+        kept = {"losses": self.losses, "order": self.order, "epoch": self.epoch}
+        return State(block={name: x.clone() for name, x in kept.items()})
+
+    def load_state(self, state):
+        if state.block:
+            self.losses, self.order = state.block["losses"], state.block["order"]
+            self.epoch = state.block["epoch"]
+
+
 EXAMPLES = {
     "uniform": Uniform(),
-    "auto-assist": AutoAssist(lag=2, lr=1.0),
-    "selective-backprop": SelectiveBackprop(lag=2),
     "first-samples": FirstSamples(),
+    "hardest": Hardest(lag=2),
 }
-LEARNING = [sampler for sampler in EXAMPLES.values() if isinstance(sampler, Learning)]
-ACCEPTING_ALL = [AutoAssist(gamma=1), SelectiveBackprop(beta=0)]
 
 
 @pytest.fixture(scope="module")
@@ -91,27 +114,15 @@ def test_replicas_choose_as_one_chain_that_accumulates(sampler, few):
     assert_same(found, train(few, Backprop(micro_batches=2), sampler=sampler))
 
 
-def test_the_choice_is_the_same_under_mpirun(world, tmp_path, few):
-    """Processes take seconds to start."""
-    out = tmp_path / "run"
-    flags = ["sampler.name=auto-assist", "sampler.lag=2", "sampler.lr=1.0"]
-    flags += ["train.threads=1", "data.limit=192", "train.report_every=2"]
-    words = [word for flag in flags for word in ("--set", flag)]
-    run = ("train", "--epochs", 2, "--batch-size", 32, "--solver", "ddg", *words, "--out", out)
-    output(world.hybrid(2, *run))
-    made = trainer(DDG(), sampler=EXAMPLES["auto-assist"], train={"report_every": 2})
-    assert_same(weights(out), trained_weights(made, (few[0], digits()[1])))
-
-
 FILLED = {"fill": "augmented-lagrangian", "local_budget": [(16, 0), (0, 8)]}
 RESUMES = [
     # between two epochs, and in the second one
     *((Backprop(), each, 3, 6, {}) for each in EXAMPLES.values()),
-    *((Backprop(), EXAMPLES[name], 3, 8, {}) for name in ("auto-assist", "selective-backprop")),
-    (DDG(), SelectiveBackprop(lag=4), 2, 10, {}),  # mini-batches are under way between blocks
+    (Backprop(), EXAMPLES["hardest"], 3, 8, {}),
+    (DDG(), Hardest(lag=4), 2, 10, {}),  # mini-batches are under way between blocks
     # the records that fill waits are of mini-batches that the sampler chose before
     # and asks all ranks for, of which one may have no waits
-    (DDG(), SelectiveBackprop(lag=4), 2, 10, {**FILLED, "local_budget": [(0, 0), (0, 8)]}),
+    (DDG(), Hardest(lag=4), 2, 10, {**FILLED, "local_budget": [(0, 0), (0, 8)]}),
 ]
 
 
@@ -137,26 +148,6 @@ def test_resumed_is_uninterrupted(
     assert int(newest(run).name) == stopped
     (run / "summary.json").unlink()
     assert_same(train(few, solver, run, blocks=blocks, resume=True, **settings), expected)
-
-
-@pytest.mark.parametrize("sampler", LEARNING, ids=lambda sampler: sampler.name)
-def test_forged_places_and_samples_are_refused(sampler, few):
-    made, count = BatchSampler(sampler, few[0], 0, 8), len(few[0])
-    for number in range(3):
-        made.ids(0, [number])
-        made.take_losses([[torch.ones(8)]])
-    block = made.state().block
-    late = next(name for name in block if name.endswith(" ids"))
-    wheres = [[0, 0, place] for place in (-3, 2**62, count, count + 5)]
-    wheres.append([0, -1, 24])
-    forged = [("where", torch.tensor(where)) for where in wheres]
-    forged += [(name, torch.full((8,), i)) for name in ("chosen", late) for i in (-1, count)]
-    forged.append(("chosen", torch.zeros(count, dtype=torch.int64)))
-    for name, tensor in forged:
-        load = BatchSampler(sampler, few[0], 0, 8).load_state
-        said = refusal(load, State(block=block | {name: tensor}))
-        assert said.startswith("the sampler's ")
-        assert " must be " in said
 
 
 class Noise:

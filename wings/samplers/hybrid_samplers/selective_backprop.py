@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from hybrid.data.dataset import Data
-from hybrid.data.samplers.base import Accepting, Choice, Learning, check_tensor
+from hybrid.data.samplers.base import Choice, Learning, check_tensor
 from hybrid.solvers.acting import Allowed, Count
 from hybrid.solvers.state import State
+from hybrid_samplers.accepting import Accepting
 
 Selectivity = Annotated[
     float,
