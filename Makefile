@@ -9,7 +9,7 @@ RANKS ?= 2
 WORKERS ?= 4
 BIN := .venv/bin
 # packages beside the core, which import it: each has its own pyproject.toml and tests
-WINGS := wings/rl wings/messages wings/auxnet wings/samplers wings/transformers
+WINGS := wings/rl wings/messages wings/auxnet wings/samplers wings/hpsgd wings/transformers
 PROJECTS := pyproject.toml $(WINGS:%=%/pyproject.toml)
 TESTS := tests $(WINGS:%=%/tests)
 INSTALL := pip install --quiet $(TORCH_BUILD:%=--extra-index-url https://download.pytorch.org/whl/%) \

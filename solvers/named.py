@@ -13,6 +13,7 @@ from hybrid.solvers.acting import nearest, unknown
 APART = {
     **dict.fromkeys(("solver.ampnet", "solver.pd-asgd"), "messages"),
     "solver.auxnet": "auxnet",
+    "strategy.hpsgd": "hpsgd",
     **dict.fromkeys(("sampler.auto-assist", "sampler.selective-backprop"), "samplers"),
 }
 """Entry point -> folder in wings/ of the package that adds it."""

@@ -5,12 +5,20 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.state import State, Stateful, digests
+
+
+class Sum(NamedTuple):
+    """A sum over replicas that has begun; `finish` waits for it."""
+
+    finish: Callable[[], Tensor]
+    ready: Callable[[], bool] | None = None
+    """Whether it has arrived, which replicas may hear at different steps; None: cannot be asked."""
 
 
 class Peers(Protocol):
@@ -32,7 +40,7 @@ class Peers(Protocol):
         """
         ...
 
-    def sum(self, vector: Tensor) -> Callable[[], Tensor]:
+    def sum(self, vector: Tensor) -> Sum:
         """Begin the sum of all vectors (n,), in an order that the links choose.
 
         All replicas get the same bits. The sum may reuse the vector's memory.

@@ -41,7 +41,6 @@ STRATEGIES = Named(
         "all-reduce": "hybrid.solvers.sync.all_reduce:AllReduce",
         "local-sgd": "hybrid.solvers.sync.local_sgd:LocalSGD",
         "diloco": "hybrid.solvers.sync.diloco:DiLoCo",
-        "hpsgd": "hybrid.solvers.sync.hpsgd:HPSGD",
     },
     default="all-reduce",
     base="hybrid.solvers.sync.base:Strategy",

@@ -2,23 +2,33 @@
 
     python docs/benchmarks/strategies.py accuracy --data-dir ~/data      on any machine, slowly
     mpirun -n 2 python docs/benchmarks/strategies.py time --data-dir ~/data    on two hosts
+    python docs/benchmarks/strategies.py delayed --seeds 0 1 2      with late steps
     python docs/benchmarks/strategies.py table
 
 ResNet-20, CIFAR-10's first 20,000 images, batch 128, lr 0.1, one block, two replicas, one thread.
 Accuracies come from virtual links: two hosts would give the same bits, later. Times are medians of
 interleaved turns of whole rounds on the ranks there are. Rows that the JSON holds are not repeated.
+
+`delayed`: a perceptron on the digits, batch 32, lr 0.05, 20 epochs of 44 steps on two threads.
+Every step sleeps for 10 ms and, of one replica or of both, in one step of eight for 40 ms more.
+Which steps these are is drawn for each replica by itself, and is the same for all strategies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
+from random import Random
 from statistics import median
-from typing import Any
+from threading import current_thread
+from time import sleep
+from typing import Any, ClassVar
 
 import measuring
 import torch
+from torch import Tensor, nn
 
 from hybrid import Trainer, data, split
 from hybrid.bench.contenders import CPU, MethodContender
@@ -31,8 +41,8 @@ from hybrid.solvers import Backprop
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.base import Strategy
 from hybrid.solvers.sync.diloco import DiLoCo
-from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
+from hybrid_hpsgd import HPSGD
 
 RAW = measuring.Raw(__file__)
 
@@ -107,6 +117,56 @@ def time(folder: Path, names: list[str]) -> None:
             RAW.keep("seconds", name, "step", value=values)
 
 
+class Late(nn.Module):
+    """Sleeps in every training step, longer in some steps of replicas whose names end so."""
+
+    steps: ClassVar[dict[str, int]] = {}
+    """By the thread's name, which is the replica's."""
+    names = ("0", "1")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            name = current_thread().name
+            step = self.steps[name] = self.steps.get(name, -1) + 1
+            is_late = name.endswith(Late.names) and Random(f"{name} {step}").random() < 1 / 8
+            sleep(0.01 + 0.04 * is_late)
+        return x
+
+
+DELAYED = {
+    "all-reduce": AllReduce(),
+    "hpsgd, h = L = 4": HPSGD(steps=4, lag=4),
+    "hpsgd, h = 4, L = 1": HPSGD(steps=4, lag=1),
+    "hpsgd, h = 4, ready": HPSGD(steps=4, commit="ready"),
+}
+
+
+def delayed(seeds: list[int]) -> None:
+    """Steps a second and accuracy of two threads, which the strategies take turns at."""
+    images, test = data.load("digits", None)
+    whose = {"one replica": ("1",), "both replicas": ("0", "1")}
+    for seed, late, (name, sync) in product(seeds, whose, DELAYED.items()):
+        if not RAW.get("delayed", f"{late}: {name}", str(seed)):
+            torch.manual_seed(seed)
+            Late.steps.clear()
+            Late.names = whose[late]
+            layers = Late(), nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+            summary = Trainer(
+                split(nn.Sequential(*layers), 1),
+                Backprop(),
+                replicas=2,
+                sync=sync,
+                train={"epochs": 20, "seed": seed, "threads": 1, "batch_size": 32},
+                optimizer={"lr": 0.05},
+                links={"kind": "threads"},
+                quiet=True,
+            ).fit(images, test)
+            steps = float(summary["images_per_second"]) / 32
+            accuracy = 100 * float(summary["test_accuracy"])
+            value = [round(steps, 2), round(accuracy, 2)]
+            RAW.keep("delayed", f"{late}: {name}", str(seed), value=value)
+
+
 def _contender(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> MethodContender:
     replicas = 1 if row.strategy is None else 2
     links = MpiLinks(Start.of(alone if replicas == 1 else comm, replicas))
@@ -126,7 +186,7 @@ def cells(name: str) -> tuple[object, ...]:
 def main() -> None:
     options = measuring.options(
         __doc__,
-        what=("accuracy", "time", "table"),
+        what=("accuracy", "time", "delayed", "table"),
         data_dir=measuring.DATA,
         seeds=[0],
         epochs=6,
@@ -136,9 +196,15 @@ def main() -> None:
         accuracy(options.data_dir, options.rows, options.seeds, options.epochs)
     elif options.what == "time":
         time(options.data_dir, options.rows)
+    elif options.what == "delayed":
+        delayed(options.seeds)
     if launch.communicator() is None:
         header = "strategy | 6 epochs | seeds | seconds a step | 6 epochs last"
         measuring.show(header, map(cells, ROWS))
+        print()
+        late = RAW.get("delayed").items()
+        rows = [(name, *map(measuring.spread, zip(*x.values(), strict=True))) for name, x in late]
+        measuring.show("late at times | steps a second | accuracy, %", rows)
 
 
 if __name__ == "__main__":

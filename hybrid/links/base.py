@@ -15,6 +15,7 @@ from torch import Tensor
 from hybrid.links.communicator import RankGroup, agreement
 from hybrid.links.grid import Arrangement, Grid, GridPlace
 from hybrid.settings.config import LinkSettings
+from hybrid.solvers.peers import Sum
 
 T = TypeVar("T")
 Program = Callable[["RankLinks"], T]
@@ -223,8 +224,8 @@ class RankLinks(ABC):
         """Receive from the rank of that place number, in order."""
 
     @abstractmethod
-    def sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
-        """Begin the sum of the peers' vectors; calling the result waits for it."""
+    def sum_of_peers(self, vector: Tensor) -> Sum:
+        """Begin the sum of the peers' vectors."""
 
     def exchange_of_peers(
         self, pieces: Sequence[Tensor], expected: Sequence[Tensor]
@@ -323,13 +324,14 @@ class PeerLinks:
 
         return finish_messages
 
-    def sum(self, vector: Tensor) -> Callable[[], Tensor]:
-        """Begin the sum of all replicas' vectors; calling the result waits for it.
+    def sum(self, vector: Tensor) -> Sum:
+        """Begin the sum of all replicas' vectors.
 
         All replicas get the same bits. The links choose the order of the terms.
         """
-        finish = self._links.sum_of_peers(vector)
-        return self._counted(finish, 2 * vector.nbytes * (self.replicas - 1) // self.replicas)
+        begun = self._links.sum_of_peers(vector)
+        sent = 2 * vector.nbytes * (self.replicas - 1) // self.replicas
+        return Sum(self._counted(begun.finish, sent), begun.ready)
 
     def _counted(self, finish: Callable[[], T], sent: int) -> Callable[[], T]:
         """Count a collective's bytes, and the time until it finishes."""

@@ -21,6 +21,7 @@ from hybrid.links.staging import (
     memory_of,
     split_bytes,
 )
+from hybrid.solvers.peers import Sum
 
 T = TypeVar("T")
 AHEAD = 2
@@ -288,22 +289,22 @@ class PostedLinks(RankLinks):
         while self._collectives and self._collectives[0][0].done():
             self._collectives.popleft()
 
-    def sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
+    def sum_of_peers(self, vector: Tensor) -> Sum:
         return self._collective(vector, self._replicas.all_reduce)
 
     def exchange_of_peers(
         self, pieces: Sequence[Tensor], expected: Sequence[Tensor]
     ) -> Callable[[], list[Tensor]]:
         sent, received = ([tensor.nbytes for tensor in each] for each in (pieces, expected))
-        finish = self._collective(
+        begun = self._collective(
             joined_bytes(pieces), lambda memory: self._replicas.all_to_all(memory, sent, received)
         )
-        return lambda: split_bytes(finish(), expected)
+        return lambda: split_bytes(begun.finish(), expected)
 
     def _collective(
         self, tensor: Tensor, begin: Callable[[Tensor], tuple[Tensor, Transfer]]
-    ) -> Callable[[], Tensor]:
-        """Begin a collective of the peers once its data is staged; calling the result waits."""
+    ) -> Sum:
+        """Begin a collective of the peers once its data is staged."""
         posted = list[tuple[Tensor, Transfer]]()
 
         def post(memory: Tensor) -> None:
@@ -316,7 +317,11 @@ class PostedLinks(RankLinks):
             self._drop_sent()  # a grid of single blocks sends no messages that would do it
             return self._peers_staging.arrived(memory)
 
+        def ready() -> bool:
+            self._send_staged(wait=False)
+            return bool(posted) and posted[0][1].done()
+
         self._drop_sent()
         self._staged.append((self._peers_staging.outgoing(tensor), post))
         self._send_staged(wait=False)
-        return finish
+        return Sum(finish, ready)

@@ -14,6 +14,7 @@ from hybrid.errors import PeerError
 from hybrid.links.base import Program, RankLinks, Start
 from hybrid.links.communicator import RankGroup
 from hybrid.links.grid import Grid, GridPlace
+from hybrid.solvers.peers import Sum
 
 T = TypeVar("T")
 LAST_SECONDS = 10.0
@@ -193,11 +194,12 @@ class ThreadLinks(RankLinks):
         if self._team.failed.is_set():
             raise PeerError("another rank has ended")
 
-    def sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
+    def sum_of_peers(self, vector: Tensor) -> Sum:
         number, self._num_sums = self._num_sums, self._num_sums + 1
         shared = self._team.sum(self.place, number)
         shared.put(self.place.replica, vector, self.now())
-        return lambda: self._total(shared)[0].clone()  # this replica may write to it
+        ready = None if self.clocked else shared.complete.is_set  # virtual ranks run in turn
+        return Sum(lambda: self._total(shared)[0].clone(), ready)  # this replica may write to it
 
     def _total(self, shared: SharedSum) -> tuple[Tensor, float]:
         """Wait for the sum; return it and the time when the last vector arrived."""

@@ -4,7 +4,6 @@ from hybrid.solvers.peers import Peers, Sync
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.base import Strategy
 from hybrid.solvers.sync.diloco import DiLoCo
-from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
 
-__all__ = ["HPSGD", "AllReduce", "DiLoCo", "LocalSGD", "Peers", "Strategy", "Sync"]
+__all__ = ["AllReduce", "DiLoCo", "LocalSGD", "Peers", "Strategy", "Sync"]

@@ -31,8 +31,6 @@ class Strategy(Settings, ABC):
     """Whether all replicas have the same weights after every step."""
     anchored: ClassVar[bool] = False
     """Whether it keeps a copy of each weight of the network."""
-    plain: ClassVar[bool] = False
-    """Whether all steps must be of one kind."""
     needs: ClassVar[tuple[Needs, ...]] = (
         Needs(
             REPLICAS.where,
@@ -43,21 +41,6 @@ class Strategy(Settings, ABC):
             "the solver trains the network's weights alone, because it keeps a copy of each",
             lambda run: not run.sync.anchored or not run.solver.has_auxiliary_weights,
             ANOTHER,
-        ),
-        Needs(
-            "solver.clip_norm is 0, because it steps on sums of the gradients of several steps",
-            lambda run: not run.sync.plain or not getattr(run.solver, "clip_norm", 0.0),
-            "leave solver.clip_norm out, or choose sync.name=all-reduce",
-        ),
-        Needs(
-            "all steps are of one kind, because it adds up their gradients, so that there are no "
-            "corrections and no serial epochs beside a solver's own steps",
-            lambda run: (
-                not run.sync.plain
-                or run.solver.exact
-                or not (run.solver.alternates or run.setup.corrects)
-            ),
-            f"leave rounds.serial_epochs out, or {ANOTHER}",
         ),
     )
     """Requirements of a run with the strategy."""

@@ -61,7 +61,7 @@ class Reduction:
         buckets = vector.split(max(1, bucket_bytes // vector.element_size()))
         if self.by_engine:
             sums = [self.peers.sum(bucket) for bucket in buckets]
-            return lambda: torch.cat([end() for end in sums])
+            return lambda: torch.cat([each.finish() for each in sums])
         ends = [self._begin(f"{name}/{i}", bucket) for i, bucket in enumerate(buckets)]
 
         def finish() -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hybrid.links import VirtualLinks
 from hybrid.links.base import PeerLinks
+from hybrid.solvers.peers import Sum
 
 T = TypeVar("T")
 
@@ -24,14 +25,14 @@ class RepresentativeLinks(VirtualLinks):
         self.place = replace(self.place, replicas=replicas)
         self.peers = _IdenticalPeers(self)
 
-    def sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
+    def sum_of_peers(self, vector: Tensor) -> Sum:
         start = self.now()
 
         def finish() -> Tensor:
             self.advance_past_sum(start, vector.nbytes)
             return vector * self.place.replicas
 
-        return finish
+        return Sum(finish)
 
     def all_gather_grid(self, value: T) -> list[T]:
         chain = super().all_gather_grid(value)

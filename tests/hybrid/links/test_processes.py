@@ -122,7 +122,7 @@ def test_threads_sum_by_pairs(run, replicas):
     def program(links):
         first = links.peers.sum(each[links.place.replica])
         second = links.peers.sum(2 * each[links.place.replica])
-        return second(), first()
+        return second.finish(), first.finish()
 
     found = run(1, program, replicas=replicas)
     for second, first in found:
@@ -134,7 +134,7 @@ def test_threads_sum_by_pairs(run, replicas):
 def test_the_virtual_clock_counts_a_sum_of_many_by_its_bytes():
     def program(links):
         links.ignore_machine_time(0.0)
-        links.peers.sum(torch.zeros(1 << 20))()
+        links.peers.sum(torch.zeros(1 << 20)).finish()
         return links.now()
 
     # 4 MiB at 10 Gb/s are 3.4 ms, and twice that goes round; 64 messages one by one: 420 ms

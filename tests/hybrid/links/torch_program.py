@@ -105,12 +105,12 @@ def sums(comm, kind):
     links.collective_above = 1
     each = [torch.randn(1001, generator=torch.Generator().manual_seed(r)) for r in range(comm.size)]
     ends = [links.peers.sum(factor * each[links.place.replica]) for factor in (1, 2)]
-    second, first = ends[1](), ends[0]()
+    second, first = ends[1].finish(), ends[0].finish()
     pieces = [each[links.place.replica][: 3 + r].to(torch.bfloat16) for r in range(comm.size)]
     mine = [pieces[links.place.replica]] * comm.size
     arrived = links.peers.exchange(pieces, mine)()
     counted, small = links.traffic.bytes_sent["peers"], sent() - before
-    links.peers.sum(torch.zeros(1 << 18))()
+    links.peers.sum(torch.zeros(1 << 18)).finish()
     large = links.traffic.bytes_sent["peers"] - counted, sent() - before - small
     links.close()
     expected = reduce(torch.add, each)

@@ -113,7 +113,6 @@ def test_values_are_those_that_their_types_allow(wrong, said):
 def test_what_is_declared_is_what_is_explained():
     said = "It has an effect only where multipliers move (several sweeps, or window 'all')."
     assert conditions("solver", "lam_move", "augmented-lagrangian") == said
-    assert conditions("sync", "drift", "hpsgd").startswith("It has an effect only where")
     assert conditions("train", "seed") == conditions("solver", "name") == ""
     compiled = conditions("train", "compile")
     assert compiled.count("It has an effect only where") == 1

@@ -17,7 +17,6 @@ from hybrid.solvers import DDG, FDG, Backprop, FeaturesReplay, LocalUpdates, Pen
 from hybrid.solvers.block import Block
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
-from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
 from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import SharedFolder
@@ -182,7 +181,7 @@ def test_local_updates_report_their_progress_to_blocks_that_train_nothing(style,
     assert sent == {1: 2, 2: 2, 3: everything[3]}
 
 
-@pytest.mark.parametrize("sync", [AllReduce(), LocalSGD(2), DiLoCo(2), HPSGD(2, lag=1)], ids=repr)
+@pytest.mark.parametrize("sync", [AllReduce(), LocalSGD(2), DiLoCo(2)], ids=repr)
 def test_bytes_between_ranks_do_not_depend_on_what_is_frozen(sync, monkeypatch):
     send = RankLinks.send_to
     traffics = []

@@ -20,7 +20,7 @@ from trainings import (
     weights,
 )
 
-from hybrid.settings.config import LinkSettings, OptimizerSettings
+from hybrid.settings.config import LinkSettings
 from hybrid.solvers import (
     DDG,
     FDG,
@@ -36,7 +36,6 @@ from hybrid.solvers import (
 from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
-from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
 
 EVERY = {
@@ -52,8 +51,6 @@ SYNCS = {
     "local-sgd": LocalSGD(steps=3),
     "diloco": DiLoCo(steps=2, lag=1),
     "diloco, int8": DiLoCo(steps=2, lag=1, messages="int8"),
-    "hpsgd": HPSGD(steps=2, lag=2),
-    "hpsgd, discard": HPSGD(steps=3, lag=1, drift="discard"),
 }
 FLAGS = (
     *("train", "--epochs", 2, "--batch-size", BATCH, "--set", "train.threads=1"),
@@ -201,10 +198,6 @@ REFUSED = [
     ({"replicas": 3, "train": {"sync_batchnorm": True}}, "here 3 replicas share 32 samples"),
     ({"replicas": 33}, "split.replicas is 33, and a mini-batch has 32 samples"),
     ({"replicas": 0}, "split.replicas is 0"),
-    (
-        {"replicas": 2, "sync": HPSGD(), "optimizer": OptimizerSettings(name="adamw", lr=1e-3)},
-        "the optimizer is AdamW, and sync.name 'hpsgd'",
-    ),
 ]
 
 

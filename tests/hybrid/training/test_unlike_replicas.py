@@ -26,7 +26,6 @@ from hybrid.settings.config import ScheduleSettings
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, Petra
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
-from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
 from hybrid.training.rank_training import RankTraining
 
@@ -151,7 +150,6 @@ SYNCS = {
     "all-reduce": AllReduce(),
     "local-sgd": LocalSGD(steps=3),
     "diloco": DiLoCo(steps=3, lag=1),
-    "hpsgd": HPSGD(steps=3, lag=2),
 }
 FLAGS = (
     *("train", "--epochs", 2, "--batch-size", BATCH, "--set", "train.threads=1"),

@@ -1,6 +1,7 @@
 """Least squares in float64, trained by replicas under any strategy."""
 
 from functools import partial
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -29,10 +30,20 @@ def shares(x, y, replicas):
     return list(zip(x.tensor_split(replicas), y.tensor_split(replicas), strict=True))
 
 
-def trained(strategy, replicas, steps, optimizer=SGD, seen_at=(), seed=0):
+def trained(
+    strategy,
+    replicas,
+    steps,
+    optimizer=SGD,
+    seen_at=(),
+    seed=0,
+    peers=attrgetter("peers"),
+    rates=(),
+):
     """Weights of every replica after every step, and at the end of the training.
 
-    After the steps in `seen_at` there is an evaluation; the weights it sees come last.
+    After the steps in `seen_at` there is an evaluation; the weights it sees come last. `peers`
+    makes a replica's peers of its links; `rates` are the learning rates of steps.
     """
     batches, first = problem(steps, seed)
 
@@ -45,12 +56,12 @@ def trained(strategy, replicas, steps, optimizer=SGD, seen_at=(), seed=0):
         mine = [shares(x, y, replicas)[links.place.replica] for x, y in batches]
         share = len(mine[0][1]) / SAMPLES
         if strategy is not None:
-            block.sync = strategy.start(block, links.peers, share)
+            block.sync = strategy.start(block, peers(links), share)
         found, evaluated = [], []
         for step, (x, y) in enumerate(mine):
             loss = (module(x)[:, 0] - y).square().mean() / 2 * share
             loss.backward()
-            block.step("exact", LR)
+            block.step("exact", rates[step] if rates else LR)
             found.append(module.weight.detach()[0].clone())
             if step in seen_at:
                 with block.as_tested():

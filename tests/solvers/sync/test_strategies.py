@@ -12,7 +12,6 @@ from hybrid.links import run_threads
 from hybrid.solvers.block import Block
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
-from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
 from tests.solvers.sync.least_squares import LR, close, gradient, mean, problem, shares, trained
 
@@ -92,8 +91,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (LocalSGD, {"steps": 0}, "steps is 0; it must be at least 1"),
     (DiLoCo, {"outer_momentum": 1.0}, r"outer_momentum is 1.0; it must lie in \[0, 1\)"),
     (DiLoCo, {"steps": 4, "lag": 4}, "lag is 4 of rounds of 4 steps: choose one below sync.steps"),
-    (HPSGD, {"steps": 2, "lag": 3}, "lag is 3 of rounds of 2 steps: choose one of at most"),
-    (HPSGD, {"drift": "lose"}, "drift is 'lose'; choose one of discard, keep"),
 ]
 
 

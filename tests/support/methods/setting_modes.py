@@ -119,7 +119,6 @@ def serial() -> Iterator[Mode]:
         "replicas": grid,
         "local-sgd": {**grid, "sync.name": "local-sgd", "sync.steps": 2},
         "diloco": {**outer, "sync.name": "diloco"},
-        "hpsgd": {**outer, "sync.name": "hpsgd"},
     }
     for name, settings in ways.items():
         yield Mode("backprop", name, settings, dict.fromkeys(EXACT, "gradients are exact"))

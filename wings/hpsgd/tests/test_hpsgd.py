@@ -9,7 +9,7 @@ from torch import nn
 from hybrid.links import run_threads
 from hybrid.solvers.block import Block
 from hybrid.solvers.sync.all_reduce import AllReduce
-from hybrid.solvers.sync.hpsgd import HPSGD
+from hybrid_hpsgd import HPSGD
 from tests.solvers.sync.least_squares import (
     DECAY,
     DECAYING,
