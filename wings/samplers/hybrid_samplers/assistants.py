@@ -1,6 +1,7 @@
 """Assistants: small modules from the inputs and targets of samples to one logit a sample."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from math import sqrt
 from typing import Annotated, Any, Literal
 
@@ -96,7 +97,7 @@ class Assistant:
     ) -> None:
         self.name, self.seed, self.steps = name, seed, 0
         make = Logistic if name == LOGISTIC else load_object(name, "sampler.assistant=")
-        with Drawing((seed, NUMBER)), torch.no_grad():
+        with self._draws(), torch.no_grad():
             self.module: nn.Module = self._of_user(lambda: make(*sample), nn.Module)
             self.module.eval()
             self.logits(*sample)  # which gives lazy modules their shapes
@@ -110,6 +111,11 @@ class Assistant:
         ]
         cls = torch.optim.SGD if optimizer == "sgd" else torch.optim.AdamW
         self.optimizer: torch.optim.Optimizer = cls(groups, lr=lr)
+
+    def _draws(self, *key: int) -> AbstractContextManager[Any]:
+        """Make random numbers a function of the seed and a key; a logistic model draws none."""
+        logistic = self.name == LOGISTIC
+        return nullcontext() if logistic else Drawing((self.seed, NUMBER, *key))
 
     def _of_user(self, code: Callable[[], Any], wanted: type) -> Any:
         """What a user's code gives; ValueError, on one line, if that is not what is wanted."""
@@ -139,7 +145,7 @@ class Assistant:
 
     def predict(self, inputs: Any, targets: Any) -> Tensor:
         """The probability of each sample that it is worth a pass, (N,), float64."""
-        with torch.no_grad(), Drawing((self.seed, NUMBER, 0, self.steps)):
+        with torch.no_grad(), self._draws(0, self.steps):
             return self.logits(inputs, targets).double().sigmoid()
 
     def learn(self, inputs: Any, targets: Any, worth: Tensor) -> None:
@@ -147,7 +153,7 @@ class Assistant:
         self.steps += 1
         self.module.train()
         self.optimizer.zero_grad()
-        with torch.enable_grad(), Drawing((self.seed, NUMBER, 1, self.steps)):
+        with torch.enable_grad(), self._draws(1, self.steps):
             logits = self.logits(inputs, targets)
             loss = nn.functional.binary_cross_entropy_with_logits(logits, worth.to(logits.dtype))
             self._of_user(lambda: (loss.backward(), loss)[1], Tensor)

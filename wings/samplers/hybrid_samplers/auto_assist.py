@@ -82,10 +82,13 @@ class Assisted(Accepting):
         return self.gamma + (1 - self.gamma) * a
 
     def _samples(self, ids: Tensor) -> tuple[Any, Any]:
-        """Inputs and targets as the network and the loss get them, on the CPU."""
-        data, epoch = self.data, max(0, self._epoch)
-        x = data.batch(ids, self.seed, epoch, augment=False)
-        return _whole(x, data.inputs), _whole(data.targets(ids, self.seed, epoch), data.answers)
+        """Inputs and targets as the network and the loss get them, on the CPU.
+
+        What a data set draws for targets is that of epoch 0, as for inputs: it is read once.
+        """
+        data = self.data
+        x = data.batch(ids, self.seed, 0, augment=False)
+        return _whole(x, data.inputs), _whole(data.targets(ids, self.seed, 0), data.answers)
 
     def learn(self, ids: Tensor, losses: Tensor) -> None:
         self._sums *= DECAY
