@@ -65,15 +65,15 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 37_940
+CORE = 37_470
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 254, 37_260, 8_670
+CORE_FILES, TESTS, BENCHMARKS = 251, 38_100, 9_440
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
-    "hybrid": 790,
+    "hybrid": 780,
     "hybrid/bench": 2_510,
     "hybrid/cli": 1_000,
-    "hybrid/data": 2_540,
+    "hybrid/data": 2_270,
     "hybrid/doctor": 280,
     "hybrid/folder": 1_450,
     "hybrid/links": 2_450,
@@ -85,7 +85,7 @@ ROOMS = {
     "hybrid/rounds": 1_210,
     "hybrid/settings": 1_490,
     "hybrid/training": 3_240,
-    "solvers": 2_780,
+    "solvers": 2_790,
     "solvers/checks": 460,
     "solvers/codecs": 280,
     "solvers/delayed": 350,
@@ -97,8 +97,8 @@ ROOMS = {
     "solvers/local_work": 550,
     "solvers/numerics": 1_250,
     "solvers/optimizers": 330,
-    "solvers/splitting": 860,
-    "solvers/sync": 1_280,
+    "solvers/splitting": 840,
+    "solvers/sync": 1_090,
 }
 """Lines of each room, as `.ci/house.py` counts them."""
 
