@@ -67,7 +67,7 @@ FLOORS = (
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
 CORE = 37_470
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
-CORE_FILES, TESTS, BENCHMARKS = 251, 38_100, 9_440
+CORE_FILES, TESTS, BENCHMARKS = 251, 38_100, 9_470
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
 ROOMS = {
     "hybrid": 780,

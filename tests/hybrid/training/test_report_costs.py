@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from trainings import digits, trained_weights, trainer
 
-from hybrid.data.samplers import SelectiveBackprop
 from hybrid.links.base import RankLinks
 from hybrid.solvers import AugmentedLagrangian, Backprop
 from hybrid.training.run import Run
+from hybrid_samplers import SelectiveBackprop
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from trainings import assert_same, digits, interrupted, lines, trained_weights, 
 from unit_steps import trained as by_units
 
 from hybrid import split
-from hybrid.data.samplers import SelectiveBackprop
 from hybrid.links import run_virtual
 from hybrid.method.memory import saved_bytes
 from hybrid.networks import models
@@ -28,6 +27,7 @@ from hybrid.solvers.base import Setup
 from hybrid_messages import AMPNet
 from hybrid_messages.chain import draw_path
 from hybrid_messages.units import Nodes
+from hybrid_samplers import SelectiveBackprop
 from tests import test_settings_act as act
 from tests.solvers import test_every_solver as every
 
