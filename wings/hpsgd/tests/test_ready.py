@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import pytest
 import torch
 from hpsgd_program import fast_link
 from hypothesis import example, given, settings
@@ -151,6 +152,7 @@ def test_every_gradient_counts_once_also_in_a_resumed_run_where_some_have_taken_
     assert run_threads(1, program, replicas=2) == [(True, -12.0), (False, -12.0)]
 
 
+@pytest.mark.slow
 def test_over_a_fast_link_a_sum_is_taken_sooner_than_after_the_lag(world):
     """Steps from sending a sum to taking it, of rounds of 8; MPI may need to be asked again."""
     assert run_threads(1, fast_link, replicas=2) == [[1] * 5] * 2

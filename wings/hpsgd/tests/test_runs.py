@@ -87,6 +87,7 @@ def test_what_it_cannot_do_is_refused(solver, settings, reason, few):
     assert reason in refused(trainer(solver, replicas=2, model="plain", **settings), few)
 
 
+@pytest.mark.slow
 def test_a_plan_cannot_tell_when_sums_arrive(hybrid):
     words = ("--replicas", 2, "--blocks", 1, "--model", "resnet8", "--set", "sync.name=hpsgd")
     status, _, err = hybrid("plan", *words, "--set", "sync.commit=ready")

@@ -27,9 +27,8 @@ def undisturbed(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed else ()) for seed in range(20)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
 def test_a_killed_run_goes_on_to_the_bits_of_an_undisturbed_one(seed, undisturbed, tmp_path):
     """Processes start: one, or with every second seed three ranks, of which one or mpirun dies."""
     draw, out = Random(seed), tmp_path / "run"

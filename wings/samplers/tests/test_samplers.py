@@ -72,6 +72,7 @@ def test_what_accepts_every_sample_is_uniform(sampler, few):
     assert_same(every.train(few, Backprop(), sampler=sampler, blocks=1), expected)
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_same_under_mpirun(world, tmp_path, few):
     """Processes take seconds to start."""
     out = tmp_path / "run"
