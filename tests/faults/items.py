@@ -33,7 +33,7 @@ class Items:
         return len(self.labels)
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        if MINE == "hanging item" and self.noise and i == FAULT["item"]:  # a training's
+        if MINE == "hanging item" and i == FAULT["item"]:
             sleep(1000)
         if MINE == "other items":
             i = (i + 1) % len(self.labels)
