@@ -142,3 +142,17 @@ def load_object(name: str, flag: str) -> Any:
             raise ValueError(f"{flag}{name}: {module} has no {attribute}{hint}")
         value = getattr(value, part)
     return value
+
+
+def made_by_user(what: str, code: Callable[[], Any], wanted: type) -> Any:
+    """What a user's code gives; ValueError, on one line, if it fails or gives anything else."""
+    try:
+        made = code()
+    except Exception as error:  # whatever a user's code raises
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{what} failed: {why}") from None
+    if not isinstance(made, wanted):
+        raise ValueError(
+            f"{what} gave a {type(made).__name__}, not a torch {wanted.__name__}: return one"
+        )
+    return made

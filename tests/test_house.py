@@ -65,7 +65,7 @@ FLOORS = (
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
-CORE = 37_470
+CORE = 37_480
 """Lines of hybrid/ and solvers/: a change that needs more raises it in its commit, and says why."""
 CORE_FILES, TESTS, BENCHMARKS = 251, 38_100, 9_470
 """Files of the core, and lines of tests and of docs/benchmarks/*.py; raised likewise."""
@@ -85,7 +85,7 @@ ROOMS = {
     "hybrid/rounds": 1_210,
     "hybrid/settings": 1_490,
     "hybrid/training": 3_240,
-    "solvers": 2_790,
+    "solvers": 2_800,
     "solvers/checks": 460,
     "solvers/codecs": 280,
     "solvers/delayed": 350,
@@ -93,7 +93,7 @@ ROOMS = {
     "solvers/exact": 200,
     "solvers/kernels": 360,
     "solvers/layers": 620,
-    "solvers/local": 390,
+    "solvers/local": 380,
     "solvers/local_work": 550,
     "solvers/numerics": 1_250,
     "solvers/optimizers": 330,

@@ -1,7 +1,6 @@
 """Auxiliary heads: small networks that give a block inside the network a local loss."""
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torch.nn.parameter import is_lazy
 from hybrid.solvers.acting import Allowed
 from hybrid.solvers.base import Shape
 from hybrid.solvers.block import Block
-from hybrid.solvers.named import is_reference, load_object
+from hybrid.solvers.named import is_reference, load_object, made_by_user
 from hybrid.solvers.numerics.draws import Drawing, Key
 from hybrid.solvers.numerics.optimizer_state import (
     clone_optimizer,
@@ -107,7 +106,11 @@ class Head:
         with Drawing((seed, NUMBER, block.index)):
             if is_reference(kind):
                 function = load_object(kind, "solver.head=")
-                self.module = self._given(kind, block, lambda: function(block.index, shape, output))
+                self.module = made_by_user(
+                    f"solver.head={kind} of block {block.index}",
+                    lambda: function(block.index, shape, output),
+                    nn.Module,
+                )
             else:
                 tokens = len(shape) == 2 and not convolves(block.module)
                 self.module = Pooled(kind, shape, output, tokens)
@@ -117,27 +120,13 @@ class Head:
         self.optimizer = _optimizer_like(block.optimizers["exact"], self.module)
         block.companions["local"] = self.optimizer
 
-    @staticmethod
-    def _given(kind: str, block: Block, code: Callable[[], Any], wanted: Any = nn.Module) -> Any:
-        """What a user's code gives; ValueError, on one line, if that is not what is wanted."""
-        try:
-            made = code()
-        except Exception as error:  # whatever a user's code raises
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"solver.head={kind} of block {block.index} failed: {why}") from None
-        if not isinstance(made, wanted):
-            raise ValueError(
-                f"solver.head={kind} gave a {type(made).__name__} for block {block.index}, not a "
-                f"torch.{'nn.Module' if wanted is nn.Module else 'Tensor'}: return one"
-            )
-        return made
-
     def _try(self, kind: str, block: Block) -> None:
         """ValueError unless the head makes the network's output; sees whether it draws numbers."""
         x = torch.zeros(2, *self.shape, device=block.device, dtype=block.formats[-1])
         buffers = [(b, b.clone()) for b in self.module.buffers() if not is_lazy(b)]
         with torch.no_grad(), block.numbers(), Drawing((self.seed,)) as drawing:
-            out = self._given(kind, block, lambda: self.module(x), Tensor)
+            what = f"solver.head={kind} of block {block.index}"
+            out = made_by_user(what, lambda: self.module(x), Tensor)
         for buffer, before in buffers:
             buffer.copy_(before)
         self.draws = drawing.drew

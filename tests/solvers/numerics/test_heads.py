@@ -52,7 +52,7 @@ def test_of_tokens_the_mean_of_their_outputs_is_taken_or_each_has_its_own():
     ("name", "fault"),
     [
         ("flat", "makes an output of shape (144,), and the network one of (10,)"),
-        ("function", "gave a method_descriptor for block 0, not a torch.nn.Module"),
+        ("function", "of block 0 gave a method_descriptor, not a torch Module"),
         ("failing", "of block 0 failed: IndexError: tuple index out of range"),
         ("unlike", "of block 0 failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
         ("flatt", "user_heads has no flatt; did you mean 'flat'?"),

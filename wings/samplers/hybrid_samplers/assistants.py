@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from hybrid.data.samplers.base import check_tensor
 from hybrid.solvers.acting import Allowed
-from hybrid.solvers.named import is_reference, load_object
+from hybrid.solvers.named import is_reference, load_object, made_by_user
 from hybrid.solvers.numerics.draws import Drawing
 from hybrid.solvers.numerics.optimizer_state import (
     from_tensors,
@@ -119,18 +119,7 @@ class Assistant:
 
     def _of_user(self, code: Callable[[], Any], wanted: type) -> Any:
         """What a user's code gives; ValueError, on one line, if that is not what is wanted."""
-        try:
-            made = code()
-        except Exception as error:  # whatever a user's code raises
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"sampler.assistant={self.name} failed: {why}") from None
-        if not isinstance(made, wanted):
-            kind = "torch.nn.Module" if wanted is nn.Module else "torch.Tensor"
-            raise ValueError(
-                f"sampler.assistant={self.name} gave a {type(made).__name__}, not a {kind}: "
-                "return one"
-            )
-        return made
+        return made_by_user(f"sampler.assistant={self.name}", code, wanted)
 
     def logits(self, inputs: Any, targets: Any) -> Tensor:
         """One logit a sample, (N,)."""

@@ -109,9 +109,9 @@ def test_a_users_module_depends_on_the_seed_alone_and_goes_on_from_its_state():
     [
         ("columns", r"gives \(2, 1\) of torch.float32 for 2 samples: it must be a real number"),
         ("whole_numbers", r"gives \(2,\) of torch.int64 for 2 samples"),
-        ("numbers", "gave a float, not a torch.Tensor: return one"),
+        ("numbers", "gave a float, not a torch Tensor: return one"),
         ("broken", "failed: RuntimeError: no assistant"),
-        ("nothing", "gave a NoneType, not a torch.nn.Module: return one"),
+        ("nothing", "gave a NoneType, not a torch Module: return one"),
         ("frozen", "has no parameter to train: give it one"),
         ("narow", "has no narow; did you mean 'narrow'"),
     ],
