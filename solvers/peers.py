@@ -143,7 +143,7 @@ class Sync(ABC):
         """Take the gradients of some weights, and begin their sum for a step on those alone.
 
         Calling the result waits for the sum and leaves it in their place, where the next step finds
-        it. An exact strategy has this for methods that step unit by unit.
+        it. Methods that step unit by unit reject a strategy without it.
         """
         raise NotImplementedError
 

@@ -19,6 +19,7 @@ from hybrid.solvers.local_work.budget import LocalBudget
 from hybrid.solvers.micro_batches import MicroBatch, split_into_micro_batches
 from hybrid.solvers.numerics.buffers import frozen_statistics
 from hybrid.solvers.numerics.weights import trained_bytes
+from hybrid.solvers.peers import Sync
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window
 from hybrid_messages.by_unit.timetable import MOST_SLOTS, Timetable, UnitPass
@@ -99,7 +100,10 @@ class PDASGD(Delayed):
         *BY_UNITS,
         Needs(
             "replicas sum every gradient in float32 (sync.name=all-reduce, sync.messages=float32)",
-            lambda run: run.sync.exact and getattr(run.sync, "messages", "float32") == "float32",
+            lambda run: (
+                run.sync.program.begin_sum is not Sync.begin_sum
+                and getattr(run.sync, "messages", "float32") == "float32"
+            ),
             "leave [sync] out, or choose another solver",
         ),
     )
